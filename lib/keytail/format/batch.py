@@ -1,0 +1,66 @@
+"""Record batch v2: the one declaration of its header and of the table that strides carry.
+
+The layout, its rules and worked bytes stand in BATCH.md beside this file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# The 61 bytes in front of every v2 batch, exactly as on disk (BATCH.md, "Header").
+BATCH_HEADER = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("batch_length", ">i4"),  # bytes after this field
+        ("partition_leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),  # CRC-32C from `attributes` to the end of the batch
+        ("attributes", ">i2"),
+        ("last_offset_delta", ">i4"),
+        ("base_timestamp", ">i8"),
+        ("max_timestamp", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("record_count", ">i4"),
+    ]
+)
+HEADER_BYTES = BATCH_HEADER.itemsize
+LENGTH_PREFIX_BYTES = 12  # base_offset and batch_length, which batch_length does not count
+CRC_START = 21
+MIN_RECORD_OVERHEAD_BYTES = 14  # the smallest `batch_length` a reader accepts, of any magic
+assert HEADER_BYTES == 61
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+DELETE_HORIZON = 0x40
+
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+NO_CONTROL_TYPE = -1
+
+# One row a batch, in native byte order: what every step works on (design of `log/stride.py`).
+BATCH_TABLE = np.dtype(
+    [
+        ("position", "i8"),  # byte position of the batch in its segment file
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("base_timestamp_ms", "i8"),  # the delete horizon when that attribute bit is set
+        ("max_timestamp_ms", "i8"),
+        ("producer_id", "i8"),
+        ("size_bytes", "i4"),  # the whole batch, length prefix included
+        ("crc", "u4"),
+        ("leader_epoch", "i4"),
+        ("base_sequence", "i4"),
+        ("record_count", "i4"),
+        ("coordinator_epoch", "i4"),  # of a transaction marker's first record; -1 elsewhere
+        ("attributes", "i2"),
+        ("producer_epoch", "i2"),
+        ("control_type", "i2"),  # of a control batch's first record; -1 elsewhere
+        ("magic", "i1"),
+    ],
+    align=True,
+)
