@@ -1,0 +1,388 @@
+"""What to clean: which offsets, whether it is worth it, which segments become one, and what forbids it.
+
+Everything here is a function of values (time is an argument, no file is touched) and follows Kafka 4.3's
+LogCleanerManager, LogToClean and Cleaner.groupSegmentsBySize. Listing the files and asking the user are left
+to others.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from keytail.format.producers import ProducerEntry
+    from keytail.log.partition import PartitionFacts, SegmentFacts
+
+MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
+MAX_SEGMENT_FILE_BYTES = 2**31 - 1  # a broker refuses to open a larger `.log`
+INDEX_ENTRY_BYTES = 8
+TIME_INDEX_ENTRY_BYTES = 12
+CLOCK_TOLERANCE_MS = 3_600_000
+
+HighWatermarkSource = Literal["checkpoint", "log-end"]
+Limit = Literal[
+    "active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"
+]
+Status = Literal["would-compact", "clean", "skipped", "refused"]
+
+
+@dataclass(frozen=True)
+class CompactionConfig:
+    """The configuration that compaction of one partition obeys, by Kafka's names with dots as underscores.
+
+    `segment_bytes` is `internal.segment.bytes` where that is set. The defaults are Kafka's.
+    """
+
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    segment_bytes: int = 1_073_741_824
+    segment_index_bytes: int = 10_485_760
+    segment_ms: int = 604_800_000
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1_048_588
+    delete_retention_ms: int = 86_400_000
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    min_cleanable_dirty_ratio: float = 0.5
+    producer_id_expiration_ms: int = 86_400_000
+    remote_storage_enable: bool = False
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> CompactionConfig:
+        """From values by Kafka's topic config names (`config/keys.py`); a missing name keeps its default."""
+        given = {name.replace(".", "_"): value for name, value in values.items()}
+        fields = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
+        if "cleanup_policy" in fields:
+            fields["cleanup_policy"] = frozenset(fields["cleanup_policy"])
+        if given.get("internal_segment_bytes") is not None:
+            fields["segment_bytes"] = given["internal_segment_bytes"]
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The section of one partition that a round would clean, and whether a round is due.
+
+    `limit` names what ends the section; `blocker` says with numbers why no round is due, empty when one is.
+    `rewrite_checkpoint`: the checkpoint lies outside the log and is set right even when no round runs.
+    """
+
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    total_bytes: int
+    dirty_ratio: float
+    must_compact_now: bool
+    rewrite_checkpoint: bool
+    eligible: bool
+    blocker: str
+    limit: Limit = "active segment"
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is left to clean but the active segment, which never is."""
+        return self.cleanable_bytes == 0 and self.limit == "active segment"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one partition: its status in a plan, the reason, and the section where there is one."""
+
+    status: Status
+    error: str
+    selection: Selection | None
+
+
+def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
+    """Index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
+
+    Equal offsets give an empty range, even inside a segment; with no base at or below `from_offset` the range
+    starts at the first segment. As Kafka's LogSegments.values.
+    """
+    if to_offset < from_offset:
+        raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
+    bases = [segment.base_offset for segment in segments]
+    end = bisect_left(bases, to_offset)
+    if from_offset == to_offset:
+        return end, end
+    return max(bisect_right(bases, from_offset) - 1, 0), end
+
+
+def group_segments(
+    segments: Sequence[SegmentFacts],
+    end_offset: int,
+    first_uncleanable_offset: int,
+    segment_bytes: int,
+    segment_index_bytes: int,
+) -> tuple[tuple[int, int], ...]:
+    """Index ranges [a, b) of the segments that become one, over all segments based below `end_offset`.
+
+    Greedy and ascending, by sizes before cleaning, as Kafka's Cleaner.groupSegmentsBySize: all sums may equal
+    their limits, and a segment of 0 bytes joins whatever the span of offsets.
+    """
+    _, end = segments_between(segments, 0, end_offset)
+    groups = []
+    start = 0
+    while start < end:
+        stop = start + 1
+        log, index, time_index = _sizes(segments[start])
+        while stop < end:
+            more_log, more_index, more_time_index = _sizes(segments[stop])
+            log, index, time_index = log + more_log, index + more_index, time_index + more_time_index
+            next_base = segments[stop + 1].base_offset if stop + 1 < end else first_uncleanable_offset
+            fits_span = more_log == 0 or next_base - 1 - segments[start].base_offset <= MAX_OFFSET_SPAN
+            fits_indexes = index <= segment_index_bytes and time_index <= segment_index_bytes
+            if not (log <= segment_bytes and fits_indexes and fits_span):
+                break
+            stop += 1
+        groups.append((start, stop))
+        start = stop
+    return tuple(groups)
+
+
+def _sizes(segment: SegmentFacts) -> tuple[int, int, int]:
+    """Bytes of log, offset index and time index, the indexes in whole entries, as a broker counts them."""
+    index = segment.index_bytes or 0
+    time_index = segment.time_index_bytes or 0
+    return (
+        segment.log_bytes,
+        index - index % INDEX_ENTRY_BYTES,
+        time_index - time_index % TIME_INDEX_ENTRY_BYTES,
+    )
+
+
+def select(
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    now_ms: int,
+    *,
+    force: bool = False,
+    from_log_start: bool = False,
+    high_watermark: HighWatermarkSource = "checkpoint",
+    first_unstable_offset: int | None = None,
+) -> Selection:
+    """The section that a round at `now_ms` would clean, and whether one is due.
+
+    `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without
+    a checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed
+    one is always believed). `first_unstable_offset`: where the first undecided transaction begins.
+    """
+    if not facts.segments:
+        blocker = "the partition has no segments"
+        start = facts.log_start_offset
+        return Selection(start, start, 0, 0, 0, 0.0, False, False, False, blocker)
+    first_dirty, rewrite_checkpoint = _first_dirty(facts, from_log_start)
+    first_uncleanable, limit, why = _first_uncleanable(
+        facts,
+        config,
+        now_ms,
+        first_dirty,
+        high_watermark=high_watermark,
+        first_unstable_offset=first_unstable_offset,
+    )
+
+    clean_bytes = sum(s.log_bytes for s in facts.segments if s.base_offset < first_dirty)
+    a, b = segments_between(facts.segments, min(first_dirty, first_uncleanable), first_uncleanable)
+    cleanable_bytes = sum(s.log_bytes for s in facts.segments[a:b])
+    total_bytes = clean_bytes + cleanable_bytes
+    ratio = cleanable_bytes / total_bytes if total_bytes else 0.0
+    overdue = _is_overdue(facts.segments, first_dirty, config.max_compaction_lag_ms, now_ms)
+
+    if "compact" not in config.cleanup_policy:
+        blocker = f"cleanup.policy is [{','.join(sorted(config.cleanup_policy))}], without compact"
+    elif total_bytes == 0:
+        blocker = f"no bytes below offset {first_uncleanable}: {why}"
+    elif cleanable_bytes == 0:
+        blocker = f"nothing to clean from first dirty offset {first_dirty} on: {why}"
+    elif force or overdue or ratio > config.min_cleanable_dirty_ratio:
+        blocker = ""
+    else:
+        minimum = config.min_cleanable_dirty_ratio
+        blocker = f"dirty ratio {ratio:.4g} is not above min.cleanable.dirty.ratio {minimum:g}"
+    return Selection(
+        first_dirty_offset=first_dirty,
+        first_uncleanable_offset=first_uncleanable,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        total_bytes=total_bytes,
+        dirty_ratio=ratio,
+        must_compact_now=overdue,
+        rewrite_checkpoint=rewrite_checkpoint,
+        eligible=not blocker,
+        blocker=blocker,
+        limit=limit,
+    )
+
+
+def _first_dirty(facts: PartitionFacts, from_log_start: bool) -> tuple[int, bool]:
+    """The offset to clean from, and whether the checkpoint lies outside the log and is to be rewritten."""
+    checkpoint = facts.cleaner_checkpoint
+    if checkpoint is None:
+        return facts.log_start_offset, False
+    outside = checkpoint < facts.log_start_offset or checkpoint > facts.log_end_offset
+    return (facts.log_start_offset if outside or from_log_start else checkpoint), outside
+
+
+def _first_uncleanable(
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    now_ms: int,
+    first_dirty: int,
+    *,
+    high_watermark: HighWatermarkSource,
+    first_unstable_offset: int | None,
+) -> tuple[int, Limit, str]:
+    """The segment base where cleaning ends, the rule that says so, and that rule in words with its numbers.
+
+    Of rules that end it at the same segment the active segment is named first: waiting does not lift it.
+    """
+    active_base = facts.segments[-1].base_offset
+    start, end = facts.log_start_offset, facts.log_end_offset
+    bounds: list[tuple[int, Limit, str]] = [
+        (active_base, "active segment", f"the active segment starts at offset {active_base}")
+    ]
+    recorded = end if high_watermark == "log-end" else None
+    if facts.high_watermark is not None:
+        recorded = min(max(facts.high_watermark, start), end)
+    if recorded is None:
+        bounds.append((start, "high watermark", "the partition has no high watermark"))
+    else:
+        bounds.append((recorded, "high watermark", f"the high watermark is {recorded}"))
+    if first_unstable_offset is not None:
+        unstable = max(first_unstable_offset, start)
+        bounds.append((unstable, "open transaction", f"an open transaction starts at offset {unstable}"))
+    if not facts.clean_shutdown:
+        point = facts.recovery_point
+        bounds.append((point, "recovery point", f"the recovery point after an unclean shutdown is {point}"))
+    if config.min_compaction_lag_ms > 0:
+        a, b = _inactive_from(facts.segments, first_dirty)
+        for segment in facts.segments[a:b]:
+            age_ms = now_ms - segment.largest_timestamp_ms
+            if age_ms < config.min_compaction_lag_ms:
+                why = (
+                    f"the segment at offset {segment.base_offset} is {age_ms} ms old, "
+                    f"younger than min.compaction.lag.ms {config.min_compaction_lag_ms}"
+                )
+                bounds.append((segment.base_offset, "min.compaction.lag.ms", why))
+                break
+    rounded = [(_round_down(facts.segments, max(at, first_dirty)), limit, why) for at, limit, why in bounds]
+    return min(rounded, key=lambda bound: bound[0])
+
+
+def _inactive_from(segments: Sequence[SegmentFacts], from_offset: int) -> tuple[int, int]:
+    """Index range of the inactive segments from the one that contains `from_offset` on."""
+    active_base = segments[-1].base_offset
+    return segments_between(segments, min(from_offset, active_base), active_base)
+
+
+def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
+    """Base of the inactive segment that contains `offset`; the active one's where there is none."""
+    a, b = _inactive_from(segments, offset)
+    return segments[a].base_offset if a < b else segments[-1].base_offset
+
+
+def _is_overdue(
+    segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int
+) -> bool:
+    """Whether a dirty inactive segment's first batch is past the maximum lag; times 0 and -1 do not count."""
+    a, b = _inactive_from(segments, first_dirty)
+    cut_ms = now_ms - max(max_compaction_lag_ms, 0)
+    return any(0 < segment.first_batch_timestamp_ms < cut_ms for segment in segments[a:b])
+
+
+def refusals(
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    topic_overrides_known: bool,
+    now_ms: int,
+    *,
+    high_watermark: HighWatermarkSource = "checkpoint",
+    producers: Iterable[ProducerEntry] = (),
+    unsafe_clock: bool = False,
+) -> list[str]:
+    """Why records of this partition must not be removed, each with what to do; empty if nothing forbids it.
+
+    `producers` is the newest producer snapshot. A policy without `compact` is no reason: that is a skip.
+    """
+    reasons = list(facts.problems)
+    if not topic_overrides_known:
+        reasons.append(
+            f"topic config unknown: give --topic-config {facts.topic}:key=value or --topics-have-no-overrides"
+        )
+    if facts.high_watermark is None and high_watermark == "checkpoint":
+        reasons.append(
+            "no high watermark: replication-offset-checkpoint has no entry for the partition; give "
+            "--high-watermark log-end if this copy never rejoins a cluster or all replicas were stopped"
+        )
+    if config.remote_storage_enable:
+        reasons.append(
+            "tiered topic: remote.storage.enable is true, and segments in remote storage are not seen"
+        )
+    if facts.log_end_offset < facts.log_start_offset:
+        reasons.append(
+            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+            "a broker that starts here deletes the whole log"
+        )
+    for segment in facts.segments:
+        if segment.log_bytes > MAX_SEGMENT_FILE_BYTES:
+            reasons.append(
+                f"the segment at offset {segment.base_offset} has {segment.log_bytes} bytes; "
+                f"a broker opens at most {MAX_SEGMENT_FILE_BYTES}"
+            )
+    newest_ms = max((s.log_mtime_ns // 1_000_000 for s in facts.segments), default=now_ms)
+    if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
+        reasons.append(
+            f"the clock ({now_ms} ms) is {newest_ms - now_ms} ms older than the newest segment "
+            f"(modified at {newest_ms} ms): set the clock right"
+        )
+    reasons += [_open_transaction(p, now_ms) for p in producers if p.current_txn_first_offset >= 0]
+    return reasons
+
+
+def _open_transaction(producer: ProducerEntry, now_ms: int) -> str:
+    return (
+        f"open transaction of producer id {producer.producer_id}, epoch {producer.epoch}, "
+        f"first offset {producer.current_txn_first_offset}, age {now_ms - producer.timestamp_ms} ms"
+    )
+
+
+def decide(
+    facts: PartitionFacts,
+    config: CompactionConfig,
+    topic_overrides_known: bool,
+    now_ms: int,
+    *,
+    force: bool = False,
+    from_log_start: bool = False,
+    high_watermark: HighWatermarkSource = "checkpoint",
+    producers: Iterable[ProducerEntry] = (),
+    unsafe_clock: bool = False,
+) -> Decision:
+    """The partition's status in a plan: a known policy without `compact` is skipped, then refusals count."""
+    reasons = refusals(
+        facts,
+        config,
+        topic_overrides_known,
+        now_ms,
+        high_watermark=high_watermark,
+        producers=producers,
+        unsafe_clock=unsafe_clock,
+    )
+    skipped = topic_overrides_known and "compact" not in config.cleanup_policy
+    if reasons and not skipped:
+        return Decision("refused", "; ".join(reasons), None)
+    selection = select(
+        facts,
+        config,
+        now_ms,
+        force=force,
+        from_log_start=from_log_start,
+        high_watermark=high_watermark,
+    )
+    if selection.eligible:
+        return Decision("would-compact", "", selection)
+    status: Status = "clean" if selection.is_clean and not skipped else "skipped"
+    return Decision(status, selection.blocker, selection)
