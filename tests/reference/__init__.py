@@ -1,0 +1,1 @@
+"""Dull twins: plain Python that does slowly what the kernels and codecs do fast."""
