@@ -1,0 +1,209 @@
+"""CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or Numba fallbacks.
+
+Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The
+wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python binding before
+a kernel may name it, and where one is missing or differs the fallback of `fallback.py` stands in for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+import crc32c as _crc32c_wheel
+import llvmlite.binding as llvm
+import numba
+import xxhash as _xxhash_wheel
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import TypingError
+from numba.extending import intrinsic, overload
+
+from keytail.kernels import fallback
+
+# Compiled code, also when it comes from the cache, names these; each process binds them to the wheels' functions
+# below. So no address is baked into cached code, and no other library's symbol of the same name is picked up.
+_CRC_SYMBOL = "keytail_crc32c"
+_HASH_SYMBOL = "keytail_xxh3_128"
+
+_CRC_CHECK = (b"", b"1", b"123456789", bytes(range(256)) * 40)
+_HASH_CHECK = (*(bytes(range(n)) for n in (0, 1, 3, 4, 8, 9, 16, 17, 128, 129, 240)), bytes(range(256)) * 17)
+_SEEDS = (0, 1, 0x9E3779B97F4A7C15)
+
+
+class _Hash128(ctypes.Structure):
+    _fields_ = (("low", ctypes.c_uint64), ("high", ctypes.c_uint64))
+
+
+def _library(wheel, module_name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(getattr(wheel, module_name).__file__)
+    except (AttributeError, OSError):
+        return None
+
+
+def _native_crc() -> tuple[str, int] | None:
+    """Name and address of the wheel's fastest CRC function that agrees with the wheel's Python binding."""
+    library = _library(_crc32c_wheel, "_crc32c")
+    if library is None:
+        return None
+    candidates = ["_crc32c_sw_slicing_by_8"]
+    try:
+        if library._crc32c_intel_probe():
+            library.crc32c_init_hw_adler()
+            candidates.insert(0, "_crc32c_hw_adler")
+    except AttributeError:  # a build without the Intel functions
+        pass
+    for name in candidates:
+        function = getattr(library, name, None)
+        if function is None:
+            continue
+        function.restype = ctypes.c_uint32
+        function.argtypes = (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t)
+        if all(function(0xFFFFFFFF, b, len(b)) ^ 0xFFFFFFFF == _crc32c_wheel.crc32c(b) for b in _CRC_CHECK):
+            address = ctypes.cast(function, ctypes.c_void_p).value
+            if address:
+                return name, address
+    return None
+
+
+def _native_hash() -> tuple[str, int] | None:
+    """Name and address of the wheel's seeded XXH3-128, if it agrees with the wheel's Python binding."""
+    # Two words returned in registers, as declared below, is the C calling convention of these two only.
+    if platform.machine().lower() not in {"x86_64", "amd64", "aarch64", "arm64"} or os.name != "posix":
+        return None
+    name = "XXH3_128bits_withSeed"
+    function = getattr(_library(_xxhash_wheel, "_xxhash"), name, None)
+    if function is None:
+        return None
+    function.restype = _Hash128
+    function.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64)
+    for seed in _SEEDS:
+        for data in _HASH_CHECK:
+            result = function(data, len(data), seed)
+            if (result.high << 64 | result.low) != _xxhash_wheel.xxh3_128_intdigest(data, seed):
+                return None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return (name, address) if address else None
+
+
+def _choose() -> tuple[str | None, str | None]:
+    if os.environ.get("KEYTAIL_NATIVE", "1") == "0" or numba.config.DISABLE_JIT:
+        return None, None
+    chosen: list[str | None] = []
+    for symbol, found in ((_CRC_SYMBOL, _native_crc()), (_HASH_SYMBOL, _native_hash())):
+        if found is not None:
+            llvm.add_symbol(symbol, found[1])
+        # A symbol that compiled code names and the linker does not find ends the process: look it up here first.
+        chosen.append(found[0] if found is not None and llvm.address_of_symbol(symbol) else None)
+    return chosen[0], chosen[1]
+
+
+CRC_FUNCTION, HASH_FUNCTION = _choose()
+NATIVE = CRC_FUNCTION is not None and HASH_FUNCTION is not None
+HASH_NAME = "xxh3-128" if HASH_FUNCTION is not None else fallback.HASH_NAME
+# What tells compiled code with one choice from compiled code with another (part of the cache's name).
+CHOICE = f"crc={'native' if CRC_FUNCTION else 'fallback'} hash={'native' if HASH_FUNCTION else 'fallback'}"
+
+_BYTE = ir.IntType(8)
+_WORD = ir.IntType(64)
+
+
+def _require_bytes(array: types.Type) -> None:
+    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.uint8):
+        raise TypingError(f"a contiguous uint8 array is needed, not {array}")
+
+
+def _pointer(context, builder, array_type, array, index) -> ir.Value:
+    """Address of element `index`, without a bounds check and without wrapping negative numbers."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [index]), cgutils.voidptr_t)
+
+
+@intrinsic
+def _call_crc(typingctx, array, start, n):
+    _require_bytes(array)
+
+    def codegen(context, builder, signature, args):
+        function_type = ir.FunctionType(ir.IntType(32), [ir.IntType(32), cgutils.voidptr_t, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, function_type, _CRC_SYMBOL)
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        raw = builder.call(function, [ir.Constant(ir.IntType(32), 0xFFFFFFFF), pointer, args[2]])
+        return builder.xor(raw, ir.Constant(ir.IntType(32), 0xFFFFFFFF))
+
+    return types.uint32(array, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _call_hash(typingctx, array, start, n, seed):
+    _require_bytes(array)
+    pair = types.UniTuple(types.uint64, 2)
+
+    def codegen(context, builder, signature, args):
+        words = ir.LiteralStructType([_WORD, _WORD])
+        function_type = ir.FunctionType(words, [cgutils.voidptr_t, _WORD, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, function_type, _HASH_SYMBOL)
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        result = builder.call(function, [pointer, args[2], args[3]])
+        halves = [builder.extract_value(result, 0), builder.extract_value(result, 1)]
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    return pair(array, types.int64, types.int64, types.uint64), codegen
+
+
+@intrinsic
+def _call_prefetch(typingctx, array, index):
+    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"):
+        raise TypingError(f"a contiguous one-dimensional array is needed, not {array}")
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+        # For reading, worth keeping in every level of cache, data rather than instructions.
+        builder.call(function, [pointer, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64), codegen
+
+
+def crc32c(array, start, n):
+    """CRC-32C (as stored in a batch header) of `array[start:start + n]`; `array` is contiguous uint8."""
+    return _crc32c_wheel.crc32c(memoryview(array)[start : start + n])
+
+
+def xxh3_128(array, start, n, seed):
+    """128-bit hash `HASH_NAME` of `array[start:start + n]` under a uint64 seed, as (low, high) uint64 words."""
+    data = bytes(memoryview(array)[start : start + n])
+    if HASH_FUNCTION is None:
+        return fallback.hash_128_python(data, int(seed))
+    value = _xxhash_wheel.xxh3_128_intdigest(data, int(seed))
+    return value & 0xFFFFFFFFFFFFFFFF, value >> 64
+
+
+def prefetch(array, index):
+    """Starts to bring element `index` into the processor's cache; never faults, whatever the index."""
+
+
+@overload(crc32c)
+def _overload_crc32c(array, start, n):
+    _require_bytes(array)
+    if CRC_FUNCTION is None:
+        return lambda array, start, n: fallback.crc32c(array, start, n)
+    return lambda array, start, n: _call_crc(array, start, n)
+
+
+@overload(xxh3_128)
+def _overload_xxh3_128(array, start, n, seed):
+    _require_bytes(array)
+    if HASH_FUNCTION is None:
+        return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)
+    return lambda array, start, n, seed: _call_hash(array, start, n, seed)
+
+
+@overload(prefetch)
+def _overload_prefetch(array, index):
+    return lambda array, index: _call_prefetch(array, index)
