@@ -1,0 +1,45 @@
+"""A broker's `server.properties`, read as Java reads it, of which only the keys in `keys.py` are kept.
+
+Everything else, passwords among it, is dropped before anything is returned. Reading the file's bytes is left
+to the caller, deciding which value holds to `resolve.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+
+import javaproperties
+
+from keytail.config.keys import file_names
+from keytail.config.resolve import Setting
+from keytail.errors import UsageProblem
+
+
+def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
+    """The kept keys and their texts; UsageProblem if it is no properties file or a value is indirect."""
+    try:
+        properties = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load of a stream
+    except ValueError as error:
+        # The cause is not chained: its text quotes the file, which may hold secrets.
+        raise UsageProblem(
+            f"{path} is not a properties file: {type(error).__name__}",
+            path=path,
+            remedy="Give the server.properties that the broker is started with",
+        ) from None
+    kept = {name: properties[name] for name in file_names() if name in properties}
+    for name, text in kept.items():
+        if "${" in text:
+            raise UsageProblem(
+                f"{name} in {path} refers to a config provider, which keytail does not run",
+                path=path,
+                remedy=f"Give a copy of the file with the value of {name} written out",
+            )
+    return kept
+
+
+def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:
+    """The data directories that a broker's settings name: `log.dirs`, else `log.dir`, else none."""
+    setting = broker.get("log.dirs") or broker.get("log.dir")
+    value = setting.value if setting else ()
+    return tuple(path for path in value if path) if isinstance(value, tuple) else ()

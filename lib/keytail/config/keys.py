@@ -1,0 +1,223 @@
+"""Kafka's configuration keys that keytail reads: names, synonyms, types, defaults, ranges, as in Kafka 4.3.
+
+A key that is not in this table is never read, shown or stored, so secrets stay where they are. What a value
+means is left to its users; which value holds is decided in `resolve.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from sys import float_info
+from typing import Any, Literal
+
+Value = int | float | bool | str | tuple[str, ...] | None
+Kind = Literal["int", "long", "double", "boolean", "list", "string"]
+Scope = Literal["topic", "broker"]
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+_LIMITS: dict[str, tuple[int, int]] = {"int": (-(2**31), INT_MAX), "long": (-(2**63), LONG_MAX)}
+_UNIT_MS = {"minutes": 60_000, "hours": 3_600_000}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting. `None` as a bound means the type's own.
+
+    `broker_names` are the names under which a broker's file sets it, highest precedence first; a name that
+    ends in `.hours` or `.minutes` counts those.
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    meaning: str
+    broker_names: tuple[str, ...]
+    scope: Scope
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    choices: tuple[str, ...] = ()
+    also: tuple[int, ...] = ()  # values allowed although below the minimum
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices:
+            listed = ", ".join(self.choices)
+            return f"any of {listed}, each once" if self.kind == "list" else f"one of {listed}"
+        if self.kind == "boolean":
+            return "true or false"
+        if self.kind in ("list", "string"):
+            return "any text"
+        type_low, type_high = _LIMITS.get(self.kind, (None, None))
+        low = type_low if self.minimum is None else self.minimum
+        high = type_high if self.maximum is None else self.maximum
+        span = "a number" if self.kind == "double" else "a whole number"
+        if low is not None and high is not None:
+            span += f" from {low} to {high}"
+        return span + "".join(f", or {value}" for value in self.also)
+
+
+# `options` of the next two are minimum, maximum, choices and also.
+def _topic(name: str, kind: Kind, default: Value, meaning: str, *broker_names: str, **options: Any) -> Key:
+    return Key(name, kind, default, meaning, broker_names, "topic", **options)
+
+
+def _broker(name: str, kind: Kind, default: Value, meaning: str, **options: Any) -> Key:
+    return Key(name, kind, default, meaning, (name,), "broker", **options)
+
+
+_CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+_ROLL = ("log.roll.ms", "log.roll.hours")
+_JITTER = ("log.roll.jitter.ms", "log.roll.jitter.hours")
+_RETENTION = ("log.retention.ms", "log.retention.minutes", "log.retention.hours")
+_FLUSH = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
+
+# fmt: off
+TOPIC_KEYS = (
+    _topic("cleanup.policy", "list", ("delete",), "what happens to old data",
+           "log.cleanup.policy", choices=("compact", "delete")),
+    _topic("segment.bytes", "int", 1_073_741_824, "largest segment; largest sum of segments cleaned into one",
+           "log.segment.bytes", minimum=1_048_576),
+    _topic("internal.segment.bytes", "int", None, "segment.bytes below its floor, for tests"),
+    _topic("segment.ms", "long", 604_800_000, "age at which a segment is rolled", *_ROLL, minimum=1),
+    _topic("segment.jitter.ms", "long", 0, "random reduction of segment.ms", *_JITTER, minimum=0),
+    _topic("segment.index.bytes", "int", 10_485_760, "largest index; largest sum of indexes cleaned into one",
+           "log.index.size.max.bytes", minimum=4),
+    _topic("index.interval.bytes", "int", 4096, "bytes between two index entries",
+           "log.index.interval.bytes", minimum=0),
+    _topic("max.message.bytes", "int", 1_048_588, "largest batch", "message.max.bytes", minimum=0),
+    _topic("retention.ms", "long", 604_800_000, "age at which segments are deleted", *_RETENTION, minimum=-1),
+    _topic("retention.bytes", "long", -1, "size of a partition above which segments are deleted",
+           "log.retention.bytes"),
+    _topic("delete.retention.ms", "long", 86_400_000, "how long tombstones and transaction markers survive",
+           "log.cleaner.delete.retention.ms", minimum=0),
+    _topic("min.compaction.lag.ms", "long", 0, "age below which data is not compacted",
+           "log.cleaner.min.compaction.lag.ms", minimum=0),
+    _topic("max.compaction.lag.ms", "long", LONG_MAX, "age above which dirty data is compacted in any case",
+           "log.cleaner.max.compaction.lag.ms", minimum=1),
+    _topic("min.cleanable.dirty.ratio", "double", 0.5, "share of dirty bytes that must be exceeded",
+           "log.cleaner.min.cleanable.ratio", minimum=0, maximum=1),
+    _topic("file.delete.delay.ms", "long", 60_000, "wait before a broker unlinks .deleted files",
+           "log.segment.delete.delay.ms", minimum=0),
+    _topic("preallocate", "boolean", False, "whether a broker gives new .log files their full size",
+           "log.preallocate"),
+    _topic("compression.type", "string", "producer", "codec on append; cleaning keeps each batch's own",
+           "compression.type", choices=_CODECS),
+    _topic("compression.gzip.level", "int", -1, "level on append; cleaning uses the codec's default",
+           "compression.gzip.level", minimum=1, maximum=9, also=(-1,)),
+    _topic("compression.lz4.level", "int", 9, "level on append; cleaning uses the codec's default",
+           "compression.lz4.level", minimum=1, maximum=17),
+    _topic("compression.zstd.level", "int", 3, "level on append; cleaning uses the codec's default",
+           "compression.zstd.level", minimum=-131_072, maximum=22),
+    _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning keeps the batch's own",
+           "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
+    _topic("flush.messages", "long", LONG_MAX, "messages after which a broker flushes",
+           "log.flush.interval.messages", minimum=1),
+    _topic("flush.ms", "long", LONG_MAX, "time after which a broker flushes", *_FLUSH, minimum=0),
+    _topic("local.retention.ms", "long", -2, "age kept locally of a tiered topic",
+           "log.local.retention.ms", minimum=-2),
+    _topic("local.retention.bytes", "long", -2, "size kept locally of a tiered topic",
+           "log.local.retention.bytes", minimum=-2),
+    _topic("remote.storage.enable", "boolean", False, "whether the topic is tiered"),
+)
+
+BROKER_KEYS = (
+    _broker("log.cleaner.enable", "boolean", True, "whether the broker compacts"),
+    _broker("log.cleaner.threads", "int", 1, "the broker's cleaner threads", minimum=0),
+    _broker("log.cleaner.dedupe.buffer.size", "long", 134_217_728, "memory of the broker's offset maps"),
+    _broker("log.cleaner.io.buffer.size", "int", 524_288, "the broker's I/O buffers", minimum=0),
+    _broker("log.cleaner.io.buffer.load.factor", "double", 0.9, "fill limit of the broker's offset maps"),
+    _broker("log.cleaner.io.max.bytes.per.second", "double", float_info.max, "the cleaner's throttle"),
+    _broker("log.cleaner.backoff.ms", "long", 15_000, "pause with nothing to clean", minimum=0),
+    _broker("log.dirs", "list", None, "data directories"),
+    _broker("log.dir", "list", ("/tmp/kafka-logs",), "data directories, without log.dirs"),
+    _broker("log.retention.check.interval.ms", "long", 300_000, "period of retention", minimum=1),
+    _broker("log.flush.offset.checkpoint.interval.ms", "int", 60_000, "period of that checkpoint", minimum=0),
+    _broker("log.flush.start.offset.checkpoint.interval.ms", "int", 60_000, "period of that checkpoint",
+            minimum=0),
+    _broker("replica.high.watermark.checkpoint.interval.ms", "long", 5000, "period of that checkpoint"),
+    _broker("num.recovery.threads.per.data.dir", "int", 2, "threads that load and close logs", minimum=1),
+    _broker("producer.id.expiration.ms", "int", 86_400_000, "idle time until forgotten", minimum=1),
+    _broker("producer.id.expiration.check.interval.ms", "int", 600_000, "period of that", minimum=1),
+    _broker("log.initial.task.delay.ms", "long", 30_000, "delay of background tasks", minimum=0),
+)
+# fmt: on
+
+KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
+# Of a broker's settings the one that decides what cleaning keeps, so the command line may give it too.
+COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms"})
+
+
+def file_names() -> Iterator[str]:
+    """Every name that is kept of a broker's file."""
+    for key in KEYS.values():
+        yield from key.broker_names
+
+
+def parse(key: Key, text: str) -> Value:
+    """The value of `text` as Kafka's ConfigDef reads it; ValueError if it is none that `key` allows."""
+    text = text.strip()
+    if key.kind == "list":
+        items = tuple(re.split(r"\s*,\s*", text)) if text else ()
+        repeated = len(set(items)) != len(items)
+        if key.choices and (repeated or not set(items) <= set(key.choices)):
+            raise ValueError(text)
+        return items
+    if key.kind == "string":
+        if key.choices and text not in key.choices:
+            raise ValueError(text)
+        return text
+    if key.kind == "boolean":
+        if text.lower() not in ("true", "false"):
+            raise ValueError(text)
+        return text.lower() == "true"
+    return _number(key, text)
+
+
+def _number(key: Key, text: str) -> int | float:
+    value: int | float
+    if key.kind == "double":
+        if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text, re.ASCII):
+            raise ValueError(text)
+        value = float(text)
+    else:
+        value = _whole_number(text, key.kind)
+    too_low = key.minimum is not None and value < key.minimum and value not in key.also
+    if too_low or (key.maximum is not None and value > key.maximum):
+        raise ValueError(text)
+    return value
+
+
+def _whole_number(text: str, kind: str) -> int:
+    # Python's int would also take blanks, underscores and other alphabets' digits.
+    if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
+        raise ValueError(text)
+    low, high = _LIMITS[kind]
+    if not low <= int(text) <= high:
+        raise ValueError(text)
+    return int(text)
+
+
+def parse_broker(key: Key, name: str, text: str) -> Value:
+    """The value, in the unit of `key`, of what a broker's file says under `name`; ValueError if not allowed.
+
+    A negative number of hours or minutes means "without limit", as in the broker.
+    """
+    unit_ms = _UNIT_MS.get(name.rpartition(".")[2])
+    if unit_ms is None:
+        return parse(key, text)
+    count = _whole_number(text.strip(), "int")
+    return parse(key, str(count * unit_ms if count >= 0 else -1))
+
+
+def right_name(name: str) -> str | None:
+    """The key that `name` most likely means: a broker name's topic setting, or the nearest spelling."""
+    meant = {broker_name: key.name for key in TOPIC_KEYS for broker_name in key.broker_names}
+    meant |= {key_name: key_name for key_name in KEYS}
+    meant |= {key_name.replace(".", "_"): key_name for key_name in KEYS}
+    near = get_close_matches(name.lower(), list(meant), n=1)
+    return meant.get(name.lower()) or (meant[near[0]] if near else None)

@@ -1,0 +1,71 @@
+"""A broker's properties file: read as Java reads it, and secrets never leave it."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.config.files import log_dirs, parse_server_properties
+from keytail.config.resolve import from_broker
+from keytail.errors import UsageProblem
+
+
+def test_only_known_keys_are_kept() -> None:
+    data = b"""
+# a comment
+listeners=PLAINTEXT://:9092
+ssl.keystore.password=hunter2
+sasl.jaas.config=org.apache... password="hunter2";
+log.dirs = /data/a, /data/b
+log.segment.bytes: 2000000
+log.retention.hours 24
+"""
+    assert parse_server_properties(data, "f") == {
+        "log.dirs": "/data/a, /data/b",
+        "log.segment.bytes": "2000000",
+        "log.retention.hours": "24",
+    }
+
+
+def test_java_syntax() -> None:
+    data = rb"""log.dirs=/a,\
+    /b\u00e9
+! also a comment
+log\u002esegment.bytes=2000000
+log.roll.hours=1
+log.roll.hours=2
+""" + "log.dir=/été\n".encode("latin-1")
+    kept = parse_server_properties(data, "f")
+    assert kept == {
+        "log.dirs": "/a,/bé",
+        "log.segment.bytes": "2000000",
+        "log.roll.hours": "2",
+        "log.dir": "/été",
+    }
+
+
+def test_a_broken_file_is_named_and_not_quoted() -> None:
+    with pytest.raises(UsageProblem) as problem:
+        parse_server_properties(b"password=hunter2\\u12x\n", "/etc/server.properties")
+    assert "/etc/server.properties is not a properties file" in str(problem.value)
+    assert "hunter2" not in str(problem.value)
+    assert problem.value.__cause__ is None
+    assert problem.value.__suppress_context__
+
+
+def test_a_value_of_a_config_provider_is_refused() -> None:
+    with pytest.raises(UsageProblem, match=r"log\.dirs in f refers to a config provider"):
+        parse_server_properties(b"log.dirs=${file:/etc/x:dirs}\n", "f")
+    assert parse_server_properties(b"ssl.key.password=${file:/etc/x:p}\n", "f") == {}
+
+
+@pytest.mark.parametrize(
+    ("texts", "dirs"),
+    [
+        ({}, ()),
+        ({"log.dir": "/a"}, ("/a",)),
+        ({"log.dirs": "/b, /c", "log.dir": "/a"}, ("/b", "/c")),
+        ({"log.dirs": "/b,,/c,"}, ("/b", "/c")),
+    ],
+)
+def test_log_dirs(texts, dirs) -> None:
+    assert log_dirs(from_broker(texts, "f")) == dirs

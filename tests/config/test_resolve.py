@@ -1,0 +1,171 @@
+"""Which value holds, where it comes from, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytail.config.keys import KEYS
+from keytail.config.resolve import (
+    DEFAULT_SOURCE,
+    CommandLine,
+    Setting,
+    effective,
+    from_broker,
+    from_command_line,
+    from_topic,
+)
+from keytail.errors import Refused, UsageProblem
+
+NAME = "delete.retention.ms"
+
+
+def test_default_holds_when_nothing_is_given() -> None:
+    resolved = effective("orders")
+    assert set(resolved.settings) == set(KEYS)
+    assert resolved.settings[NAME] == Setting(86_400_000, DEFAULT_SOURCE)
+    assert resolved.values()["cleanup.policy"] == ("delete",)
+    assert not resolved.overrides_known
+
+
+@given(st.sets(st.sampled_from(["topic line", "line", "topic", "broker"])))
+def test_the_highest_layer_that_speaks_wins(present) -> None:
+    arguments = []
+    if "topic line" in present:
+        arguments.append("orders:delete.retention.ms=1")
+    if "line" in present:
+        arguments.append("delete.retention.ms=2")
+    topics = {"orders": from_topic("orders", {NAME: "3"}, "metadata")} if "topic" in present else {}
+    broker = {}
+    if "broker" in present:
+        broker = from_broker({"log.cleaner.delete.retention.ms": "4"}, "server.properties")
+    resolved = effective("orders", command_line=from_command_line(arguments), topics=topics, broker=broker)
+    order = [("topic line", 1), ("line", 2), ("topic", 3), ("broker", 4)]
+    expected = next((value for layer, value in order if layer in present), 86_400_000)
+    assert resolved.value(NAME) == expected
+    assert resolved.overrides_known == bool(present & {"topic line", "topic"})
+
+
+def test_sources_say_where_a_value_comes_from() -> None:
+    broker = from_broker({"log.roll.hours": "24", "log.segment.bytes": "2000000"}, "/etc/server.properties")
+    topics = {"orders": from_topic("orders", {"segment.bytes": "3000000"}, "metadata log")}
+    line = from_command_line(["orders:cleanup.policy=compact"])
+    settings = effective("orders", command_line=line, topics=topics, broker=broker).settings
+    assert settings["segment.ms"] == Setting(86_400_000, "/etc/server.properties: log.roll.hours=24")
+    assert settings["segment.bytes"].source == "metadata log: segment.bytes=3000000 of topic orders"
+    assert settings["cleanup.policy"].source == "command line: orders:cleanup.policy=compact"
+
+
+def test_another_topics_settings_do_not_count() -> None:
+    line = from_command_line(["orders:delete.retention.ms=1"])
+    topics = {"clicks": from_topic("clicks", {NAME: "3"}, "metadata")}
+    resolved = effective("payments", command_line=line, topics=topics)
+    assert resolved.value(NAME) == 86_400_000
+    assert not resolved.overrides_known
+
+
+def test_overrides_are_known_by_an_empty_entry_or_by_the_flag() -> None:
+    assert effective("orders", topics={"orders": {}}).overrides_known
+    assert effective("orders", topics_have_no_overrides=True).overrides_known
+    assert not effective("orders", command_line=from_command_line(["delete.retention.ms=1"])).overrides_known
+
+
+@pytest.mark.parametrize(
+    ("texts", "value"),
+    [
+        ({"log.retention.hours": "1"}, 3_600_000),
+        ({"log.retention.hours": "1", "log.retention.minutes": "2"}, 120_000),
+        ({"log.retention.hours": "1", "log.retention.minutes": "2", "log.retention.ms": "3"}, 3),
+        ({"log.retention.minutes": "-1"}, -1),
+    ],
+)
+def test_broker_names_in_order_of_precedence(texts, value) -> None:
+    assert from_broker(texts, "f")["retention.ms"].value == value
+
+
+def test_topic_names_mean_nothing_in_a_brokers_file() -> None:
+    assert from_broker({"segment.bytes": "2000000", "log.segment.delete.delay.ms": "7"}, "f") == {
+        "file.delete.delay.ms": Setting(7, "f: log.segment.delete.delay.ms=7")
+    }
+
+
+def test_a_wrong_value_names_key_value_source_and_range() -> None:
+    with pytest.raises(UsageProblem) as problem:
+        from_broker({"log.segment.bytes": "1000"}, "/etc/server.properties")
+    assert str(problem.value) == (
+        "log.segment.bytes cannot be '1000' in /etc/server.properties. "
+        "Allowed is a whole number from 1048576 to 2147483647 (as segment.bytes)"
+    )
+    with pytest.raises(UsageProblem) as problem:
+        from_command_line(["orders:min.cleanable.dirty.ratio=1.5"])
+    assert str(problem.value) == (
+        "min.cleanable.dirty.ratio cannot be '1.5' in --topic-config orders:min.cleanable.dirty.ratio=1.5. "
+        "Allowed is a number from 0 to 1"
+    )
+    with pytest.raises(
+        Refused, match=r"segment\.ms cannot be '0' in metadata: segment\.ms=0 of topic orders"
+    ):
+        from_topic("orders", {"segment.ms": "0"}, "metadata")
+
+
+def test_a_hidden_wrong_value_is_still_an_error() -> None:
+    with pytest.raises(UsageProblem, match=r"log\.retention\.hours cannot be 'x'"):
+        from_broker({"log.retention.ms": "5", "log.retention.hours": "x"}, "f")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("delete.retention.m=5", "Did you mean delete.retention.ms?"),
+        ("orders:log.cleaner.delete.retention.ms=5", "Did you mean delete.retention.ms?"),
+        ("xyzzy=5", "unknown key xyzzy"),
+        ("cleanup.policy=compact", "--topic-config TOPIC:cleanup.policy=compact"),
+        ("orders:producer.id.expiration.ms=5", "Give it without a topic"),
+        ("log.dirs=/data", "Give it in the file given by --config"),
+        ("delete.retention.ms", "is not [TOPIC:]key=value"),
+        ("orders:=5", "is not [TOPIC:]key=value"),
+        (":delete.retention.ms=5", "is not [TOPIC:]key=value"),
+        ("a b:delete.retention.ms=5", "is not [TOPIC:]key=value"),
+        ("..:delete.retention.ms=5", "is not [TOPIC:]key=value"),
+        ("orders:delete.retention.ms=five", "cannot be 'five'"),
+    ],
+)
+def test_a_wrong_argument_is_explained(argument, said) -> None:
+    with pytest.raises(UsageProblem) as problem:
+        from_command_line([argument])
+    assert said in str(problem.value)
+    assert argument in str(problem.value)
+
+
+def test_a_setting_given_twice_must_agree() -> None:
+    same = "orders:delete.retention.ms=5"
+    assert from_command_line([same, same]).by_topic["orders"][NAME].value == 5
+    with pytest.raises(UsageProblem, match="contradicts an earlier one"):
+        from_command_line([same, "orders:delete.retention.ms=6"])
+
+
+def test_values_may_hold_signs_of_the_syntax() -> None:
+    with pytest.raises(UsageProblem, match=r"compression\.type cannot be 'a:b=c'"):
+        from_command_line(["orders:compression.type=a:b=c"])
+
+
+def test_the_one_broker_setting_of_the_command_line() -> None:
+    line = from_command_line(["producer.id.expiration.ms=9"])
+    assert effective("t", command_line=line).value("producer.id.expiration.ms") == 9
+
+
+def test_minimum_lag_above_maximum_lag_is_refused_with_both_sources() -> None:
+    line = from_command_line(["orders:min.compaction.lag.ms=10"])
+    broker = from_broker({"log.cleaner.max.compaction.lag.ms": "9"}, "f")
+    with pytest.raises(Refused) as problem:
+        effective("orders", command_line=line, broker=broker)
+    assert "min.compaction.lag.ms 10 (command line: orders:min.compaction.lag.ms=10)" in str(problem.value)
+    assert "max.compaction.lag.ms 9 (f: log.cleaner.max.compaction.lag.ms=9)" in str(problem.value)
+    equal = from_command_line(["min.compaction.lag.ms=9"])
+    assert effective("orders", command_line=equal, broker=broker).value("min.compaction.lag.ms") == 9
+
+
+def test_unknown_overrides_of_newer_kafkas_are_passed_over() -> None:
+    assert from_topic("orders", {"key.of.kafka.9": "x"}, "metadata") == {}
+    assert effective("orders", command_line=CommandLine()).topic == "orders"
