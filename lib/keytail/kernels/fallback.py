@@ -1,8 +1,9 @@
-"""CRC-32C and a 128-bit key hash written for Numba alone: what `native.py` uses where a wheel lacks its C function.
+"""CRC-32C and a 128-bit key hash written for Numba alone, for where a wheel lacks its C function.
 
-The hash, named `keytail-fallback-128`, is MurmurHash3_x64_128 (public domain, Austin Appleby) whose two state words
-both start as the whole 64-bit seed; for seeds below 2**32 it equals the original. Both functions are compiled into
-each kernel that calls them, read exactly the bytes given, and have a dull twin in `tests/reference/hashing.py`.
+The hash, named `keytail-fallback-128`, is MurmurHash3_x64_128 (public domain, Austin Appleby) whose two state
+words both start as the whole 64-bit seed; for seeds below 2**32 it equals the original. Both functions are
+compiled into each kernel that calls them, read exactly the bytes given, and have a dull twin in
+`tests/reference/hashing.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def _crc_tables() -> np.ndarray:
     """`tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(_CASTAGNOLI_REFLECTED), table >> 1).astype(np.uint32)
+        shifted = table >> np.uint32(1)
+        table = np.where(table & 1, shifted ^ np.uint32(_CASTAGNOLI_REFLECTED), shifted)
     tables = [table]
     for _ in range(7):
         tables.append((tables[-1] >> 8) ^ table[tables[-1] & 0xFF])

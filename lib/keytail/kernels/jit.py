@@ -1,7 +1,7 @@
-"""The `kernel` decorator: how every function of this package is compiled, and where the compiled code is kept.
+"""The `kernel` decorator: how functions of this package are compiled, and where the compiled code is kept.
 
-Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all kernel
-sources, the versions that decide what is generated, and the native-or-fallback choice. Where that folder cannot be
+Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all
+kernel sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot be
 written kernels still work: they are compiled anew in each process, without an error.
 """
 
@@ -36,7 +36,7 @@ def _digest() -> str:
 def _cache_folder() -> str | None:
     """A folder that this process can write, for it and others of the same user; None if there is none.
 
-    Compiled code is loaded from it, so it is never a folder that other users could have made (such as one in /tmp).
+    Compiled code is loaded from it, so it is never a folder that other users could have made, as one in /tmp.
     """
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
@@ -56,7 +56,7 @@ CACHE_FOLDER = _cache_folder()
 
 
 def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`@kernel`, or `@kernel(inline="always")`: `numba.njit` without the GIL, with C's error model and the cache.
+    """`@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, C's error model, a cache.
 
     Never `parallel=True`: its thread pool does not survive the fork of a Spark worker.
     """
@@ -65,7 +65,7 @@ def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     options = {"nogil": True, "error_model": "numpy", **options}
     if CACHE_FOLDER is None or numba.config.DISABLE_JIT:
         return njit(**options)(function)
-    # Numba reads its setting once, here; it is put back so that other users of Numba in this process keep theirs.
+    # Numba reads its setting once, here; it is put back so that other users of Numba here keep theirs.
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:

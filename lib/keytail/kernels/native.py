@@ -1,8 +1,8 @@
-"""CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or Numba fallbacks.
+"""CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or fallbacks.
 
-Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The
-wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python binding before
-a kernel may name it, and where one is missing or differs the fallback of `fallback.py` stands in for it.
+Every function here can be called from any kernel and from Python, and reads exactly the bytes it is
+given. The wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python binding
+before a kernel may name it, and where one is missing or differs that of `fallback.py` stands in for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numba.extending import intrinsic, overload
 
 from keytail.kernels import fallback
 
-# Compiled code, also when it comes from the cache, names these; each process binds them to the wheels' functions
-# below. So no address is baked into cached code, and no other library's symbol of the same name is picked up.
+# Compiled code, also from the cache, names these, and each process binds them to the wheels' functions:
+# so no address is baked into cached code, and no other library's symbol of the same name is picked up.
 _CRC_SYMBOL = "keytail_crc32c"
 _HASH_SYMBOL = "keytail_xxh3_128"
 
@@ -96,7 +96,7 @@ def _choose() -> tuple[str | None, str | None]:
     for symbol, found in ((_CRC_SYMBOL, _native_crc()), (_HASH_SYMBOL, _native_hash())):
         if found is not None:
             llvm.add_symbol(symbol, found[1])
-        # A symbol that compiled code names and the linker does not find ends the process: look it up here first.
+        # A symbol that compiled code names and the linker does not find ends the process: look it up first.
         chosen.append(found[0] if found is not None and llvm.address_of_symbol(symbol) else None)
     return chosen[0], chosen[1]
 
@@ -112,7 +112,8 @@ _WORD = ir.IntType(64)
 
 
 def _require_bytes(array: types.Type) -> None:
-    if not (isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype == types.uint8):
+    contiguous = isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
+    if not contiguous or array.dtype != types.uint8:
         raise TypingError(f"a contiguous uint8 array is needed, not {array}")
 
 
@@ -176,7 +177,7 @@ def crc32c(array, start, n):
 
 
 def xxh3_128(array, start, n, seed):
-    """128-bit hash `HASH_NAME` of `array[start:start + n]` under a uint64 seed, as (low, high) uint64 words."""
+    """128-bit hash `HASH_NAME` of `array[start:start + n]` under a uint64 seed: (low, high) uint64 words."""
     data = bytes(memoryview(array)[start : start + n])
     if HASH_FUNCTION is None:
         return fallback.hash_128_python(data, int(seed))
@@ -192,18 +193,18 @@ def prefetch(array, index):
 def _overload_crc32c(array, start, n):
     _require_bytes(array)
     if CRC_FUNCTION is None:
-        return lambda array, start, n: fallback.crc32c(array, start, n)
-    return lambda array, start, n: _call_crc(array, start, n)
+        return lambda array, start, n: fallback.crc32c(array, start, n)  # noqa: PLW0108 (Numba matches names)
+    return lambda array, start, n: _call_crc(array, start, n)  # noqa: PLW0108
 
 
 @overload(xxh3_128)
 def _overload_xxh3_128(array, start, n, seed):
     _require_bytes(array)
     if HASH_FUNCTION is None:
-        return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)
-    return lambda array, start, n, seed: _call_hash(array, start, n, seed)
+        return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)  # noqa: PLW0108
+    return lambda array, start, n, seed: _call_hash(array, start, n, seed)  # noqa: PLW0108
 
 
 @overload(prefetch)
 def _overload_prefetch(array, index):
-    return lambda array, index: _call_prefetch(array, index)
+    return lambda array, index: _call_prefetch(array, index)  # noqa: PLW0108

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numba
+import numpy as np
+
+from keytail.kernels import jit
+from keytail.kernels.jit import kernel
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+_USE = """
+    import numpy as np
+    from keytail.kernels import jit
+    from tests.kernels.test_jit import add
+    print(jit.CACHE_FOLDER, int(add(np.arange(5))), sum(add.stats.cache_hits.values()))
+"""
+
+
+@kernel
+def add(a):
+    total = 0
+    for x in a:
+        total += x
+    return total
+
+
+@kernel(inline="always")
+def _spin(a):
+    x = 0.0
+    for _ in range(200):
+        for y in a:
+            x += y * 0.5
+    return x
+
+
+@kernel
+def _divide(a, b):
+    return a / b
+
+
+def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
+    outputs = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert all(o.returncode == 0 for o in outputs), outputs[0].stderr
+    (folder,) = tmp_path.iterdir()
+    assert outputs[0].stdout.split() == [str(folder), "10", "0"]
+    assert outputs[1].stdout.split() == [str(folder), "10", "1"]
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
+    a_file = tmp_path / "file"
+    a_file.write_bytes(b"")
+    for environment in ({"HOME": str(a_file)}, {"HOME": "/proc"}, {"HOME": ""}):
+        settings = {"KEYTAIL_CACHE_DIR": "", "XDG_CACHE_HOME": "", **environment}
+        if not environment["HOME"]:
+            settings["KEYTAIL_CACHE_DIR"] = str(a_file)
+        result = _run(_USE, **settings)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split() == ["None", "10", "0"]
+
+
+def test_the_folder_is_the_users_own(tmp_path):
+    result = _run(_USE, HOME=str(tmp_path), KEYTAIL_CACHE_DIR="", XDG_CACHE_HOME="")
+    assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr
+
+
+def test_other_users_of_numba_keep_their_setting():
+    assert numba.config.CACHE_DIR != jit.CACHE_FOLDER
+
+
+def test_the_folders_name_changes_with_any_kernel_source(tmp_path, monkeypatch):
+    before = jit._digest()
+    assert jit._digest() == before
+    (tmp_path / "some.py").write_text("x = 1\n")
+    monkeypatch.setattr(jit.resources, "files", lambda package: tmp_path)
+    one = jit._digest()
+    (tmp_path / "some.py").write_text("x = 2\n")
+    assert len({before, one, jit._digest()}) == 3
+    monkeypatch.setattr(jit.native, "CHOICE", "another")
+    assert jit._digest() not in {before, one}
+
+
+def test_kernels_release_the_gil():
+    a = np.ones(1_000_000)
+    _spin(a[:1])
+    worker = threading.Thread(target=_spin, args=(a,))
+    worker.start()
+    ticks = 0
+    while worker.is_alive():
+        ticks += 1
+        time.sleep(0.001)
+    assert ticks > 5
+
+
+def test_division_by_zero_follows_c():
+    assert np.isinf(_divide(1.0, 0.0))

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import crc32c as crc32c_wheel
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.kernels import fallback, native
+from keytail.kernels.jit import kernel
+from tests.kernels.guard import guarded, guarded_front
+from tests.reference import hashing
+
+LENGTHS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 240, 241, 255, 1000, 5000)
+inputs = st.tuples(st.binary(max_size=400), st.integers(0, 40), st.integers(0, 2**64 - 1))
+
+
+@kernel
+def _crc(array, start, n):
+    native.prefetch(array, start + n + 4096)
+    return native.crc32c(array, start, n)
+
+
+@kernel
+def _hash(array, start, n, seed):
+    return native.xxh3_128(array, start, n, seed)
+
+
+@kernel
+def _fallback_crc(array, start, n):
+    return fallback.crc32c(array, start, n)
+
+
+@kernel
+def _fallback_hash(array, start, n, seed):
+    return fallback.hash_128(array, start, n, seed)
+
+
+def _words(pair) -> tuple[int, int]:
+    return int(pair[0]), int(pair[1])
+
+
+def _xxh3(data: bytes, seed: int) -> tuple[int, int]:
+    value = xxhash.xxh3_128_intdigest(data, seed)
+    return value & (2**64 - 1), value >> 64
+
+
+def test_known_values():
+    assert hashing.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C (RFC 3720 uses the same CRC)
+    # MurmurHash3_x64_128 of "hello" and of nothing under seed 0, as its author's program prints them.
+    assert hashing.fallback_128(b"hello", 0) == (0xCBD8A7B341BD9B02, 0x5B1E906A48AE1D19)
+    assert hashing.fallback_128(b"", 0) == (0, 0)
+
+
+def test_native_functions_are_in_use_unless_switched_off():
+    wanted = os.environ.get("KEYTAIL_NATIVE", "1") != "0"
+    assert native.NATIVE is wanted
+    assert native.HASH_NAME == ("xxh3-128" if wanted else "keytail-fallback-128")
+
+
+@settings(deadline=None, max_examples=300)
+@given(inputs)
+def test_kernels_equal_the_wheels_and_the_twins(case):
+    data, start, seed = case
+    start = min(start, len(data))
+    part = data[start:]
+    array = np.frombuffer(data, dtype=np.uint8)  # read-only
+    expected_crc = crc32c_wheel.crc32c(part)
+    assert hashing.crc32c(part) == expected_crc
+    assert _crc(array, start, len(part)) == expected_crc
+    assert native.crc32c(array, start, len(part)) == expected_crc
+    assert _fallback_crc(array, start, len(part)) == expected_crc
+    twin = hashing.fallback_128(part, seed)
+    assert _words(_fallback_hash(array, start, len(part), np.uint64(seed))) == twin
+    assert fallback.hash_128_python(part, seed) == twin
+    expected = _xxh3(part, seed) if native.NATIVE else twin
+    assert _words(_hash(array, start, len(part), np.uint64(seed))) == expected
+    assert native.xxh3_128(array, start, len(part), seed) == expected
+    assert _words(_hash(array.copy(), start, len(part), np.uint64(seed))) == expected  # writable
+
+
+@pytest.mark.parametrize("place", [guarded, guarded_front])
+def test_nothing_is_read_outside_the_range(place):
+    for length in LENGTHS:
+        data = bytes(i * 7 & 0xFF for i in range(length))
+        array = place(data)
+        for start in {0, min(1, length), min(3, length)}:
+            part = data[start:]
+            assert _crc(array, start, len(part)) == hashing.crc32c(part)
+            assert _fallback_crc(array, start, len(part)) == hashing.crc32c(part)
+            assert _words(_fallback_hash(array, start, len(part), np.uint64(5))) == hashing.fallback_128(part, 5)
+            if native.NATIVE:
+                assert _words(_hash(array, start, len(part), np.uint64(5))) == _xxh3(part, 5)
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(("place", "index"), [("guarded", "64"), ("guarded_front", "-1")])
+def test_the_guard_page_kills(place, index):
+    code = f"""
+        import ctypes
+        from tests.kernels.guard import {place}
+        array = {place}(bytes(64))
+        print(int(array[0]), int(array[63]), flush=True)
+        ctypes.string_at(array.ctypes.data + {index}, 1)
+    """
+    result = _run(code)
+    assert result.stdout == "0 0\n", result.stderr
+    assert result.returncode == -signal.SIGSEGV
+
+
+def test_a_hash_one_byte_too_long_dies_at_the_guard_page():
+    result = _run("""
+        import numpy as np
+        from tests.kernels.guard import guarded
+        from tests.kernels.test_native import _crc
+        _crc(np.zeros(9, dtype=np.uint8), 0, 9)
+        array = guarded(bytes(64))
+        _crc(array, 0, 64)
+        print("alive", flush=True)
+        _crc(array, 0, 65)
+    """)
+    assert result.stdout == "alive\n", result.stderr
+    assert result.returncode == -signal.SIGSEGV
+
+
+_PRINT_BOTH = """
+    import numpy as np
+    from keytail.kernels import native
+    from tests.kernels.test_native import _crc, _hash
+    array = np.frombuffer(bytes(range(200)), dtype=np.uint8)
+    print(native.CHOICE, native.NATIVE, native.HASH_NAME)
+    print(int(_crc(array, 3, 100)), *map(int, _hash(array, 3, 100, np.uint64(9))))
+    print(sum(_crc.stats.cache_hits.values()) + sum(_hash.stats.cache_hits.values()))
+"""
+
+
+def test_switched_off_the_fallback_works_and_keeps_its_own_cache(tmp_path):
+    part = bytes(range(3, 103))
+    for switch, hashed in (("1", _xxh3(part, 9)), ("0", hashing.fallback_128(part, 9)), ("1", _xxh3(part, 9))):
+        result = _run(_PRINT_BOTH, KEYTAIL_NATIVE=switch, KEYTAIL_CACHE_DIR=str(tmp_path))
+        assert result.returncode == 0, result.stderr
+        choice, values, _hits = result.stdout.splitlines()
+        assert choice.endswith("True xxh3-128" if switch == "1" else "False keytail-fallback-128")
+        assert values == f"{crc32c_wheel.crc32c(part)} {hashed[0]} {hashed[1]}"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_cached_code_that_calls_native_functions_works_in_the_next_process(tmp_path):
+    runs = [_run(_PRINT_BOTH, KEYTAIL_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    assert [run.returncode for run in runs] == [0, 0], runs[1].stderr
+    first, second = (run.stdout.splitlines() for run in runs)
+    assert first[:2] == second[:2]
+    assert (first[2], second[2]) == ("0", "2")
+
+
+def test_a_wheel_without_the_symbols_means_the_fallback(tmp_path):
+    result = _run(
+        """
+        import ctypes, sys
+        class Bare(ctypes.CDLL):
+            def __getattr__(self, name):
+                if name.startswith(("XXH", "crc32c", "_crc32c")):
+                    raise AttributeError(name)
+                return super().__getattr__(name)
+        ctypes.CDLL = Bare
+        """
+        + _PRINT_BOTH.replace("\n    ", "\n        "),
+        KEYTAIL_CACHE_DIR=str(tmp_path),
+        KEYTAIL_NATIVE="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("crc=fallback hash=fallback False keytail-fallback-128\n")
+
+
+def test_a_wheel_whose_function_gives_other_values_means_the_fallback(tmp_path):
+    result = _run(
+        """
+        import xxhash, crc32c
+        xxhash.xxh3_128_intdigest = lambda data, seed: 1
+        crc32c.crc32c = lambda data: 1
+        """
+        + _PRINT_BOTH.replace("\n    ", "\n        "),
+        KEYTAIL_CACHE_DIR=str(tmp_path),
+        KEYTAIL_NATIVE="1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("crc=fallback hash=fallback False keytail-fallback-128\n")
+
+
+def test_other_arrays_are_refused_when_compiled():
+    with pytest.raises(Exception, match="contiguous uint8"):
+        _crc(np.zeros(8, dtype=np.int64), 0, 8)
+    with pytest.raises(Exception, match="contiguous uint8"):
+        _hash(np.zeros(16, dtype=np.uint8)[::2], 0, 8, np.uint64(0))
