@@ -1,0 +1,38 @@
+"""The `kafka` fixture: one JVM with Kafka's storage classes for the whole session.
+
+Where Java, Maven or the jars are missing its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.kafka import Kafka, KafkaUnavailable
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    try:
+        harness = Kafka()
+    except KafkaUnavailable as reason:
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no Kafka to compare with: {reason}")
+        pytest.skip(f"no Kafka to compare with: {reason}")
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def fast_dir() -> Iterator[Path]:
+    """A directory in memory where there is one: thousands of fsyncs then cost nothing."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="keytail-", dir=parent))
+    yield path
+    shutil.rmtree(path)

@@ -1,0 +1,112 @@
+package keytail.harness;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.File;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.SplittableRandom;
+import org.apache.kafka.common.compress.Compression;
+import org.apache.kafka.common.record.TimestampType;
+import org.apache.kafka.common.record.internal.MemoryRecords;
+import org.apache.kafka.common.record.internal.MemoryRecordsBuilder;
+import org.apache.kafka.common.record.internal.RecordBatch;
+import org.apache.kafka.storage.internals.log.LogToClean;
+
+/** `bench_generate` and `bench_clean`: a large log of one shape, and timed rounds of the cleaner over copies of it. */
+final class Bench {
+    private static final String FILLER = "{\"status\":\"active\",\"region\":\"eu-west-1\",\"note\":\"";
+    private static final int SALT_BYTES = 40;
+
+    private Bench() {
+    }
+
+    static void generate(JsonNode request, ObjectNode answer) throws IOException {
+        new File(request.get("dir").asText()).mkdirs();
+        long records = request.get("records").asLong();
+        int batchRecords = request.get("batch_records").asInt();
+        int keys = request.get("keys").asInt();
+        Compression codec = Batches.compression(request.path("codec").asText("none"));
+        SplittableRandom random = new SplittableRandom(request.path("seed").asLong(1));
+        byte[] value = new byte[request.path("value_bytes").asInt(90)];
+        byte[] filler = FILLER.getBytes(StandardCharsets.US_ASCII);
+        for (int i = 0; i < value.length; i++) {
+            value[i] = filler[i % filler.length];
+        }
+        ByteBuffer buffer = ByteBuffer.allocate(batchRecords * (value.length + 64) + 256);
+        long timestamp = request.get("clock_ms").asLong();
+        Messages.info = false;
+        try (Partition partition = new Partition(request)) {
+            for (long done = 0; done < records; done += batchRecords) {
+                int count = (int) Math.min(batchRecords, records - done);
+                MemoryRecords batch = batch(buffer, codec, done, count, timestamp + done / 10, keys, value, random);
+                partition.log.appendAsFollower(batch, 0);
+            }
+            // The cleaner never touches the active segment: everything generated has to be in closed ones.
+            partition.log.roll();
+            partition.describe(answer);
+        } finally {
+            Messages.info = true;
+        }
+    }
+
+    private static MemoryRecords batch(
+            ByteBuffer buffer, Compression codec, long base, int count, long timestamp, int keys, byte[] value,
+            SplittableRandom random) {
+        buffer.clear();
+        try (MemoryRecordsBuilder builder = MemoryRecords.builder(
+                buffer, RecordBatch.CURRENT_MAGIC_VALUE, codec, TimestampType.CREATE_TIME, base,
+                RecordBatch.NO_TIMESTAMP, 0)) {
+            byte[] key = new byte[16];
+            for (int i = 0; i < count; i++) {
+                decimal(key, random.nextInt(keys));
+                salt(value, random);
+                builder.appendWithOffset(base + i, timestamp + i / 10, key, value);
+            }
+            return builder.build();
+        }
+    }
+
+    private static void decimal(byte[] key, int number) {
+        int rest = number;
+        for (int i = key.length - 1; i >= 0; i--) {
+            key[i] = (byte) ('0' + rest % 10);
+            rest /= 10;
+        }
+    }
+
+    /** Letters that do not compress, in front of the filler that does: about half and half. */
+    private static void salt(byte[] value, SplittableRandom random) {
+        int length = Math.min(SALT_BYTES, value.length);
+        for (int i = 0; i < length; ) {
+            long word = random.nextLong();
+            for (int k = 0; k < 8 && i < length; k++, i++) {
+                value[i] = (byte) ('a' + ((word >>> (8 * k)) & 15));
+            }
+        }
+    }
+
+    /** One round over each directory, in order; the seconds are those of doClean, its flush and renames included. */
+    static void clean(JsonNode request, ObjectNode answer) throws Exception {
+        ArrayNode seconds = answer.putArray("seconds");
+        Messages.info = false;
+        try {
+            for (JsonNode dir : request.get("dirs")) {
+                ObjectNode one = ((ObjectNode) request).deepCopy();
+                one.set("dir", dir);
+                try (Partition partition = new Partition(one)) {
+                    LogToClean choice = Clean.choose(one, partition, answer);
+                    System.gc();
+                    long started = System.nanoTime();
+                    Clean.round(one, partition, choice, answer);
+                    seconds.add((System.nanoTime() - started) / 1e9);
+                    partition.describe(answer);
+                }
+            }
+        } finally {
+            Messages.info = true;
+        }
+    }
+}

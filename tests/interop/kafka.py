@@ -1,0 +1,551 @@
+"""A real Kafka's storage classes for tests: one long-lived JVM that speaks a line of JSON each way.
+
+Resolves Kafka's jars with Maven once, compiles java/ when it changed, restarts the JVM after a crash, and
+turns an exception on Kafka's side into KafkaError. What the answers mean is left to the tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+HERE = Path(__file__).parent
+TARGET = HERE / "target"
+CLOCK_MS = 1_700_000_000_000
+LOAD_FACTOR = 0.9
+# Whatever the loader logs (DEBUG included) says that it deleted, renamed, recovered or cut something.
+REPAIR_SIGNS = (
+    " LogLoader: ",
+    "Found invalid messages",
+    "invalid bytes at the end",
+    "Failed to load producer snapshot",
+)
+
+
+class KafkaUnavailable(Exception):
+    """Java, Maven or the jars are missing: the text says which."""
+
+
+class KafkaError(Exception):
+    """Kafka threw: its exception's class and message, the Java trace, and what it logged before."""
+
+    def __init__(self, error: Mapping[str, Any], messages: Sequence[str]) -> None:
+        super().__init__(f"{error['class']}: {error['message']}")
+        self.java_class: str = error["class"].rpartition(".")[2]
+        self.java_message: str = error["message"]
+        self.trace: list[str] = error["trace"]
+        self.messages = list(messages)
+
+
+class SegmentSizes(NamedTuple):
+    """One segment as Kafka describes it while the log is open."""
+
+    base_offset: int
+    log_bytes: int
+    index_bytes: int
+    time_index_bytes: int
+    largest_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What every command on a partition tells: Kafka's own numbers for it, and what it logged (from INFO)."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    recovery_point: int
+    segments: tuple[SegmentSizes, ...]
+    messages: tuple[str, ...]
+
+    @property
+    def segment_bases(self) -> list[int]:
+        return [segment.base_offset for segment in self.segments]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.messages if line.startswith(("WARN", "ERROR"))]
+
+    @property
+    def repaired(self) -> list[str]:
+        """The lines that say that the loader found something to repair: empty after a clean shutdown."""
+        return [line for line in self.messages if any(sign in line for sign in REPAIR_SIGNS)]
+
+
+@dataclass(frozen=True)
+class Cleanable(Opened):
+    """What LogCleanerManager and LogToClean say about a log: the numbers of the choice."""
+
+    first_dirty_offset: int
+    first_uncleanable_dirty_offset: int
+    first_uncleanable_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    total_bytes: int
+    dirty_ratio: float
+    must_compact_now: bool
+    compaction_delay_ms: int
+    rewrite_checkpoint: bool
+
+
+@dataclass(frozen=True)
+class Cleaned(Cleanable):
+    """One round of Cleaner.doClean, with its CleanerStats. `cleaned` is False when nothing was cleanable."""
+
+    cleaned: bool
+    end_offset: int = -1
+    map_max_entries: int = -1
+    map_entries: int = -1
+    bytes_read: int = -1
+    bytes_written: int = -1
+    records_read: int = -1
+    records_written: int = -1
+    records_without_key: int = -1
+    records_mapped: int = -1
+
+
+OpenedT = TypeVar("OpenedT", bound=Opened)
+
+
+class Record(NamedTuple):
+    """A record as a consumer sees it; control records are marked."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    control: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded(Opened):
+    """A directory as Kafka's loader left it. `batches` (when asked for) are header fields by name;
+    `fetch_mismatches` are (asked offset, expected, got); `timestamps` maps asked time to (time, offset)."""
+
+    records: tuple[Record, ...]
+    batches: tuple[dict[str, Any], ...]
+    files_open: tuple[str, ...]
+    files: tuple[str, ...]
+    fetch_mismatches: tuple[tuple[int, int | None, int | None], ...] = ()
+    timestamps: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+
+
+class Indexes(NamedTuple):
+    """What LogSegment.recover makes of a `.log` file; `txn_index` is None when it makes none."""
+
+    offset_index: bytes
+    time_index: bytes
+    txn_index: bytes | None
+    truncated_bytes: int
+
+
+def slots_for(map_max_entries: int) -> int:
+    """The smallest number of SkimpyOffsetMap slots (at least 2) in which exactly that many keys fit."""
+    slots = max(2, int(map_max_entries / LOAD_FACTOR))
+    while int(slots * LOAD_FACTOR) < map_max_entries:
+        slots += 1
+    return slots
+
+
+def step_batch(
+    records: Iterable[Record | tuple[Any, ...]],
+    *,
+    codec: str = "none",
+    producer: tuple[int, int, int] | None = None,
+    leader_epoch: int = 0,
+    follower: bool = False,
+    base_offset: int | None = None,
+    last_offset: int | None = None,
+    log_append_time: int | None = None,
+    delete_horizon_ms: int | None = None,
+    transactional: bool = False,
+) -> dict[str, Any]:
+    """One batch to append. Records are (timestamp, key, value[, headers]) tuples, or Record if offsets count.
+
+    `producer` is (id, epoch, base sequence). As leader (the default) Kafka assigns offsets and applies the
+    topic's timestamp type and compression; `follower` appends the batch as built, and only then offsets (with
+    gaps), `log_append_time` and `delete_horizon_ms` hold.
+    """
+    batch: dict[str, Any] = {"codec": codec, "records": [_wire_record(record) for record in records]}
+    if producer is not None:
+        batch |= dict(zip(("producer_id", "producer_epoch", "base_sequence"), producer, strict=True))
+    optional = {
+        "base_offset": base_offset,
+        "last_offset": last_offset,
+        "log_append_time": log_append_time,
+        "delete_horizon_ms": delete_horizon_ms,
+    }
+    batch |= {name: value for name, value in optional.items() if value is not None}
+    return {
+        "batch": batch | {"leader_epoch": leader_epoch, "follower": follower, "transactional": transactional}
+    }
+
+
+def step_marker(
+    kind: str, producer_id: int, producer_epoch: int, timestamp_ms: int, coordinator_epoch: int = 0
+) -> dict[str, Any]:
+    """A transaction marker, "COMMIT" or "ABORT"."""
+    return {
+        "marker": {
+            "type": kind,
+            "producer_id": producer_id,
+            "producer_epoch": producer_epoch,
+            "t": timestamp_ms,
+            "coordinator_epoch": coordinator_epoch,
+        }
+    }
+
+
+def step_raw(batches: bytes, leader_epoch: int = 0) -> dict[str, Any]:
+    """Batches as bytes, appended as a follower does: any magic, any attribute, offsets as they are."""
+    return {"raw": _text(batches), "leader_epoch": leader_epoch}
+
+
+def step_roll(base_offset: int | None = None) -> dict[str, Any]:
+    """Begin a new segment, at the log end offset or (never below it) at the base given."""
+    return {"roll": True if base_offset is None else base_offset}
+
+
+def step_clock(clock_ms: int) -> dict[str, Any]:
+    return {"clock_ms": clock_ms}
+
+
+def step_delete_records(log_start_offset: int) -> dict[str, Any]:
+    """Raise the log start offset as a DeleteRecords request does; segments stay."""
+    return {"log_start_offset": log_start_offset}
+
+
+class Kafka:
+    """The harness. Commands on a partition take its directory `<topic>-<n>` and the options of `_options`."""
+
+    def __init__(self, *, heap: str = "512m", compiler: str = "quick") -> None:
+        """`compiler="full"` is for benchmarks: the JVM's best compiler instead of its fastest to start."""
+        java = _java()
+        flags = ["-XX:+UseSerialGC", f"-Xmx{heap}", "-Xshare:auto"]
+        if compiler == "quick":
+            flags.append("-XX:TieredStopAtLevel=1")
+        self._command = [java, *flags, "-cp", class_path(), "keytail.harness.Main"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = tempfile.TemporaryFile()
+
+    def append(
+        self, partition: Path, steps: Sequence[Mapping[str, Any]], *, settle: bool = True, **options: Any
+    ) -> Opened:
+        """Apply steps through UnifiedLog and shut down cleanly. `settle` starts and stops once more."""
+        return _opened(Opened, self._ask("append", partition, options, steps=list(steps), settle=settle))
+
+    def cleanable(self, partition: Path, *, checkpoint: int | None = None, **options: Any) -> Cleanable:
+        """The cleaner's numbers for a log whose cleaner checkpoint is given (None: no entry)."""
+        return _opened(Cleanable, self._ask("cleanable", partition, options, checkpoint=checkpoint))
+
+    def clean(
+        self,
+        partition: Path,
+        *,
+        checkpoint: int | None = None,
+        first_dirty_offset: int | None = None,
+        first_uncleanable_offset: int | None = None,
+        map_max_entries: int | None = None,
+        io_buffer_bytes: int | None = None,
+        only_if_cleanable: bool = False,
+        **options: Any,
+    ) -> Cleaned:
+        """One round of Kafka's cleaner at `clock_ms`, then a clean shutdown; no `.deleted` file remains."""
+        return _opened(
+            Cleaned,
+            self._ask(
+                "clean",
+                partition,
+                options,
+                checkpoint=checkpoint,
+                first_dirty_offset=first_dirty_offset,
+                first_uncleanable_offset=first_uncleanable_offset,
+                map_slots=None if map_max_entries is None else slots_for(map_max_entries),
+                io_buffer_bytes=io_buffer_bytes,
+                only_if_cleanable=only_if_cleanable,
+            ),
+        )
+
+    def load(
+        self,
+        partition: Path,
+        *,
+        records: bool = True,
+        batches: bool = False,
+        fetch: bool = False,
+        timestamps: Sequence[int] = (),
+        **options: Any,
+    ) -> Loaded:
+        """Open a directory in any state (`clean=False`: after an unclean shutdown) and read all of it.
+
+        `fetch` reads again from every record's offset and the offset after it through the indexes;
+        `timestamps` are looked up as ListOffsets does. Afterwards the log is closed cleanly.
+        """
+        return _opened(
+            Loaded,
+            self._ask(
+                "load",
+                partition,
+                options,
+                records=records,
+                batches=batches,
+                fetch=fetch,
+                timestamps=list(timestamps),
+            ),
+        )
+
+    def recover(
+        self, partition: Path, base_offset: int, *, configs: Mapping[str, Any] | None = None
+    ) -> Indexes:
+        """The indexes that LogSegment.recover builds from one `.log`; the directory is not touched."""
+        with tempfile.TemporaryDirectory() as work_dir:
+            answer = self._ask(
+                "recover", partition, {"configs": configs or {}}, base_offset=base_offset, work_dir=work_dir
+            )
+        index, timeindex = (base64.b64decode(answer[name]) for name in ("index", "timeindex"))
+        return Indexes(index, timeindex, _bytes(answer["txnindex"]), answer["truncated_bytes"])
+
+    def lock(self, log_dir: Path) -> bool:
+        """Take the broker lock of a log dir and keep it; False when somebody else has it."""
+        return bool(self.request({"command": "lock", "dir": str(log_dir)})["held"])
+
+    def unlock(self, log_dir: Path) -> None:
+        """Give it back as a broker does at shutdown, unlinking the file."""
+        self.request({"command": "unlock", "dir": str(log_dir)})
+
+    def read_checkpoint(self, path: Path) -> dict[str, int]:
+        """A text checkpoint of a log dir, by "topic-partition"."""
+        return dict(self.request({"command": "read_checkpoint", "path": str(path)})["entries"])
+
+    def write_checkpoint(self, path: Path, entries: Mapping[str, int]) -> None:
+        self.request({"command": "write_checkpoint", "path": str(path), "entries": dict(entries)})
+
+    def bench_generate(
+        self,
+        partition: Path,
+        *,
+        records: int = 5_000_000,
+        batch_records: int = 100,
+        keys: int = 500_000,
+        value_bytes: int = 90,
+        codec: str = "none",
+        seed: int = 1,
+        **options: Any,
+    ) -> Opened:
+        """Write one large log of uniformly chosen keys (16 bytes), closed segments only, active one empty."""
+        shape = {
+            "records": records,
+            "batch_records": batch_records,
+            "keys": keys,
+            "value_bytes": value_bytes,
+            "codec": codec,
+            "seed": seed,
+        }
+        return _opened(Opened, self._ask("bench_generate", partition, options, **shape))
+
+    def bench_clean(
+        self, partitions: Sequence[Path], *, map_max_entries: int = 5_033_164, **options: Any
+    ) -> tuple[list[float], Cleaned]:
+        """One timed round on each directory in turn: seconds of each doClean, the last round's numbers."""
+        answer = self._ask(
+            "bench_clean",
+            partitions[0],
+            options,
+            dirs=[str(path) for path in partitions],
+            map_slots=slots_for(map_max_entries),
+        )
+        return list(answer["seconds"]), _opened(Cleaned, answer)
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            process.wait()
+
+    @staticmethod
+    def _options(
+        *,
+        configs: Mapping[str, Any] | None = None,
+        clock_ms: int = CLOCK_MS,
+        log_start_offset: int = 0,
+        recovery_point: int = 0,
+        clean: bool = True,
+        high_watermark: int | None = None,
+        producer_id_expiration_ms: int = 86_400_000,
+        topic_id: str | None = None,
+        keep_deleted: bool = False,
+    ) -> dict[str, Any]:
+        """How a log is opened. `high_watermark` None: the log end offset. `clean`: the last shutdown was."""
+        names = {name: str(value) for name, value in (configs or {}).items()}
+        return {
+            "configs": names,
+            "clock_ms": clock_ms,
+            "log_start_offset": log_start_offset,
+            "recovery_point": recovery_point,
+            "clean": clean,
+            "high_watermark": high_watermark,
+            "producer_id_expiration_ms": producer_id_expiration_ms,
+            "topic_id": topic_id,
+            "keep_deleted": keep_deleted,
+        }
+
+    def _ask(self, command: str, partition: Path, options: Mapping[str, Any], **extra: Any) -> dict[str, Any]:
+        request = {"command": command, "dir": str(partition)} | self._options(**options) | extra
+        return self.request(request)
+
+    def request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One command as it goes over the pipe, and its answer."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        if not line:
+            status = process.wait()
+            self._process = None  # the next request starts a new one
+            raise RuntimeError(
+                f"the JVM died with status {status} in {request['command']}: {self._last_words()}"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise KafkaError(answer["error"], answer["messages"])
+        return answer
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr
+            )
+        return self._process
+
+    def _last_words(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()[-2000:].decode(errors="replace")
+
+
+def class_path(*, with_logging: bool = False) -> str:
+    """Kafka's jars and the compiled harness, resolved and compiled if need be.
+
+    The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker
+    process: without the harness and with a binding that writes to standard error.
+    """
+    jars = sorted(_jars().glob("*.jar"))
+    if with_logging:
+        return os.pathsep.join(str(jar) for jar in jars)
+    jars = [jar for jar in jars if not jar.name.startswith("slf4j-simple")]
+    classes = _compiled(jars)
+    return os.pathsep.join(str(path) for path in [classes, *jars])
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        raise KafkaUnavailable("no java: neither JAVA_HOME nor PATH has one")
+    return java
+
+
+def _jars() -> Path:
+    """target/jars, filled by Maven once for each state of pom.xml."""
+    pom = HERE / "pom.xml"
+    jars, stamp = TARGET / "jars", TARGET / "jars.stamp"
+    digest = hashlib.sha256(pom.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return jars
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise KafkaUnavailable("no mvn on PATH, and tests/interop/target/jars is not filled")
+    shutil.rmtree(jars, ignore_errors=True)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
+    done = subprocess.run(
+        [maven, "-q", "-B", "-f", str(pom), *goal], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[-500:]}")
+    stamp.write_text(digest)
+    return jars
+
+
+def _compiled(jars: Sequence[Path]) -> Path:
+    """target/classes, compiled by javac once for each state of java/."""
+    sources = sorted((HERE / "java").rglob("*.java"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    classes, stamp = TARGET / "classes", TARGET / "classes.stamp"
+    if stamp.exists() and stamp.read_text() == digest:
+        return classes
+    javac = str(Path(_java()).with_name("javac"))
+    if not Path(javac).exists():
+        javac = shutil.which("javac") or ""
+    if not javac:
+        raise KafkaUnavailable("no javac: a JDK is needed, a JRE is not enough")
+    shutil.rmtree(classes, ignore_errors=True)
+    classes.mkdir(parents=True)
+    path = os.pathsep.join(str(jar) for jar in jars)
+    command = [javac, "-nowarn", "-encoding", "UTF-8", "-d", str(classes), "-cp", path, *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the Java harness does not compile:\n{done.stdout}{done.stderr}")
+    stamp.write_text(digest)
+    return classes
+
+
+def _wire_record(record: Record | tuple[Any, ...]) -> dict[str, Any]:
+    wire: dict[str, Any] = {}
+    if isinstance(record, Record):
+        wire["o"] = record.offset
+        timestamp_ms, key, value, headers = record.timestamp_ms, record.key, record.value, record.headers
+    else:
+        timestamp_ms, key, value, headers = (*record, ())[:4]
+    wire |= {"t": timestamp_ms, "k": _text(key), "v": _text(value)}
+    if headers:
+        wire["h"] = [[_text(name.encode()), _text(content)] for name, content in headers]
+    return wire
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def _record(row: Sequence[Any]) -> Record:
+    offset, timestamp_ms, key, value, headers, control = row
+    pairs = tuple((name, _bytes(content)) for name, content in headers)
+    return Record(offset, timestamp_ms, _bytes(key), _bytes(value), pairs, control)
+
+
+def _opened(kind: type[OpenedT], answer: dict[str, Any]) -> OpenedT:
+    known = {item.name for item in fields(kind)}
+    values = {name: value for name, value in answer.items() if name in known}
+    values["segments"] = tuple(SegmentSizes(**row) for row in values["segments"])
+    for name in known & {"messages", "files", "files_open", "batches"}:
+        values[name] = tuple(values[name])
+    if "dirty_ratio" in values:
+        values["dirty_ratio"] = float(values["dirty_ratio"])
+    if "records" in values:
+        values["records"] = tuple(map(_record, values["records"]))
+        values["fetch_mismatches"] = tuple(map(tuple, values.get("fetch_mismatches", ())))
+        values["timestamps"] = {row[0]: tuple(row[1:]) or None for row in values["timestamps"]}
+    return kind(**values)
