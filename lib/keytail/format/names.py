@@ -1,0 +1,163 @@
+"""The names of the files and directories of a log dir: the one place that makes them and takes them apart.
+
+What each name means to a broker stands in NAMES.md beside this file. No other module spells a suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# What a file of a segment holds. The number before SNAPSHOT is an end offset, before the others a base.
+LOG = ".log"
+INDEX = ".index"
+TIME_INDEX = ".timeindex"
+TXN_INDEX = ".txnindex"
+SNAPSHOT = ".snapshot"
+# The files that a segment is made of, in the order in which they are renamed.
+SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
+
+# Where such a file stands in a replacement, after the whole name.
+SWAP = ".swap"
+CLEANED = ".cleaned"
+DELETED = ".deleted"
+SCRATCH = ".clean"  # ours: unknown to brokers, which ignore it
+
+# Files of a log dir.
+LOCK = ".lock"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+META_PROPERTIES = "meta.properties"
+CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
+RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
+LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
+HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
+REMOTE_INDEX_CACHE_DIR = "remote-log-index-cache"
+CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
+
+# Files of a partition directory that belong to no segment.
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+MAX_OFFSET = 2**63 - 1
+_OFFSET_DIGITS = 20
+
+FileKind = Literal["live", "cleaned", "swap", "deleted", "scratch", "partition", "fatal", "other"]
+DirKind = Literal["normal", "delete", "future", "stray"]
+
+
+@dataclass(frozen=True)
+class FileName:
+    """A file of a partition directory, by its name alone.
+
+    `kind`: "live" (a segment file or snapshot under its final name), "cleaned", "swap", "deleted" (Kafka's
+    stages), "scratch" (our own), "partition" (the two files without a number), "fatal" (a name that stops a
+    broker, or makes it open another file than this one), "other" (ignored by brokers).
+    `suffix` is one of CONTENT_SUFFIXES, or "" where there is none.
+    """
+
+    name: str
+    kind: FileKind
+    base_offset: int | None = None
+    suffix: str = ""
+    run_id: str = ""
+    attempt: str = ""
+
+
+@dataclass(frozen=True)
+class PartitionDir:
+    """A partition directory by its name. In a `delete` or `stray` name the broker may have cut the topic."""
+
+    topic: str
+    partition: int
+    kind: DirKind
+
+
+def segment_file(base_offset: int, suffix: str) -> str:
+    """As `00000000000000000084.log` of 84 and LOG; a stage follows the suffix, as in LOG + SWAP."""
+    if not 0 <= base_offset <= MAX_OFFSET:
+        raise ValueError(f"no offset: {base_offset}")
+    return f"{base_offset:0{_OFFSET_DIGITS}d}{suffix}"
+
+
+def guard_file(base_offset: int) -> str:
+    """The empty file that makes a broker discard the group's `.swap` files while it stands (log/SWAP.md)."""
+    return segment_file(base_offset, LOG + CLEANED)
+
+
+def scratch_file(base_offset: int, run_id: str, attempt: str, suffix: str) -> str:
+    """A name of our own that no other attempt uses, as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
+    if not (_PART.fullmatch(run_id) and _PART.fullmatch(attempt)):
+        raise ValueError(f"run and attempt must be letters, digits, '_' or '-': {run_id!r}, {attempt!r}")
+    return segment_file(base_offset, f"{suffix}.r{run_id}.a{attempt}{SCRATCH}")
+
+
+_PART = re.compile(r"[0-9A-Za-z_-]+")
+_OFFSET = rf"(?P<offset>[0-9]{{{_OFFSET_DIGITS}}})"
+_CONTENT = "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in CONTENT_SUFFIXES) + ")"
+_STAGE = "(?P<stage>" + "|".join(re.escape(stage) for stage in (CLEANED, SWAP, DELETED)) + ")"
+_SEGMENT_FILE = re.compile(f"{_OFFSET}{_CONTENT}{_STAGE}?")
+_SCRATCH_FILE = re.compile(
+    rf"{_OFFSET}{_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
+)
+_STAGE_KINDS: dict[str | None, FileKind] = {
+    None: "live",
+    CLEANED: "cleaned",
+    SWAP: "swap",
+    DELETED: "deleted",
+}
+
+
+def parse_file_name(name: str) -> FileName:
+    """What a broker, and what keytail, would take the file `name` of a partition directory for."""
+    if name in (LEADER_EPOCHS, PARTITION_METADATA):
+        return FileName(name, "partition")
+    if match := _SCRATCH_FILE.fullmatch(name):
+        offset = int(match["offset"])
+        if offset <= MAX_OFFSET:
+            return FileName(name, "scratch", offset, match["suffix"], match["run_id"], match["attempt"])
+    if match := _SEGMENT_FILE.fullmatch(name):
+        offset = int(match["offset"])
+        kind = _STAGE_KINDS[match["stage"]]
+        if offset <= MAX_OFFSET:
+            return FileName(name, kind, offset, match["suffix"])
+    if name.endswith(".checkpoint" + DELETED):
+        return FileName(name, "other")
+    if name.endswith(DELETED):  # any stem: a broker that starts deletes it
+        return FileName(name, "deleted")
+    if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
+        return FileName(name, "fatal")
+    return FileName(name, "other")
+
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_MARKED_DIR = re.compile(r"(?P<partition_dir>\S+-\S+)\.(?P<id>[^\s.]+)-(?P<kind>delete|future|stray)")
+
+
+def partition_dir(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+def parse_partition_dir(name: str) -> PartitionDir | None:
+    """The partition that directory `name` of a log dir holds, or None for a name that no broker gives one.
+
+    Most names of the second sort stop a broker at its start, REMOTE_INDEX_CACHE_DIR excepted. Stricter than a
+    broker where leniency could mistake a directory: the topic must be a legal one, the number without sign or
+    leading zero.
+    """
+    kind: DirKind = "normal"
+    if name.endswith(("-delete", "-future", "-stray")):
+        match = _MARKED_DIR.fullmatch(name)
+        if match is None:
+            return None
+        name = match["partition_dir"]
+        kind = {"delete": "delete", "future": "future", "stray": "stray"}[match["kind"]]  # type: ignore[assignment]
+    topic, dash, number = name.rpartition("-")
+    if not dash or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+        return None
+    if not _PARTITION.fullmatch(number) or int(number) > 2**31 - 1:
+        return None
+    return PartitionDir(topic, int(number), kind)
