@@ -1,0 +1,342 @@
+"""The one module that touches log dirs: every read, and every operation that changes something.
+
+A mutating operation passes one private hook, so that a subclass can record it, stop before it or drop it.
+Errors are the system's own OSError with the path in them; only a file that cannot be given its owner is
+`Refused`. Which operations to do, and in which order, is left to the callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import stat as stat_bits
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from keytail.errors import Refused
+
+T = TypeVar("T")
+
+ACCESS_ACL = "system.posix_acl_access"
+SECURITY_LABELS = ("security.selinux", "security.SMACK64")
+KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
+
+_ACL_HEADER = struct.Struct("<I")
+_ACL_ENTRY = struct.Struct("<HHI")
+_ACL_EXECUTE = 1
+
+# A file system without extended attributes, or one that hides them from us, has none for our purpose.
+_NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """One name of a directory, as lstat sees it (a symlink is neither regular nor a directory)."""
+
+    name: str
+    is_dir: bool
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    is_regular: bool
+    is_symlink: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What a path leads to, with all that a file made in its place has to take over."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    mode: int
+    inode: int
+    device: int
+    is_dir: bool
+    is_regular: bool
+    attributes: tuple[tuple[str, bytes], ...] = ()
+
+
+class FileSystem:
+    """The real file system. Paths are strings; descriptors are plain integers."""
+
+    def __init__(self) -> None:
+        self._path_of: dict[int, str] = {}
+
+    def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
+        """The hook that every mutating operation passes; `action` is what really does it."""
+        return action()
+
+    # Reading
+
+    def scan(self, path: str) -> list[DirEntry]:
+        """The names in a directory, unsorted; names that vanish meanwhile are left out."""
+        found = []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
+        return found
+
+    def stat(self, path: str) -> FileStat:
+        """Follows symlinks."""
+        return _file_stat(path, os.stat(path), _attributes(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def open_read(self, path: str) -> int:
+        """A descriptor of a regular file; never blocks on a FIFO."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        self._path_of[fd] = path
+        return fd
+
+    def read_into(self, fd: int, buffer: Any, position: int) -> int:
+        """Fills `buffer` (bytes-like, writable) from byte `position`; fewer bytes only at the end of file."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        with self._naming(fd):
+            while done < len(view):
+                count = os.preadv(fd, [view[done:]], position + done)
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    def read_at(self, path: str, position: int, length_bytes: int) -> bytes:
+        """Up to `length_bytes` bytes from byte `position`, for the few bytes of a tail or a header."""
+        fd = self.open_read(path)
+        try:
+            buffer = bytearray(length_bytes)
+            return bytes(buffer[: self.read_into(fd, buffer, position)])
+        finally:
+            self.close(fd)
+
+    def read_bytes(self, path: str) -> bytes:
+        """A whole small file."""
+        fd = self.open_read(path)
+        try:
+            chunks = []
+            with self._naming(fd):
+                while chunk := os.read(fd, 1 << 20):
+                    chunks.append(chunk)
+            return b"".join(chunks)
+        finally:
+            self.close(fd)
+
+    def fd_stat(self, fd: int) -> FileStat:
+        """Like `stat`, of an open descriptor (without extended attributes)."""
+        with self._naming(fd):
+            return _file_stat(self._path_of.get(fd, ""), os.fstat(fd), ())
+
+    def close(self, fd: int) -> None:
+        self._path_of.pop(fd, None)
+        os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        """What an unprivileged process may still write on the file system of `path`."""
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+    # Changing
+
+    def create(self, path: str, like: FileStat | None) -> int:
+        """A new empty file, open for appending; FileExistsError when the name is taken.
+
+        It takes owner, group, mode, access ACL and security label of `like` (of a directory: without the
+        execute bits); Refused, with nothing left behind, when that is not allowed.
+        """
+        return self._change("create", (path,), lambda: self._create(path, like))
+
+    def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
+        """A read-write descriptor of a lock file, and whether this call made the file."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self.create(path, like), True
+        self._path_of[fd] = path
+        return fd, False
+
+    def write(self, fd: int, buffer: Any) -> int:
+        """Appends all of `buffer` (contiguous, bytes-like); the number of bytes."""
+        view = memoryview(buffer).cast("B")
+        return self._change("write", (fd, view), lambda: self._write(fd, view))
+
+    def fsync(self, fd: int) -> None:
+        """Makes contents and metadata of an open file durable (not its name)."""
+        with self._naming(fd):
+            self._change("fsync", (fd,), lambda: os.fsync(fd))
+
+    def fsync_dir(self, path: str) -> None:
+        """Makes the names of a directory durable."""
+        self._change("fsync_dir", (path,), lambda: _fsync_dir(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces `target`."""
+        self._change("rename", (source, target), lambda: os.replace(source, target))
+
+    def unlink(self, path: str) -> None:
+        self._change("unlink", (path,), lambda: os.unlink(path))
+
+    def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
+        self._change("set_mtime_ns", (path, mtime_ns), lambda: os.utime(path, ns=(mtime_ns, mtime_ns)))
+
+    def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
+        """A new file with these contents, durable but for its name."""
+        fd = self.create(path, like)
+        try:
+            self.write(fd, data)
+            self.fsync(fd)
+        finally:
+            self.close(fd)
+
+    def refuse_unless_like(self, like: FileStat) -> None:
+        """Refused when this process cannot make a file with owner and group of `like`: ask before writing."""
+        user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
+        if user == 0 or (user == like.uid and like.gid in groups):
+            return
+        raise Refused(
+            f"this process runs as {_user_name(user)}, but the files belong to {_owner(like)}",
+            path=like.path,
+            remedy=f"Run as {_user_name(like.uid)} or root",
+        )
+
+    def _create(self, path: str, like: FileStat | None) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600 if like else 0o666)
+        try:
+            if like is not None:
+                _make_like(fd, path, like)
+        except BaseException:
+            os.unlink(path)
+            os.close(fd)
+            raise
+        self._path_of[fd] = path
+        return fd
+
+    def _write(self, fd: int, view: memoryview) -> int:
+        done = 0
+        with self._naming(fd):
+            while done < len(view):
+                done += os.write(fd, view[done:])
+        return done
+
+    @contextlib.contextmanager
+    def _naming(self, fd: int) -> Iterator[None]:
+        """The system's errors about a descriptor do not say which file it is; ours do."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None and fd in self._path_of:
+                error.filename = self._path_of[fd]
+            raise
+
+
+LOCAL = FileSystem()
+
+
+def _dir_entry(name: str, facts: os.stat_result) -> DirEntry:
+    return DirEntry(
+        name=name,
+        is_dir=stat_bits.S_ISDIR(facts.st_mode),
+        size_bytes=facts.st_size,
+        mtime_ns=facts.st_mtime_ns,
+        inode=facts.st_ino,
+        is_regular=stat_bits.S_ISREG(facts.st_mode),
+        is_symlink=stat_bits.S_ISLNK(facts.st_mode),
+    )
+
+
+def _file_stat(path: str, facts: os.stat_result, attributes: tuple[tuple[str, bytes], ...]) -> FileStat:
+    return FileStat(
+        path=path,
+        size_bytes=facts.st_size,
+        mtime_ns=facts.st_mtime_ns,
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mode=stat_bits.S_IMODE(facts.st_mode),
+        inode=facts.st_ino,
+        device=facts.st_dev,
+        is_dir=stat_bits.S_ISDIR(facts.st_mode),
+        is_regular=stat_bits.S_ISREG(facts.st_mode),
+        attributes=attributes,
+    )
+
+
+def _attributes(target: str | int) -> tuple[tuple[str, bytes], ...]:
+    """ACL and security label of a path or descriptor, those that there are."""
+    try:
+        names = os.listxattr(target)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTES:
+            return ()
+        raise
+    return tuple((name, os.getxattr(target, name)) for name in KEPT_ATTRIBUTES if name in names)
+
+
+def _fsync_dir(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+
+
+def _make_like(fd: int, path: str, like: FileStat) -> None:
+    """Owner first: a change of owner clears mode bits. ACL before mode: both write the group bits, alike."""
+    try:
+        now = os.fstat(fd)
+        if (now.st_uid, now.st_gid) != (like.uid, like.gid):
+            os.fchown(fd, like.uid, like.gid)
+        wanted = dict(like.attributes)
+        if like.is_dir and ACCESS_ACL in wanted:
+            wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
+        present = dict(_attributes(fd))
+        for name in present.keys() - wanted.keys():
+            if name == ACCESS_ACL:  # a directory's default ACL gave it; a label only ever gets replaced
+                os.removexattr(fd, name)
+        for name, value in wanted.items():
+            if present.get(name) != value:
+                os.setxattr(fd, name, value)
+        os.fchmod(fd, like.mode & 0o666 if like.is_dir else like.mode)
+    except OSError as error:
+        raise Refused(
+            f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
+            path=path,
+            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root",
+        ) from error
+
+
+def _without_execute(acl: bytes) -> bytes:
+    """The kernel's form of an ACL: a version, then entries of tag, permissions and id."""
+    entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
+    kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, who) for tag, bits, who in entries]
+    return acl[: _ACL_HEADER.size] + b"".join(kept)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user id {uid}"
+
+
+def _owner(like: FileStat) -> str:
+    try:
+        group = f"group {grp.getgrgid(like.gid).gr_name}"
+    except KeyError:
+        group = f"group id {like.gid}"
+    return f"{_user_name(like.uid)}, {group}"
