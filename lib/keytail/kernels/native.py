@@ -1,8 +1,8 @@
 """CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or fallbacks.
 
-Every function here can be called from any kernel and from Python, and reads exactly the bytes it is
-given. The wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python binding
-before a kernel may name it, and where one is missing or differs that of `fallback.py` stands in for it.
+Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given.
+The wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python
+binding before a kernel may name it, and where one is missing or differs that of `fallback.py` stands in for it.
 """
 
 from __future__ import annotations
@@ -208,3 +208,8 @@ def _overload_xxh3_128(array, start, n, seed):
 @overload(prefetch)
 def _overload_prefetch(array, index):
     return lambda array, index: _call_prefetch(array, index)  # noqa: PLW0108
+
+
+def file_digest() -> _xxhash_wheel.xxh3_128:
+    """A running XXH3-128 of a file's bytes: `update(buffer)`, then `hexdigest()`."""
+    return _xxhash_wheel.xxh3_128()
