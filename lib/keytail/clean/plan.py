@@ -193,8 +193,6 @@ def select(
 
     if "compact" not in config.cleanup_policy:
         blocker = f"cleanup.policy is [{','.join(sorted(config.cleanup_policy))}], without compact"
-    elif total_bytes == 0:
-        blocker = f"no bytes below offset {first_uncleanable}: {why}"
     elif cleanable_bytes == 0:
         blocker = f"nothing to clean from first dirty offset {first_dirty} on: {why}"
     elif force or overdue or ratio > config.min_cleanable_dirty_ratio:
