@@ -1,0 +1,386 @@
+"""The five codecs as Kafka frames them: what its readers accept is read, what they refuse is refused.
+
+COMPRESSION.md beside this file says which bytes these are. Bytes that we compress need not equal Kafka's (library versions differ), their framing and contents do.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from typing import NoReturn, TypeAlias
+
+import cramjam
+import lz4.frame
+import zstandard
+from isal import isal_zlib
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+NO_LIMIT_BYTES = 2**63 - 1
+
+
+def decompress(codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES) -> Buffer:
+    """The bytes that `data` stands for, as something that `np.frombuffer` takes.
+
+    ValueError, with the reason, for what Kafka's reader of that codec refuses, and for an output longer than
+    `limit_bytes`, which is noticed before more than that is held. `data` is contiguous.
+    """
+    match codec_id:
+        case 0:
+            if len(data) > limit_bytes:
+                _too_long(limit_bytes)
+            return data
+        case 1:
+            return _gunzip(data, limit_bytes)
+        case 2:
+            return _unsnappy(data, limit_bytes)
+        case 3:
+            return _unlz4(data, limit_bytes)
+        case 4:
+            return _unzstd(data, limit_bytes)
+    raise ValueError(f"unknown codec {codec_id}")
+
+
+def compress(codec_id: int, data: Buffer) -> bytes:
+    """`data` in Kafka's framing, at the level that Kafka's codec has by default."""
+    match codec_id:
+        case 0:
+            return bytes(data)
+        case 1:
+            return _gzip(data)
+        case 2:
+            return _snappy(data)
+        case 3:
+            return _lz4(data)
+        case 4:
+            return _zstd(data)
+    raise ValueError(f"unknown codec {codec_id}")
+
+
+def _too_long(limit_bytes: int) -> NoReturn:
+    raise ValueError(f"decompresses to more than {limit_bytes} bytes")
+
+
+# gzip: COMPRESSION.md 2
+
+_GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
+_GZIP_FLAGS_OFF = 3
+_GZIP_FHCRC, _GZIP_FEXTRA, _GZIP_FNAME, _GZIP_FCOMMENT = 2, 4, 8, 16
+_GZIP_FIXED_BYTES = 10
+
+
+def _gzip(data: Buffer) -> bytes:
+    packer = zlib.compressobj(-1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    trailer = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+    return b"".join((_GZIP_HEADER, packer.compress(data), packer.flush(), trailer))
+
+
+def _gunzip(data: Buffer, limit_bytes: int) -> bytes:
+    out, rest = _gunzip_member(data, limit_bytes)
+    if not rest:
+        return out
+    parts, total = [out], len(out)
+    # Only a whole, valid header makes another member of what follows; anything else there is ignored.
+    while _is_gzip_header(rest):
+        out, rest = _gunzip_member(rest, limit_bytes - total)
+        parts.append(out)
+        total += len(out)
+    return b"".join(parts)
+
+
+def _gunzip_member(data: Buffer, limit_bytes: int) -> tuple[bytes, bytes]:
+    unpacker = isal_zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        out = unpacker.decompress(data, min(limit_bytes, 2**62) + 1)
+    except isal_zlib.error as problem:  # type: ignore[misc]
+        raise ValueError(f"gzip: {problem}") from problem
+    if len(out) > limit_bytes:
+        _too_long(limit_bytes)
+    if not unpacker.eof:
+        raise ValueError("gzip: data ends inside a member")
+    return out, unpacker.unused_data
+
+
+def _is_gzip_header(data: bytes) -> bool:
+    if len(data) < _GZIP_FIXED_BYTES or data[:3] != _GZIP_HEADER[:3]:
+        return False
+    flags, at = data[_GZIP_FLAGS_OFF], _GZIP_FIXED_BYTES
+    if flags & _GZIP_FEXTRA:
+        at += 2 + int.from_bytes(data[at : at + 2], "little")
+    for flag in (_GZIP_FNAME, _GZIP_FCOMMENT):
+        if flags & flag:
+            at = data.find(b"\0", at) + 1
+            if not at:
+                return False
+    if flags & _GZIP_FHCRC:
+        if int.from_bytes(data[at : at + 2], "little") != zlib.crc32(data[:at]) & 0xFFFF:
+            return False
+        at += 2
+    return at <= len(data)
+
+
+# snappy: COMPRESSION.md 3
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_HEADER_BYTES = 16
+_XERIAL_FIRST_WORD = int.from_bytes(_XERIAL_MAGIC[:4], "big")
+_SNAPPY_BLOCK_BYTES = 32768
+
+
+def _snappy(data: Buffer) -> bytes:
+    view, parts = memoryview(data), [_XERIAL_HEADER]
+    block: bytes
+    for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
+        block = cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES])
+        parts += (len(block).to_bytes(4, "big"), block)
+    return b"".join(parts)
+
+
+def _unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
+    view = memoryview(data)
+    if not view:
+        raise ValueError("snappy: empty input")
+    chunks = _snappy_chunks(view)
+    try:
+        sizes = [cramjam.snappy.decompress_raw_len(chunk) for chunk in chunks]
+        total = sum(sizes)
+        if total > limit_bytes:
+            _too_long(limit_bytes)
+        if len(chunks) == 1:
+            return memoryview(cramjam.snappy.decompress_raw(chunks[0]))
+        out = bytearray(total)
+        window, at = memoryview(out), 0
+        for chunk, size in zip(chunks, sizes, strict=True):
+            if size:
+                cramjam.snappy.decompress_raw_into(chunk, window[at : at + size])
+            at += size
+    except cramjam.DecompressionError as problem:
+        raise ValueError(str(problem)) from problem
+    return out
+
+
+def _snappy_chunks(view: memoryview) -> list[memoryview]:
+    """The raw blocks in the framing, or all of `view` where there is no framing."""
+    if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
+        return [view]
+    chunks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
+    while at + 4 <= end:  # less than a length at the end is ignored
+        size = int.from_bytes(view[at : at + 4], "big")
+        if size == _XERIAL_FIRST_WORD:  # another frame, appended
+            if at + _XERIAL_HEADER_BYTES > end:
+                raise ValueError("snappy: data ends inside a second header")
+            if view[at : at + 8] != _XERIAL_MAGIC:
+                break
+            at += _XERIAL_HEADER_BYTES
+            continue
+        at += 4
+        if at + size > end:
+            raise ValueError(f"snappy: chunk of {size} bytes with {end - at} left")
+        chunks.append(view[at : at + size])
+        at += size
+    return chunks
+
+
+# lz4: COMPRESSION.md 4
+
+_LZ4_MAGIC = bytes.fromhex("04224d18")
+_LZ4_VERSION, _LZ4_VERSION_MASK = 0x40, 0xC0
+_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x20, 0x10, 0x08, 0x04
+_LZ4_RESERVED = 0x03
+_LZ4_STORED = 0x80000000
+_LZ4_END_MARK = bytes(4)
+_LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each next one four times as large, up to 7
+
+
+def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
+    """Frame headers without content size and content checksum, by their FLG and BD bytes."""
+    headers = {}
+    for size_code in range(_LZ4_FIRST_SIZE_CODE, 8):
+        for block_checksum in (False, True):
+            header = lz4.frame.compress_begin(
+                lz4.frame.create_compression_context(),
+                block_size=size_code,
+                block_linked=False,
+                block_checksum=block_checksum,
+                content_checksum=False,
+            )
+            headers[header[4], header[5]] = bytes(header)
+    return headers
+
+
+_LZ4_HEADERS = _plain_lz4_headers()
+
+
+def _lz4(data: Buffer) -> bytes:
+    return lz4.frame.compress(
+        data,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        content_checksum=False,
+        store_size=False,
+    )
+
+
+def _unlz4(data: Buffer, limit_bytes: int) -> bytes:
+    view = memoryview(data)
+    header = bytes(view[:7])
+    plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
+    if header == plain_header:
+        header_bytes, flags = len(header), header[4]
+    else:
+        header_bytes, flags = _check_lz4_header(view)
+        plain_header = _LZ4_HEADERS[flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), view[5]]
+    block_bytes = 1 << (8 + 2 * (view[5] >> 4))
+    end, most_bytes = _walk_lz4_blocks(view, header_bytes, flags, block_bytes)
+    frame: Buffer = view[: end + 4]
+    if header != plain_header or frame[end:] != _LZ4_END_MARK:
+        # Kafka does not compare a content size or a content checksum: show the library a frame without.
+        frame = plain_header + bytes(view[header_bytes:end]) + _LZ4_END_MARK
+    try:
+        if most_bytes <= limit_bytes:
+            return lz4.frame.decompress(frame)
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+        out = unpacker.decompress(frame, min(limit_bytes, 2**62) + 1)
+    except RuntimeError as problem:
+        raise ValueError(f"lz4: {problem}") from problem
+    if len(out) > limit_bytes:
+        _too_long(limit_bytes)
+    return out
+
+
+def _check_lz4_header(view: memoryview) -> tuple[int, int]:
+    """Size and FLG byte of a frame header that is not one of the plain ones."""
+    if len(view) < 7 or view[:4] != _LZ4_MAGIC:
+        raise ValueError("lz4: no frame header")
+    flags, block = view[4], view[5]
+    if flags & _LZ4_VERSION_MASK != _LZ4_VERSION:
+        raise ValueError(f"lz4: version {flags >> 6}")
+    if not flags & _LZ4_INDEPENDENT:
+        raise ValueError("lz4: blocks that depend on each other")
+    if flags & _LZ4_RESERVED or block & 0x8F or block >> 4 < _LZ4_FIRST_SIZE_CODE:
+        raise ValueError(f"lz4: reserved bits or block size in {flags:02x} {block:02x}")
+    header_bytes = 15 if flags & _LZ4_CONTENT_SIZE else 7
+    if len(view) < header_bytes:
+        raise ValueError("lz4: data ends inside the frame header")
+    try:
+        lz4.frame.get_frame_info(view[:header_bytes])  # verifies the header's checksum
+    except RuntimeError as problem:
+        raise ValueError(f"lz4: {problem}") from problem
+    return header_bytes, flags
+
+
+def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int) -> tuple[int, int]:
+    """Where the blocks end and the end mark begins, and the most bytes that the blocks can hold."""
+    at, end, most_bytes = start, len(view), 0
+    checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    while at + 4 <= end:
+        word = int.from_bytes(view[at : at + 4], "little")
+        size = word & ~_LZ4_STORED
+        if size == 0:
+            if flags & _LZ4_CONTENT_CHECKSUM and at + 8 > end:
+                raise ValueError("lz4: data ends inside the content checksum")
+            return at, most_bytes
+        if size > block_bytes:
+            raise ValueError(f"lz4: block of {size} bytes in a frame of blocks up to {block_bytes}")
+        most_bytes += size if word & _LZ4_STORED else block_bytes
+        at += 4 + size + checksum_bytes
+    raise ValueError("lz4: data ends before the end mark")
+
+
+# zstd: COMPRESSION.md 5
+
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_SKIPPABLE, _ZSTD_SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
+_ZSTD_LEVEL = 3
+_ZSTD_MAX_BLOCK_BYTES = 128 << 10
+_ZSTD_RAW, _ZSTD_RLE, _ZSTD_COMPRESSED = range(3)
+_ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
+
+
+class _Contexts(threading.local):
+    """zstd's working memory, made once a thread: it is large, and may serve one call at a time."""
+
+    def __init__(self) -> None:
+        self.packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.unpacker = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def _zstd(data: Buffer) -> bytes:
+    stream = _contexts.packer.compressobj()
+    # Kafka flushes the stream before it ends it, which leaves an empty last block.
+    parts = (stream.compress(data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.flush())
+    return b"".join(parts)
+
+
+def _unzstd(data: Buffer, limit_bytes: int) -> bytes:
+    view = memoryview(data)
+    parts, total, at = [], 0, 0
+    while at < len(view):
+        word = int.from_bytes(view[at : at + 4], "little")
+        if word & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE:
+            if at + 8 > len(view):
+                raise ValueError("zstd: data ends inside a skippable frame")
+            at += 8 + int.from_bytes(view[at + 4 : at + 8], "little")
+            if at > len(view):
+                raise ValueError("zstd: data ends inside a skippable frame")
+            continue
+        end, most_bytes = _walk_zstd_frame(view, at)
+        out = _unzstd_frame(view[at:end], most_bytes, limit_bytes - total)
+        parts.append(out)
+        total += len(out)
+        at = end
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes:
+    try:
+        declared = zstandard.get_frame_parameters(frame).content_size
+    except zstandard.ZstdError as problem:
+        raise ValueError(f"zstd: {problem}") from problem
+    if declared != zstandard.CONTENTSIZE_UNKNOWN:
+        if declared > most_bytes:
+            raise ValueError(f"zstd: frame of at most {most_bytes} bytes declares {declared}")
+        if declared > limit_bytes:
+            _too_long(limit_bytes)
+    try:
+        # One byte more than allowed, so that a frame of exactly `limit_bytes` is told from a longer one.
+        room = max(1, min(most_bytes, limit_bytes + 1))
+        out = _contexts.unpacker.decompress(frame, max_output_size=room)
+    except zstandard.ZstdError as problem:
+        if most_bytes > limit_bytes and "did not decompress full frame" in str(problem):
+            _too_long(limit_bytes)
+        raise ValueError(f"zstd: {problem}") from problem
+    if len(out) > limit_bytes:
+        _too_long(limit_bytes)
+    return out
+
+
+def _walk_zstd_frame(view: memoryview, start: int) -> tuple[int, int]:
+    """Where the frame at `start` ends, and the most bytes that its blocks can hold."""
+    if start + 6 > len(view) or int.from_bytes(view[start : start + 4], "little") != _ZSTD_MAGIC:
+        raise ValueError("zstd: no frame header" if not start else f"zstd: no frame at byte {start}")
+    descriptor = view[start + 4]
+    single = bool(descriptor & _ZSTD_SINGLE_SEGMENT)
+    dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
+    content_size_bytes = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    at = start + 5 + (not single) + dictionary_id_bytes + content_size_bytes
+    most_bytes = 0
+    while at + 3 <= len(view):
+        word = int.from_bytes(view[at : at + 3], "little")
+        kind, size = word >> 1 & 3, word >> 3
+        at += 3 + (1 if kind == _ZSTD_RLE else size)
+        most_bytes += _ZSTD_MAX_BLOCK_BYTES if kind == _ZSTD_COMPRESSED else min(size, _ZSTD_MAX_BLOCK_BYTES)
+        if word & 1:
+            at += 4 if descriptor & _ZSTD_CHECKSUM else 0
+            if at > len(view):
+                break
+            return at, most_bytes
+    raise ValueError("zstd: data ends inside a frame")
