@@ -1,0 +1,315 @@
+"""The story of one partition: map the dirty section, decide, write new segments, prove them, replace.
+
+`clean_partition` reads and writes scratch files only and may run anywhere that sees the directory, as often
+as it likes; `install` gives what it wrote the names that a broker reads, and is the driver's alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from keytail.clean.offset_map import OffsetMap
+from keytail.clean.plan import CompactionConfig, group_segments, segments_between
+from keytail.clean.producers import active_producers
+from keytail.clean.proof import prove
+from keytail.clean.rewrite import Rewriter
+from keytail.clean.survivors import Progress, SurvivorBuilder, Survivors
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.kernels.native import HASH_NAME
+from keytail.log.fs import FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.log.replace import GroupOutput, commit_group
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, refuse_unsupported
+from keytail.log.writer import SegmentWriter
+
+
+@dataclass(frozen=True)
+class CleaningTask:
+    """One round over one partition, as the plan decided it; small, picklable, and the same for every attempt.
+
+    `segments` are all of the partition, as the driver saw them. The map takes `map_memory_bytes`, and holds at
+    most `map_max_entries` keys where that is given.
+    """
+
+    topic: str
+    partition: int
+    partition_path: str
+    segments: tuple[SegmentFacts, ...]
+    snapshots: tuple[int, ...]
+    log_start_offset: int
+    log_end_offset: int
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    now_ms: int
+    config: CompactionConfig
+    run_id: str
+    attempt: str = "0"
+    clean_shutdown: bool = True
+    drop_keyless: bool = False
+    map_memory_bytes: int = 128 << 20
+    map_max_entries: int | None = None
+    hash_name: str = HASH_NAME
+    hash_seed: int = 0
+
+    def path(self, base_offset: int, suffix: str) -> str:
+        return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
+
+
+@dataclass(frozen=True)
+class CleaningResult:
+    """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files."""
+
+    end_offset: int
+    groups: tuple[GroupOutput, ...]
+    segments_before: int
+    segments_after: int
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+    tombstones_removed: int
+    markers_removed: int
+    keys: int
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+def clean_partition(
+    fs: FileSystem, task: CleaningTask, on_progress: Progress | None = None
+) -> CleaningResult:
+    """Write what is to replace the segments below the round's end offset, and prove it.
+
+    `on_progress(phase, bytes)` hears of bytes read. Raises CorruptLog or Refused with every scratch file of
+    this attempt gone again. Memory: the map, and less than 512 MiB beside it whatever the segments' size.
+    """
+    progress = on_progress or (lambda phase, n: None)
+    clock = _PhaseClock()
+    _check_sources(fs, task)
+    _check_hash(task)
+    reader, scanner = SegmentReader(fs), RecordScanner()
+
+    cut, _ = segments_between(task.segments, task.first_uncleanable_offset, 2**63 - 1)
+    with clock.phase("check"):
+        untouched_records = _check_untouched(task, reader, (cut, len(task.segments)), progress)
+    with clock.phase("map"):
+        survivors = _build_survivors(task, reader, scanner, progress)
+    groups = group_segments(
+        task.segments,
+        survivors.end_offset,
+        task.first_uncleanable_offset,
+        task.config.segment_bytes,
+        task.config.segment_index_bytes,
+    )
+    with clock.phase("check"):
+        rewritten = groups[-1][1] if groups else 0
+        untouched_records += _check_untouched(task, reader, (rewritten, cut), progress)
+    writers: list[SegmentWriter] = []
+    try:
+        with clock.phase("write"):
+            rewriter = _make_rewriter(fs, task, reader, scanner, survivors)
+            outputs = [_write_group(fs, task, rewriter, group, writers, progress) for group in groups]
+            _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
+        result = _result(task, survivors, rewriter, groups, outputs, writers, untouched_records)
+        # The proof needs a table as large as the map: one of them at a time.
+        del survivors, rewriter
+        with clock.phase("prove"):
+            _prove(fs, task, result, groups)
+    except BaseException:
+        for writer in writers:
+            writer.discard()
+        raise
+    return replace(result, phases_s=clock.seconds)
+
+
+def install(fs: FileSystem, task: CleaningTask, result: CleaningResult) -> None:
+    """Replace the sources by what `clean_partition` wrote, group by group, in ascending order.
+
+    The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
+    """
+    _check_sources(fs, task)
+    for group in result.groups:
+        commit_group(fs, task.partition_path, group)
+
+
+class _PhaseClock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _check_sources(fs: FileSystem, task: CleaningTask) -> None:
+    """Refuse when a segment is not the file that was planned with: another host's view, or a writer at work."""
+    for segment in task.segments:
+        path = task.path(segment.base_offset, names.LOG)
+        facts = fs.stat(path) if fs.exists(path) else None
+        if facts is None or (facts.size_bytes, facts.mtime_ns) != (segment.log_bytes, segment.log_mtime_ns):
+            seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
+            raise Refused(
+                f"segment changed since it was planned: {seen} on host {os.uname().nodename}, planned with "
+                f"{segment.log_bytes} bytes, mtime {segment.log_mtime_ns} ns",
+                path=path,
+                remedy="Make sure that nothing writes to the directory and every host sees the same files",
+            )
+
+
+def _check_hash(task: CleaningTask) -> None:
+    if task.hash_name != HASH_NAME:
+        raise Refused(
+            f"the run was planned with hash {task.hash_name}, but host {os.uname().nodename} has {HASH_NAME}",
+            remedy="Install the same versions of keytail and xxhash on every host",
+        )
+
+
+def _check_untouched(
+    task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int], progress: Progress
+) -> int:
+    """Records in segments that this round leaves alone; Refused if a batch there forbids cleaning the others."""
+    records = 0
+    for number in range(*numbers):
+        segment = task.segments[number]
+        is_last = number + 1 == len(task.segments)
+        path = task.path(segment.base_offset, names.LOG)
+        torn_tail = is_last and not task.clean_shutdown
+        for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+            refuse_unsupported(stride)
+            records += int(stride.table["record_count"].sum())
+            progress("check", len(stride.raw))
+    return records
+
+
+def _build_survivors(
+    task: CleaningTask, reader: SegmentReader, scanner: RecordScanner, progress: Progress
+) -> Survivors:
+    offset_map = OffsetMap(task.map_memory_bytes, task.map_max_entries)
+    dirty = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    survivors = SurvivorBuilder(reader, scanner, offset_map, task.hash_seed).build(
+        task.partition_path,
+        task.segments,
+        dirty,
+        task.first_dirty_offset,
+        task.first_uncleanable_offset,
+        progress,
+    )
+    _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)
+    return survivors
+
+
+def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
+    if count and not task.drop_keyless:
+        raise Refused(
+            f"{count} records without a key lie in the range to be cleaned",
+            path=task.partition_path,
+            offset=first_offset,
+            remedy="Compaction would drop them, which usually means a wrong cleanup.policy; --drop-keyless does it",
+        )
+
+
+def _make_rewriter(
+    fs: FileSystem, task: CleaningTask, reader: SegmentReader, scanner: RecordScanner, survivors: Survivors
+) -> Rewriter:
+    producers = active_producers(
+        fs,
+        reader,
+        task.partition_path,
+        task.segments,
+        task.snapshots,
+        task.log_start_offset,
+        task.log_end_offset,
+        clean_shutdown=task.clean_shutdown,
+        expiration_ms=task.config.producer_id_expiration_ms,
+        now_ms=task.now_ms,
+    )
+    return Rewriter(
+        reader,
+        scanner,
+        survivors,
+        producers,
+        seed=task.hash_seed,
+        first_dirty_offset=task.first_dirty_offset,
+        first_uncleanable_offset=task.first_uncleanable_offset,
+        now_ms=task.now_ms,
+        delete_retention_ms=task.config.delete_retention_ms,
+    )
+
+
+def _write_group(
+    fs: FileSystem,
+    task: CleaningTask,
+    rewriter: Rewriter,
+    group: tuple[int, int],
+    writers: list[SegmentWriter],
+    progress: Progress,
+) -> GroupOutput:
+    sources = task.segments[slice(*group)]
+    writer = SegmentWriter(
+        fs,
+        task.partition_path,
+        sources[0].base_offset,
+        task.run_id,
+        task.attempt,
+        fs.stat(task.path(sources[0].base_offset, names.LOG)),
+        task.config.index_interval_bytes,
+        task.config.segment_index_bytes,
+    )
+    writers.append(writer)
+    rewriter.rewrite(task.partition_path, task.segments, group, writer, progress)
+    bases = tuple(segment.base_offset for segment in sources)
+    return writer.finish(bases, sources[-1].log_mtime_ns // 1_000_000)
+
+
+def _result(
+    task: CleaningTask,
+    survivors: Survivors,
+    rewriter: Rewriter,
+    groups: Sequence[tuple[int, int]],
+    outputs: list[GroupOutput],
+    writers: list[SegmentWriter],
+    untouched_records: int,
+) -> CleaningResult:
+    rewritten = groups[-1][1] if groups else 0
+    untouched = task.segments[rewritten:]
+    return CleaningResult(
+        end_offset=survivors.end_offset,
+        groups=tuple(outputs),
+        segments_before=len(task.segments),
+        segments_after=len(outputs) + len(untouched),
+        bytes_before=sum(segment.log_bytes for segment in task.segments),
+        bytes_after=sum(w.size_bytes for w in writers) + sum(s.log_bytes for s in untouched),
+        records_before=rewriter.counts.records_read + untouched_records,
+        records_after=sum(writer.records for writer in writers) + untouched_records,
+        tombstones_removed=rewriter.counts.tombstones_removed,
+        markers_removed=0,
+        keys=survivors.offset_map.used,
+    )
+
+
+def _prove(
+    fs: FileSystem, task: CleaningTask, result: CleaningResult, groups: Sequence[tuple[int, int]]
+) -> None:
+    rewritten = groups[-1][1] if groups else 0
+    prove(
+        fs,
+        task.partition_path,
+        task.segments[:rewritten],
+        result.groups,
+        first_dirty_offset=task.first_dirty_offset,
+        end_offset=result.end_offset,
+        first_uncleanable_offset=task.first_uncleanable_offset,
+        now_ms=task.now_ms,
+        delete_retention_ms=task.config.delete_retention_ms,
+        index_interval_bytes=task.config.index_interval_bytes,
+        drop_keyless=task.drop_keyless,
+        memory_bytes=task.map_memory_bytes,
+    )

@@ -1,0 +1,89 @@
+"""The SkimpyOffsetMap: from the 128-bit hash of a key to the ordinal of its last record in the dirty section.
+
+An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key
+bytes, starts small and doubles; old and new table together stay within the memory it was given. When it can
+grow no more it is full, and the round ends there as Kafka's does (format/CLEANING.md, "Full map").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keytail.kernels import offset_map as kernels
+
+SLOT_BYTES = kernels.SLOT.itemsize
+LOAD_FACTOR = 0.9
+_FIRST_SLOTS = 1 << 14
+
+
+class OffsetMap:
+    """A map of at most `memory_bytes`, growth included; `max_entries` bounds it further (as Kafka's slots do)."""
+
+    def __init__(self, memory_bytes: int, max_entries: int | None = None) -> None:
+        # The last doubling holds one and a half tables at once.
+        self._max_slots = max(2, memory_bytes * 2 // (3 * SLOT_BYTES))
+        self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
+        if max_entries is not None:
+            self._max_entries = max(1, min(max_entries, self._max_entries))
+        slots = self._max_slots
+        while slots > _FIRST_SLOTS:
+            slots = (slots + 1) // 2
+        self._slots = np.zeros(max(2, slots), kernels.SLOT)
+        self.used = 0
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self._slots
+
+    @property
+    def max_entries(self) -> int:
+        return self._max_entries
+
+    @property
+    def utilization(self) -> float:
+        return self.used / len(self._slots)
+
+    def _limit(self) -> int:
+        """Entries at which the present table grows, or is full for good."""
+        if len(self._slots) >= self._max_slots:
+            return self._max_entries
+        return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
+
+    def _grow(self) -> None:
+        larger = np.zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
+        kernels.rehash(self._slots, larger)
+        self._slots = larger
+
+    def put_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> int:
+        """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is passed over).
+
+        Returns how many were done: fewer than `n` means that the map was full in front of that item.
+        """
+        done = 0
+        while True:
+            done, self.used = kernels.put_all(
+                self._slots, self.used, self._limit(), low, high, ordinals, n, done
+            )
+            if done == n or self.used >= self._max_entries:
+                return done
+            self._grow()
+
+    def get_all(
+        self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
+    ) -> None:
+        """Ordinals of the first `n` hashes into `found` (int64): -1 where absent or `wanted` is below 0."""
+        kernels.get_all(self._slots, low, high, wanted, n, found)
+
+    def clear(self) -> None:
+        self._slots[:] = 0
+        self.used = 0
+
+    def check(self) -> None:
+        """Assert every invariant of the table."""
+        counts = np.zeros(3, np.int64)
+        kernels.check_slots(self._slots, counts)
+        assert counts[0] == self.used, f"{counts[0]} slots in use, {self.used} counted"
+        assert counts[1] == 0, f"{counts[1]} keys cannot be reached from their home slot"
+        assert counts[2] == 0, f"{counts[2]} keys stand twice"
+        assert self.used <= self._max_entries
+        assert len(self._slots) <= self._max_slots

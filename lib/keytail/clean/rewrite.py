@@ -1,0 +1,247 @@
+"""Pass 2: walks segments once more, deciding and writing in the same stride.
+
+A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits
+decide, and dead batches stay unopened; before it the map is probed; behind the mapped range all records stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.clean.producers import ActiveProducers
+from keytail.clean.survivors import Progress, Survivors
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON
+from keytail.format.compression import compress
+from keytail.kernels import rewrite as kernels
+from keytail.log.partition import SegmentFacts
+from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
+from keytail.log.writer import SegmentWriter
+
+_BYTES_AROUND_A_RECORD = 30  # length, attributes and two deltas at their longest, with room to shift
+
+_REBUILD_ERRORS = {
+    kernels.NEGATIVE_TIMESTAMP: "a record that stays has a timestamp below -1",
+    kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
+}
+
+
+@dataclass
+class Counts:
+    """What a rewrite read and left."""
+
+    records_read: int = 0
+    tombstones_removed: int = 0
+    keyless: int = 0
+    first_keyless_offset: int = -1
+
+
+@dataclass
+class _Rows:
+    """What is decided about the rows of one stride; all arrays have one item a row."""
+
+    decided_by: np.ndarray
+    first_bit: np.ndarray
+    first_ordinal: np.ndarray
+    retain_empty: np.ndarray
+    action: np.ndarray
+    kept: np.ndarray
+    kept_nulls: np.ndarray
+
+
+class Rewriter:
+    """Rewrites segments by what pass 1 found; the same `now_ms` for the whole round."""
+
+    def __init__(
+        self,
+        reader: SegmentReader,
+        scanner: RecordScanner,
+        survivors: Survivors,
+        producers: ActiveProducers,
+        *,
+        seed: int,
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        now_ms: int,
+        delete_retention_ms: int,
+    ) -> None:
+        self._reader = reader
+        self._scanner = scanner
+        self._survivors = survivors
+        self._producers = producers
+        self._seed = seed
+        self._first_dirty = first_dirty_offset
+        self._first_uncleanable = first_uncleanable_offset
+        self._now_ms = now_ms
+        # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
+        horizon = now_ms + delete_retention_ms
+        self._horizon_ms = horizon if horizon < 2**63 else -1
+        self._blocks = np.empty(1 << 20, np.uint8)
+        self._target = np.empty(1 << 20, np.uint8)
+        self._new_table = np.empty(1 << 10, BATCH_TABLE)
+        self._rebuilt = np.empty(1 << 10, kernels.REBUILT)
+        self._counters = np.zeros(4, np.int64)
+        self.counts = Counts()
+
+    def rewrite(
+        self,
+        partition_path: str,
+        segments: Sequence[SegmentFacts],
+        numbers: tuple[int, int],
+        writer: SegmentWriter,
+        on_progress: Progress,
+    ) -> None:
+        """Append to `writer` what survives of segments `numbers[0]` .. `numbers[1]`."""
+        for number in range(*numbers):
+            segment = segments[number]
+            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+            records = batches = 0
+            for stride in self._reader.strides(path, segment.log_bytes):
+                refuse_unsupported(stride)
+                self._rewrite_stride(stride, number, records, batches, writer)
+                records += int(stride.table["record_count"].sum())
+                batches += len(stride.table)
+                on_progress("write", len(stride.raw))
+            self.counts.records_read += records
+        self.counts.tombstones_removed = int(self._counters[kernels.TOMBSTONES_EXPIRED])
+        self.counts.keyless = int(self._counters[kernels.KEYLESS])
+        self.counts.first_keyless_offset = int(self._counters[kernels.FIRST_KEYLESS])
+
+    def _rewrite_stride(
+        self, stride: Stride, number: int, records: int, batches: int, writer: SegmentWriter
+    ) -> None:
+        rows = self._decide_rows(stride, number, records, batches)
+        for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
+            for chunk in self._scanner.chunks(stride, opened):
+                self._decide_chunk(chunk, rows)
+                self._emit(chunk, rows, writer)
+
+    def _decide_rows(self, stride: Stride, number: int, records: int, batches: int) -> _Rows:
+        """What can be said about each row without opening it; `records` and `batches` came before it."""
+        table, known = stride.table, self._survivors
+        n = len(table)
+        counts = table["record_count"].astype(np.int64)
+        before = records + np.cumsum(counts) - counts
+        decided_by = np.full(n, kernels.BY_MAP, np.int8)
+        decided_by[table["base_offset"] > known.latest_offset] = kernels.BEYOND
+        by_bits = (table["base_offset"] >= self._first_dirty) & (table["last_offset"] <= known.latest_offset)
+        decided_by[by_bits] = kernels.BY_BITS
+        first_bit = np.full(n, -1, np.int64)
+        has_null = np.ones(n, bool)
+        if by_bits.any():
+            k = number - known.first_segment
+            first_bit[by_bits] = known.record_start[k] + before[by_bits]
+            bit = known.batch_start[k] + batches + np.flatnonzero(by_bits)
+            has_null[by_bits] = (known.null_bits[bit >> 3] >> (bit & 7).astype(np.uint8)) & 1 != 0
+        live = np.empty(n, np.int64)
+        kernels.count_bits(known.bits, first_bit, counts, n, live)
+        retain_empty = (
+            table["last_offset"] + 1 == self._first_uncleanable
+        ) | self._producers.ends_a_producer(table)
+        dead = np.where(retain_empty, kernels.EMPTY, kernels.DROP)
+        has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
+        waits = has_horizon & (self._now_ms < table["base_timestamp_ms"])
+        action = np.full(n, kernels.OPEN, np.int8)
+        action[by_bits & (live == counts) & (~has_null | waits)] = kernels.COPY
+        action[(decided_by == kernels.BEYOND) & has_horizon] = kernels.COPY
+        is_dead = (counts == 0) | (by_bits & (live == 0))
+        action[is_dead] = dead[is_dead]
+        zeros = np.zeros(n, np.int64)
+        first_ordinal = (number << 32) + before
+        return _Rows(decided_by, first_bit, first_ordinal, retain_empty, action, zeros, zeros.copy())
+
+    def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
+        """Decide record by record over the opened rows of the chunk, and with that over the rows."""
+        scanner, n = self._scanner, len(chunk.records)
+        if n == 0:
+            return
+        table = chunk.stride.table
+        part = slice(chunk.first_row, chunk.end_row)
+        by_map = rows.decided_by[part] == kernels.BY_MAP
+        if by_map.any():
+            scanner.hash_keys(chunk, self._seed)
+            self._survivors.offset_map.get_all(
+                scanner.low, scanner.high, chunk.records["key_bytes"], n, scanner.found
+            )
+        kernels.decide_records(
+            chunk.records, n, table, rows.decided_by, rows.first_bit, rows.first_ordinal, self._survivors.bits,
+            scanner.found, self._survivors.latest_offset, self._now_ms, scanner.keep, rows.kept,
+            rows.kept_nulls, self._counters,
+        )  # fmt: skip
+        opened = rows.action[part] == kernels.OPEN
+        kept = rows.kept[part]
+        has_horizon = (table["attributes"][part] & DELETE_HORIZON) != 0
+        whole = (kept == table["record_count"][part]) & ((rows.kept_nulls[part] == 0) | has_horizon)
+        decided = np.where(whole, kernels.COPY, kernels.REBUILD)
+        empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
+        decided = np.where(kept == 0, empty, decided)
+        rows.action[part] = np.where(opened, decided, rows.action[part])
+
+    def _emit(self, chunk: Chunk, rows: _Rows, writer: SegmentWriter) -> None:
+        """Build and append the bytes of the chunk's surviving batches."""
+        stride, first, end = chunk.stride, chunk.first_row, chunk.end_row
+        rebuilt, packed = self._rebuild(chunk, rows)
+        n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
+        if n_bytes == 0:
+            return
+        if len(self._target) < n_bytes:
+            self._target = np.empty(n_bytes + n_bytes // 4, np.uint8)
+        if len(self._new_table) < end - first:
+            self._new_table = np.empty(end - first, BATCH_TABLE)
+        done, n_rows = kernels.assemble(
+            stride.raw, stride.position, stride.table, rows.action, first, end, self._blocks, packed, rebuilt,
+            self._target, 0, writer.size_bytes, self._new_table,
+        )  # fmt: skip
+        writer.append(self._target[:done], self._new_table[:n_rows])
+
+    def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+        """The rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
+        packed = np.empty(0, np.uint8)
+        n = len(chunk.records)
+        n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == kernels.REBUILD))
+        if n_rebuilt == 0:
+            return self._rebuilt[:0], packed
+        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + _BYTES_AROUND_A_RECORD * n
+        if len(self._blocks) < needed:
+            self._blocks = np.empty(needed + needed // 4, np.uint8)
+        if len(self._rebuilt) < n_rebuilt:
+            self._rebuilt = np.empty(n_rebuilt, kernels.REBUILT)
+        out = np.zeros(4, np.int64)
+        table = chunk.stride.table
+        kernels.rebuild_blocks(
+            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, self._scanner.keep, table,
+            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, self._blocks, 0, self._rebuilt, out,
+        )  # fmt: skip
+        if out[2] != kernels.OK:
+            row = table[out[3]]
+            raise CorruptLog(
+                _REBUILD_ERRORS[int(out[2])],
+                path=chunk.stride.path,
+                byte_position=int(row["position"]),
+                offset=int(row["base_offset"]),
+                remedy=CORRUPT_REMEDY,
+            )
+        rebuilt = self._rebuilt[:n_rebuilt]
+        compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
+        if len(compressed):
+            packed = self._compress(rebuilt, compressed)
+        return rebuilt, packed
+
+    def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Compress blocks with their batch's own codec at its default level, into an arena of their own."""
+        view = memoryview(self._blocks)
+        parts: list[bytes] = []
+        used = 0
+        for k in which:
+            start, size = int(rebuilt["block_start"][k]), int(rebuilt["block_bytes"][k])
+            data = compress(int(rebuilt["attributes"][k]) & CODEC_MASK, view[start : start + size])
+            parts.append(data)
+            rebuilt["block_start"][k], rebuilt["block_bytes"][k], rebuilt["where"][k] = used, len(data), 1
+            used += len(data)
+        return np.frombuffer(bytearray(b"".join(parts)), np.uint8)

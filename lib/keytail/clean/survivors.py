@@ -1,0 +1,164 @@
+"""Pass 1: the dirty section goes into the offset map, and one bit a record says which of it survive.
+
+Bits go by a record's number within its segment, never by offset: compacted logs have gaps of billions.
+Beside them stand what pass 2 needs to leave batches unopened: which hold a null value, and where the mapped
+range ends (format/CLEANING.md, "Building the map").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.clean.offset_map import OffsetMap
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.kernels import records as record_kernels
+from keytail.kernels import rewrite as rewrite_kernels
+from keytail.kernels.offset_map import mark_survivors
+from keytail.log.partition import SegmentFacts
+from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.stride import SegmentReader, Stride, refuse_unsupported
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass
+class Survivors:
+    """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
+
+    `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of the first record
+    and batch of dirty segment `first_segment` + i.
+    """
+
+    offset_map: OffsetMap
+    first_segment: int
+    latest_offset: int = -1
+    full: bool = False
+    keyless: int = 0
+    first_keyless_offset: int = -1
+    record_start: list[int] = field(default_factory=list)
+    batch_start: list[int] = field(default_factory=list)
+    bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+    @property
+    def end_offset(self) -> int:
+        return self.latest_offset + 1
+
+    def check(self) -> None:
+        """Assert that there is exactly one surviving bit a key of the map."""
+        self.offset_map.check()
+        assert int(np.unpackbits(self.bits).sum()) == self.offset_map.used
+        assert self.record_start == sorted(self.record_start)
+        assert self.batch_start == sorted(self.batch_start)
+
+
+class SurvivorBuilder:
+    """Reads dirty segments `first` .. `end` of a partition and builds its Survivors."""
+
+    def __init__(
+        self, reader: SegmentReader, scanner: RecordScanner, offset_map: OffsetMap, seed: int
+    ) -> None:
+        self._reader = reader
+        self._scanner = scanner
+        self._map = offset_map
+        self._seed = seed
+        self._keyless = np.zeros(2, np.int64)
+
+    def build(
+        self,
+        partition_path: str,
+        segments: Sequence[SegmentFacts],
+        dirty: tuple[int, int],
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        on_progress: Progress,
+    ) -> Survivors:
+        """Raises CorruptLog, or Refused for batches this version does not clean."""
+        first, end = dirty
+        survivors = Survivors(self._map, first)
+        records = batches = 0
+        for number in range(first, end):
+            survivors.record_start.append(records)
+            survivors.batch_start.append(batches)
+            segment = segments[number]
+            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+            in_segment = 0
+            for stride in self._reader.strides(path, segment.log_bytes):
+                refuse_unsupported(stride)
+                self._reserve_nulls(survivors, batches + len(stride.table))
+                self._map_stride(survivors, stride, number, in_segment, batches, first_dirty_offset)
+                in_segment += int(stride.table["record_count"].sum())
+                batches += len(stride.table)
+                on_progress("map", len(stride.raw))
+                if survivors.full:
+                    break
+            records += in_segment
+            if survivors.full:
+                break
+            survivors.latest_offset = (
+                segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
+            ) - 1
+        survivors.keyless, survivors.first_keyless_offset = int(self._keyless[0]), int(self._keyless[1])
+        survivors.bits = np.zeros((records + 7) // 8, np.uint8)
+        starts = np.array(survivors.record_start, np.int64)
+        mark_survivors(self._map.slots, starts, first, survivors.bits)
+        return survivors
+
+    @staticmethod
+    def _reserve_nulls(survivors: Survivors, batches: int) -> None:
+        needed = (batches + 7) // 8
+        if len(survivors.null_bits) < needed:
+            larger = np.zeros(max(needed, 2 * len(survivors.null_bits)), np.uint8)
+            larger[: len(survivors.null_bits)] = survivors.null_bits
+            survivors.null_bits = larger
+
+    def _map_stride(
+        self,
+        survivors: Survivors,
+        stride: Stride,
+        number: int,
+        in_segment: int,
+        batches: int,
+        from_offset: int,
+    ) -> None:
+        table = stride.table
+        counts = table["record_count"].astype(np.int64)
+        first_ordinal = (number << 32) + in_segment + np.cumsum(counts) - counts
+        wanted = (table["last_offset"] >= from_offset) & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+        for opened in self._reader.open_rows(stride, wanted):
+            for chunk in self._scanner.chunks(stride, opened):
+                n = len(chunk.records)
+                keyless = self._keyless.copy()
+                self._number(chunk, n, first_ordinal, from_offset)
+                self._scanner.hash_keys(chunk, self._seed)
+                done = self._map.put_all(self._scanner.low, self._scanner.high, self._scanner.ordinals, n)
+                if done < n:  # keyless records behind the mapped range are kept and no reason to refuse
+                    self._keyless = keyless
+                    self._number(chunk, done, first_ordinal, from_offset)
+                rewrite_kernels.note_nulls(chunk.records, n, survivors.null_bits, batches)
+                self._advance(survivors, chunk, done, from_offset)
+                if survivors.full:
+                    return
+
+    def _number(self, chunk: Chunk, n: int, first_ordinal: np.ndarray, from_offset: int) -> None:
+        record_kernels.number_records(
+            chunk.records, n, first_ordinal, from_offset, self._scanner.ordinals, self._keyless
+        )
+
+    def _advance(self, survivors: Survivors, chunk: Chunk, done: int, from_offset: int) -> None:
+        """Move `latest_offset` past what the chunk completed, and on a full map past the last record put."""
+        survivors.full = done < len(chunk.records)
+        end_row = int(chunk.records["row"][done]) if survivors.full else chunk.end_row
+        if end_row > chunk.first_row:
+            last = int(chunk.stride.table["last_offset"][end_row - 1])
+            if last >= from_offset:
+                survivors.latest_offset = last
+        if survivors.full:
+            put = (self._scanner.ordinals[:done] >= 0) & (chunk.records["row"][:done] == end_row)
+            if put.any():
+                survivors.latest_offset = int(chunk.records["offset"][:done][put][-1])

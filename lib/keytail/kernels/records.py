@@ -1,0 +1,304 @@
+"""Walks the records of opened batches into a table of spans, and hashes their keys.
+
+Every length is checked against the bytes that are there before it is followed, so that no input makes a
+kernel read past its block. The layout is that of `format/BATCH.md`, "Records".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import xxh3_128
+
+# One row a record: spans into the bytes that hold its batch's record block.
+RECORD_TABLE = np.dtype(
+    [
+        ("offset", "i8"),
+        ("timestamp_ms", "i8"),  # as a consumer sees it
+        ("key_start", "i8"),
+        ("body_start", "i8"),  # from the key's length varint ...
+        ("body_bytes", "i4"),  # ... to the end of the record
+        ("key_bytes", "i4"),  # -1: no key
+        ("value_bytes", "i4"),  # -1: null
+        ("row", "i4"),  # row of its batch in the stride's table
+        ("canonical", "i4"),  # 1: the body's varints are minimal and its nulls are -1, so it may be copied
+    ],
+    align=True,
+)
+
+# Where a batch's record block lies: column `where` of an opened stride.
+CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
+
+# Codes in `out[2]` of `scan_records`.
+OK = 0
+RECORD_COUNT_IMPOSSIBLE = 20
+PREMATURE_END = 21
+RECORD_SIZE_INVALID = 22
+HEADER_COUNT_INVALID = 23
+HEADER_KEY_NEGATIVE = 24
+VARINT_INVALID = 25
+BYTES_LEFT_OVER = 26
+OFFSETS_NOT_INCREASING = 27
+OFFSET_BEYOND_BATCH = 28
+
+NEXT_ROW, COUNT, CODE, BAD_ROW = 0, 1, 2, 3
+
+MIN_RECORD_BYTES = 7  # length, attributes, two deltas, key length, value length, header count
+
+
+@njit(inline="always")
+def read_varint(a, p, end):
+    """(value, next position) of a zig-zag varint of at most 5 bytes; next position -1 when it does not fit."""
+    if p >= end:
+        return np.int64(0), np.int64(-1)
+    b = np.int64(a[p])
+    if b < 0x80:
+        return (b >> 1) ^ -(b & 1), np.int64(p + 1)
+    if p + 1 < end and a[p + 1] < 0x80:
+        b = (b & 0x7F) | (np.int64(a[p + 1]) << 7)
+        return (b >> 1) ^ -(b & 1), np.int64(p + 2)
+    return _long_varint(a, p, end)
+
+
+@njit
+def _long_varint(a, p, end):
+    v = np.int64(0)
+    for i in range(5):
+        if p + i >= end:
+            return np.int64(0), np.int64(-1)
+        b = np.int64(a[p + i])
+        v |= (b & 0x7F) << (7 * i)
+        if b < 0x80:
+            v &= 0xFFFFFFFF
+            return (v >> 1) ^ -(v & 1), np.int64(p + i + 1)
+    return np.int64(0), np.int64(-1)
+
+
+@njit(inline="always")
+def read_varlong(a, p, end):
+    """(value, next position) of a zig-zag varlong of at most 10 bytes; next position -1 when it does not fit."""
+    if p >= end:
+        return np.int64(0), np.int64(-1)
+    b = np.int64(a[p])
+    if b < 0x80:
+        return (b >> 1) ^ -(b & 1), np.int64(p + 1)
+    if p + 1 < end and a[p + 1] < 0x80:
+        b = (b & 0x7F) | (np.int64(a[p + 1]) << 7)
+        return (b >> 1) ^ -(b & 1), np.int64(p + 2)
+    return _long_varlong(a, p, end)
+
+
+@njit
+def _long_varlong(a, p, end):
+    v = np.uint64(0)
+    for i in range(10):
+        if p + i >= end:
+            return np.int64(0), np.int64(-1)
+        b = np.uint64(a[p + i])
+        v |= (b & np.uint64(0x7F)) << np.uint64(7 * i)
+        if b < np.uint64(0x80):
+            half = np.int64(v >> np.uint64(1))
+            sign = np.int64(v & np.uint64(1))
+            return half ^ -sign, np.int64(p + i + 1)
+    return np.int64(0), np.int64(-1)
+
+
+@njit(inline="always")
+def varint_bytes(value):
+    """Length of the minimal zig-zag varint of an int32, or varlong of an int64."""
+    v = np.uint64((value << 1) ^ (value >> 63))
+    n = 1
+    while v >= np.uint64(0x80):
+        v >>= np.uint64(7)
+        n += 1
+    return n
+
+
+@njit(inline="always")
+def _minimal(value, length):
+    if length == 1:
+        return True
+    if length == 2:
+        return value >= 64 or value < -64
+    return length == varint_bytes(value)
+
+
+@njit
+def scan_headers(a, p, end, count):
+    """(position after `count` headers, canonical, code)."""
+    canonical = True
+    for _ in range(count):
+        n, q = read_varint(a, p, end)
+        if q < 0:
+            return p, canonical, VARINT_INVALID
+        if n < 0:
+            return p, canonical, HEADER_KEY_NEGATIVE
+        if n > end - q:
+            return p, canonical, RECORD_SIZE_INVALID
+        canonical &= _minimal(n, q - p)
+        p = q + n
+        n, q = read_varint(a, p, end)
+        if q < 0:
+            return p, canonical, VARINT_INVALID
+        canonical &= n >= -1 and _minimal(n, q - p)
+        n = max(n, 0)
+        if n > end - q:
+            return p, canonical, RECORD_SIZE_INVALID
+        p = q + n
+    return p, canonical, OK
+
+
+@njit
+def _scan_batch(a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n):
+    """Fill `records[n:n + count]` from the block `a[p:end]`; a code."""
+    previous = base_offset - 1
+    for i in range(n, n + count):
+        length, q = read_varint(a, p, end)
+        if q < 0:
+            return PREMATURE_END if p >= end else VARINT_INVALID
+        if length < 1 or length > end - q:
+            return RECORD_SIZE_INVALID
+        stop = q + length
+        # The attributes byte, skipped here, is read by nobody.
+        time_delta, q = read_varlong(a, q + 1, stop)
+        if q < 0:
+            return VARINT_INVALID
+        offset_delta, q = read_varint(a, q, stop)
+        if q < 0:
+            return VARINT_INVALID
+        body = q
+        key_bytes, q = read_varint(a, q, stop)
+        if q < 0:
+            return VARINT_INVALID
+        canonical = key_bytes >= -1 and _minimal(key_bytes, q - body)
+        key_start = q
+        key_bytes = max(key_bytes, np.int64(-1))
+        if key_bytes > stop - q:
+            return RECORD_SIZE_INVALID
+        q += max(key_bytes, np.int64(0))
+        mark = q
+        value_bytes, q = read_varint(a, q, stop)
+        if q < 0:
+            return VARINT_INVALID
+        canonical &= value_bytes >= -1 and _minimal(value_bytes, q - mark)
+        value_bytes = max(value_bytes, np.int64(-1))
+        if value_bytes > stop - q:
+            return RECORD_SIZE_INVALID
+        q += max(value_bytes, np.int64(0))
+        mark = q
+        headers, q = read_varint(a, q, stop)
+        if q < 0:
+            return VARINT_INVALID
+        if headers < 0 or headers > stop - q:
+            return HEADER_COUNT_INVALID
+        canonical &= _minimal(headers, q - mark)
+        if headers > 0:
+            q, minimal, code = scan_headers(a, q, stop, headers)
+            if code != OK:
+                return code
+            canonical &= minimal
+        if q != stop:
+            return RECORD_SIZE_INVALID
+        offset = base_offset + offset_delta
+        if offset <= previous:
+            return OFFSETS_NOT_INCREASING
+        previous = offset
+        record = records[i]
+        record.offset = offset
+        record.timestamp_ms = base_timestamp if append_time else base_timestamp + time_delta
+        record.key_start = key_start
+        record.body_start = body
+        record.body_bytes = stop - body
+        record.key_bytes = key_bytes
+        record.value_bytes = value_bytes
+        record.row = row
+        record.canonical = 1 if canonical else 0
+        p = stop
+    if previous > last_offset:
+        return OFFSET_BEYOND_BATCH
+    return OK if p == end else BYTES_LEFT_OVER
+
+
+@kernel
+def scan_records(raw, arena, table, where, block_start, block_bytes, row_from, row_to, records, out):
+    """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
+
+    Stops in front of the first batch that does not fit. `out` is int64[4]: next row, records of whole batches
+    written, a code, and the row it speaks of.
+    """
+    n = np.int64(0)
+    row = row_from
+    code = OK
+    while row < row_to:
+        if where[row] != CLOSED:
+            batch = table[row]
+            count = np.int64(batch.record_count)
+            if count * MIN_RECORD_BYTES > block_bytes[row]:
+                code = RECORD_COUNT_IMPOSSIBLE
+                break
+            if n + count > records.shape[0]:
+                break
+            append_time = batch.attributes & 0x08 != 0
+            timestamp = batch.max_timestamp_ms if append_time else batch.base_timestamp_ms
+            start = block_start[row]
+            end = start + block_bytes[row]
+            if where[row] == IN_RAW:
+                code = _scan_batch(
+                    raw, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
+                    records, n,
+                )  # fmt: skip
+            else:
+                code = _scan_batch(
+                    arena, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
+                    records, n,
+                )  # fmt: skip
+            if code != OK:
+                break
+            n += count
+        row += 1
+    out[NEXT_ROW] = row
+    out[COUNT] = n
+    out[CODE] = code
+    out[BAD_ROW] = row
+
+
+@kernel
+def hash_keys(raw, arena, where, records, n, seed, low, high):
+    """128-bit hashes of the keys of `records[:n]` into `low` and `high` (uint64); keyless records get zeros."""
+    for i in range(n):
+        record = records[i]
+        if record.key_bytes < 0:
+            low[i] = 0
+            high[i] = 0
+        elif where[record.row] == IN_RAW:
+            low[i], high[i] = xxh3_128(raw, record.key_start, record.key_bytes, seed)
+        else:
+            low[i], high[i] = xxh3_128(arena, record.key_start, record.key_bytes, seed)
+
+
+@kernel
+def number_records(records, n, first_ordinal, from_offset, ordinals, keyless):
+    """`ordinals[i]`: that of the record, or -1 for one without a key or below `from_offset`.
+
+    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: how many records at or
+    above `from_offset` have no key, and the first such offset.
+    """
+    previous = np.int64(-1)
+    k = np.int64(0)
+    for i in range(n):
+        record = records[i]
+        row = np.int64(record.row)
+        if row != previous:
+            previous = row
+            k = 0
+        ordinals[i] = -1
+        if record.offset >= from_offset:
+            if record.key_bytes >= 0:
+                ordinals[i] = first_ordinal[row] + k
+            else:
+                if keyless[0] == 0:
+                    keyless[1] = record.offset
+                keyless[0] += 1
+        k += 1

@@ -1,0 +1,417 @@
+"""Decides record by record what survives, and builds the bytes that replace a batch.
+
+The rules are those of `format/CLEANING.md`: which records stay, which batches are copied whole, rebuilt,
+emptied or dropped, and every field of a rebuilt header.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import crc32c
+from keytail.kernels.records import IN_RAW, read_varint, varint_bytes
+
+# What decides over the records of a row.
+BY_BITS, BY_MAP, BEYOND = 0, 1, 2
+
+# What becomes of a row.
+DROP, COPY, EMPTY, REBUILD, OPEN = 0, 1, 2, 3, 4
+
+# Counters of `decide_records`.
+KEYLESS, FIRST_KEYLESS, TOMBSTONES_EXPIRED, RECORDS_DROPPED = 0, 1, 2, 3
+
+# Codes of `rebuild_blocks`.
+OK = 0
+NEGATIVE_TIMESTAMP = 40
+PRODUCER_FIELDS_INVALID = 41
+
+HEADER_BYTES = 61
+
+# One row a rebuilt batch: what its header says that the source header does not.
+REBUILT = np.dtype(
+    [
+        ("block_start", "i8"),  # in the block arena, uncompressed
+        ("block_bytes", "i8"),
+        ("base_timestamp_ms", "i8"),
+        ("max_timestamp_ms", "i8"),
+        ("row", "i4"),
+        ("record_count", "i4"),
+        ("attributes", "i4"),
+        ("where", "i4"),  # 0: block arena, 1: compressed arena
+    ],
+    align=True,
+)
+
+
+@kernel
+def count_bits(bits, first_bit, counts, n, live):
+    """`live[i]` = set bits among the `counts[i]` bits from `first_bit[i]` on; nothing is read for first_bit -1."""
+    for i in range(n):
+        total = 0
+        bit = first_bit[i]
+        if bit >= 0:
+            end = bit + counts[i]
+            while bit < end and bit & 7:
+                total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
+                bit += 1
+            while bit + 8 <= end:
+                b = np.int64(bits[bit >> 3])
+                b = b - ((b >> 1) & 0x55)
+                b = (b & 0x33) + ((b >> 2) & 0x33)
+                total += (b + (b >> 4)) & 0x0F
+                bit += 8
+            while bit < end:
+                total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
+                bit += 1
+        live[i] = total
+
+
+@kernel
+def note_nulls(records, n, nulls, first_batch):
+    """Set the bit of batch `first_batch + row` for every record with a null value (CLEANING.md, "Horizon")."""
+    for i in range(n):
+        if records[i].value_bytes < 0:
+            bit = first_batch + records[i].row
+            nulls[bit >> 3] |= np.uint8(1 << (bit & 7))
+
+
+@kernel
+def decide_records(
+    records,
+    n,
+    table,
+    decided_by,
+    first_bit,
+    first_ordinal,
+    bits,
+    found,
+    latest_offset,
+    now_ms,
+    keep,
+    kept,
+    kept_nulls,
+    counters,
+):
+    """`keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
+
+    `first_bit[row]` is the survivor bit and `first_ordinal[row]` the ordinal of the row's first record.
+    """
+    previous = np.int64(-1)
+    k = np.int64(0)
+    for i in range(n):
+        record = records[i]
+        row = np.int64(record.row)
+        if row != previous:
+            previous = row
+            k = 0
+            kept[row] = 0
+            kept_nulls[row] = 0
+        rule = decided_by[row]
+        stays = True
+        if rule != BEYOND and record.offset <= latest_offset:
+            if record.key_bytes < 0:
+                if counters[KEYLESS] == 0:
+                    counters[FIRST_KEYLESS] = record.offset
+                counters[KEYLESS] += 1
+                stays = False
+            elif rule == BY_BITS:
+                bit = first_bit[row] + k
+                stays = (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 != 0
+            else:
+                stays = found[i] <= first_ordinal[row] + k
+            if stays and record.value_bytes < 0 and table[row].attributes & 0x40:
+                if now_ms >= table[row].base_timestamp_ms:
+                    stays = False
+                    counters[TOMBSTONES_EXPIRED] += 1
+        keep[i] = 1 if stays else 0
+        if stays:
+            kept[row] += 1
+            if record.value_bytes < 0:
+                kept_nulls[row] += 1
+        k += 1
+
+
+@njit(inline="always")
+def _put_varint(a, p, value):
+    v = np.uint64((value << 1) ^ (value >> 63))
+    while v >= np.uint64(0x80):
+        a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
+        v >>= np.uint64(7)
+        p += 1
+    a[p] = np.uint8(v)
+    return p + 1
+
+
+@njit(inline="always")
+def _copy(target, p, source, q, n):
+    for i in range(n):
+        target[p + i] = source[q + i]
+    return p + n
+
+
+@njit
+def _put_span(target, p, source, q, end):
+    """Copy a varint length and its bytes with the length in its shortest form; (target, source) positions after."""
+    n, q = read_varint(source, q, end)
+    n = max(n, -1)
+    p = _put_varint(target, p, n)
+    if n > 0:
+        p = _copy(target, p, source, q, n)
+        q += n
+    return p, q
+
+
+@njit
+def _normalised_body(target, p, source, q, end):
+    """Write key, value and headers of a checked body with minimal varints and -1 for null; position after."""
+    p, q = _put_span(target, p, source, q, end)
+    p, q = _put_span(target, p, source, q, end)
+    count, q = read_varint(source, q, end)
+    p = _put_varint(target, p, count)
+    for _ in range(count):
+        p, q = _put_span(target, p, source, q, end)
+        p, q = _put_span(target, p, source, q, end)
+    return p
+
+
+@kernel
+def rebuild_blocks(
+    raw,
+    arena,
+    where,
+    records,
+    n,
+    keep,
+    table,
+    action,
+    kept,
+    kept_nulls,
+    horizon_ms,
+    blocks,
+    block_from,
+    rebuilt,
+    out,
+):
+    """Write the record blocks of all rows with action REBUILD behind `block_from` in `blocks`.
+
+    `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `blocks`
+    must have room for the bodies plus 30 bytes a record. `out` is int64[4]: rebuilt rows, bytes used, code,
+    bad row. Fields by CLEANING.md, "Rebuilt batch".
+    """
+    p = block_from
+    done = 0
+    code = OK
+    i = 0
+    scratch = np.empty(16, np.uint8)
+    while i < n and code == OK:
+        row = np.int64(records[i].row)
+        end = i
+        while end < n and records[end].row == row:
+            end += 1
+        if action[row] != REBUILD:
+            i = end
+            continue
+        batch = table[row]
+        new = rebuilt[done]
+        attributes = np.int64(batch.attributes) & 0x3F
+        has_horizon = batch.attributes & 0x40 != 0
+        if has_horizon:
+            horizon = np.int64(batch.base_timestamp_ms)
+        elif kept_nulls[row] > 0:
+            horizon = np.int64(horizon_ms)
+        else:
+            horizon = np.int64(-1)
+        if batch.producer_id >= 0 and (
+            batch.producer_epoch < 0 or (batch.base_sequence < 0 and not attributes & 0x20)
+        ):
+            code = PRODUCER_FIELDS_INVALID
+            out[3] = row
+            break
+        base_timestamp = np.int64(-1)
+        max_timestamp = np.int64(-1)
+        if horizon >= 0:
+            attributes |= 0x40
+            base_timestamp = horizon
+        first = True
+        new.block_start = p
+        a = raw if where[row] == IN_RAW else arena
+        for j in range(i, end):
+            if keep[j] == 0:
+                continue
+            record = records[j]
+            timestamp = np.int64(record.timestamp_ms)
+            if timestamp < -1:
+                code = NEGATIVE_TIMESTAMP
+                out[3] = row
+                break
+            if first:
+                first = False
+                if horizon < 0:
+                    base_timestamp = timestamp
+            max_timestamp = max(max_timestamp, timestamp)
+            time_delta = timestamp - base_timestamp
+            offset_delta = np.int64(record.offset) - batch.base_offset
+            q = _put_varint(scratch, 0, time_delta)
+            q = _put_varint(scratch, q, offset_delta)
+            if record.canonical == 1:
+                p = _put_varint(blocks, p, 1 + q + np.int64(record.body_bytes))
+                blocks[p] = 0
+                p = _copy(blocks, p + 1, scratch, 0, q)
+                p = _copy(blocks, p, a, record.body_start, record.body_bytes)
+            else:
+                # The length comes first and is known last: write the body where the longest prefix would end.
+                body_at = p + 5 + 1 + q
+                stop = _normalised_body(
+                    blocks, body_at, a, record.body_start, record.body_start + record.body_bytes
+                )
+                length = 1 + q + stop - body_at
+                shift = 5 - varint_bytes(length)
+                p = _put_varint(blocks, p, length)
+                blocks[p] = 0
+                p = _copy(blocks, p + 1, scratch, 0, q)
+                p = _copy(blocks, p, blocks, p + shift, stop - body_at)
+        if code != OK:
+            break
+        if batch.attributes & 0x08:
+            max_timestamp = batch.max_timestamp_ms
+        new.block_bytes = p - new.block_start
+        new.base_timestamp_ms = base_timestamp
+        new.max_timestamp_ms = max_timestamp
+        new.row = row
+        new.record_count = kept[row]
+        new.attributes = attributes
+        new.where = 0
+        done += 1
+        i = end
+    out[0] = done
+    out[1] = p
+    out[2] = code
+
+
+@njit(inline="always")
+def _put_be(a, p, value, n):
+    v = np.uint64(value)
+    for i in range(n):
+        a[p + i] = np.uint8((v >> np.uint64(8 * (n - 1 - i))) & np.uint64(0xFF))
+
+
+@njit
+def _put_header(a, p, batch, total, attributes, base_timestamp, max_timestamp, record_count):
+    _put_be(a, p, batch.base_offset, 8)
+    _put_be(a, p + 8, total - 12, 4)
+    _put_be(a, p + 12, np.int64(batch.leader_epoch), 4)
+    a[p + 16] = 2
+    _put_be(a, p + 21, attributes, 2)
+    _put_be(a, p + 23, batch.last_offset - batch.base_offset, 4)
+    _put_be(a, p + 27, base_timestamp, 8)
+    _put_be(a, p + 35, max_timestamp, 8)
+    _put_be(a, p + 43, batch.producer_id, 8)
+    _put_be(a, p + 51, np.int64(batch.producer_epoch), 2)
+    _put_be(a, p + 53, np.int64(batch.base_sequence), 4)
+    _put_be(a, p + 57, record_count, 4)
+    crc = crc32c(a, p + 21, total - 21)
+    _put_be(a, p + 17, np.int64(crc), 4)
+    return crc
+
+
+@kernel
+def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
+    """Bytes that `assemble` will write for these rows."""
+    total = np.int64(0)
+    for row in range(row_from, row_to):
+        if action[row] == COPY:
+            total += table[row].size_bytes
+        elif action[row] == EMPTY:
+            total += HEADER_BYTES
+    for k in range(n_rebuilt):
+        total += HEADER_BYTES + rebuilt[k].block_bytes
+    return total
+
+
+@kernel
+def assemble(
+    raw,
+    stride_position,
+    table,
+    action,
+    row_from,
+    row_to,
+    blocks,
+    packed,
+    rebuilt,
+    target,
+    at,
+    position,
+    new_table,
+):
+    """Write the surviving batches of rows `row_from` .. `row_to` behind `target[at]`; (bytes, rows of `new_table`).
+
+    `position` is the byte position in the new segment of `target[at]`. Copied batches keep every byte;
+    emptied and rebuilt ones by CLEANING.md, "Rebuilt batch" and "Emptied batch".
+    """
+    p = at
+    rows = 0
+    k = 0
+    row = row_from
+    while row < row_to:
+        what = action[row]
+        if what == DROP:
+            row += 1
+            continue
+        batch = table[row]
+        new = new_table[rows]
+        new.position = position + p - at
+        new.base_offset = batch.base_offset
+        new.last_offset = batch.last_offset
+        new.leader_epoch = batch.leader_epoch
+        new.producer_id = batch.producer_id
+        new.producer_epoch = batch.producer_epoch
+        new.base_sequence = batch.base_sequence
+        new.control_type = batch.control_type
+        new.coordinator_epoch = batch.coordinator_epoch
+        new.magic = 2
+        rows += 1
+        if what == COPY:
+            size = np.int64(batch.size_bytes)
+            p = _copy(target, p, raw, batch.position - stride_position, size)
+            new.size_bytes = size
+            new.crc = batch.crc
+            new.attributes = batch.attributes
+            new.base_timestamp_ms = batch.base_timestamp_ms
+            new.max_timestamp_ms = batch.max_timestamp_ms
+            new.record_count = batch.record_count
+        elif what == EMPTY:
+            attributes = np.int64(batch.attributes) & 0x38
+            new.size_bytes = HEADER_BYTES
+            new.attributes = attributes
+            new.base_timestamp_ms = -1
+            new.max_timestamp_ms = batch.max_timestamp_ms
+            new.record_count = 0
+            new.crc = _put_header(target, p, batch, HEADER_BYTES, attributes, -1, batch.max_timestamp_ms, 0)
+            p += HEADER_BYTES
+        else:
+            made = rebuilt[k]
+            k += 1
+            size = HEADER_BYTES + np.int64(made.block_bytes)
+            block = blocks if made.where == 0 else packed
+            _copy(target, p + HEADER_BYTES, block, made.block_start, made.block_bytes)
+            new.size_bytes = size
+            new.attributes = made.attributes
+            new.base_timestamp_ms = made.base_timestamp_ms
+            new.max_timestamp_ms = made.max_timestamp_ms
+            new.record_count = made.record_count
+            new.crc = _put_header(
+                target,
+                p,
+                batch,
+                size,
+                np.int64(made.attributes),
+                made.base_timestamp_ms,
+                made.max_timestamp_ms,
+                np.int64(made.record_count),
+            )
+            p += size
+        row += 1
+    return p - at, rows

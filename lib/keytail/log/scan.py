@@ -1,0 +1,68 @@
+"""Walks the records of opened strides a chunk at a time: spans, and hashes of keys, in buffers used again.
+
+A chunk holds whole batches, about as many records as stay in a core's cache between one kernel and the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.kernels import records as kernels
+from keytail.log.stride import OpenedRows, Stride
+
+CHUNK_RECORDS = 8192
+
+
+@dataclass
+class Chunk:
+    """Rows `first_row` .. `end_row` of a stride and the records of the opened ones among them (RECORD_TABLE)."""
+
+    stride: Stride
+    opened: OpenedRows
+    first_row: int
+    end_row: int
+    records: np.ndarray
+
+
+class RecordScanner:
+    """Chunks of opened strides; hold one a task."""
+
+    def __init__(self, chunk_records: int = CHUNK_RECORDS) -> None:
+        self._resize(chunk_records)
+        self._out = np.zeros(4, np.int64)
+
+    def _resize(self, n: int) -> None:
+        self._records = np.empty(n, kernels.RECORD_TABLE)
+        self.low = np.empty(n, np.uint64)
+        self.high = np.empty(n, np.uint64)
+        self.ordinals = np.empty(n, np.int64)
+        self.found = np.empty(n, np.int64)
+        self.keep = np.empty(n, np.uint8)
+
+    def chunks(self, stride: Stride, opened: OpenedRows) -> Iterator[Chunk]:
+        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse."""
+        row = opened.first
+        while row < opened.end:
+            kernels.scan_records(
+                stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
+                row, opened.end, self._records, self._out,
+            )  # fmt: skip
+            next_row, n, code, bad_row = (int(x) for x in self._out)
+            if code != kernels.OK:
+                stride.fail_record(code, bad_row)
+            if next_row < opened.end and n == 0:
+                self._resize(int(stride.table["record_count"][next_row]))
+                if next_row == row:
+                    continue
+            yield Chunk(stride, opened, row, next_row, self._records[:n])
+            row = next_row
+
+    def hash_keys(self, chunk: Chunk, seed: int) -> None:
+        """Hashes of the chunk's keys into `low` and `high`."""
+        kernels.hash_keys(
+            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, len(chunk.records),
+            np.uint64(seed), self.low, self.high,
+        )  # fmt: skip
