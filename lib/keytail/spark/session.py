@@ -1,0 +1,172 @@
+"""The Spark session that keytail's jobs run in.
+
+Sets in code what correctness needs (interpreter of the workers, no speculation, worker reuse) and, only for a
+session that the command line starts itself, what a session on one machine needs. Tuning belongs to
+conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keytail.errors import KeytailError, UsageProblem
+
+OLDEST_JAVA = 17
+
+# A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
+CORRECTNESS = {
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+# The driver's JVM only hands out ids and collects small cells: the first compiler tier and the serial
+# collector start it about 1.5 s sooner (measured on 2 cores) and leave cores to the Python workers.
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.structuredLogging.enabled": "false",
+}
+_LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# Lines that a healthy start prints on standard error, from before any logging configuration is read.
+_START_NOISE = re.compile(
+    rb"WARNING: Using incubator modules|Picked up (_?JAVA|JDK_JAVA)_|Using Spark's default log4j|"
+    rb"Setting default log level|To adjust logging level use"
+)
+
+
+def local_session(master: str = "local[*]", app_name: str = "keytail") -> Any:
+    """The session of a command line run. `master` may be any of Spark's; `local[...]` stays on 127.0.0.1."""
+    require_java()
+    local = master.startswith("local")
+    if local:
+        # Workers must be this interpreter, whatever the environment names: they import keytail and numpy.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = dict(LOCAL) if local else {}
+    java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
+    if local:
+        java_options.insert(0, _LOCAL_JAVA_OPTIONS)
+    settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
+    with _without_start_noise():
+        return _build(app_name, settings, master)
+
+
+def submitted_session(app_name: str = "keytail") -> Any:
+    """The session of a job under spark-submit, which has already chosen master, memory and logging."""
+    return _build(app_name, {}, None)
+
+
+def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in {**settings, **CORRECTNESS}.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as problem:
+        raise KeytailError(
+            f"Spark did not start: {first_line(problem)}",
+            remedy="Spark's own messages stand above. Check JAVA_HOME, --master and free memory",
+        ) from problem
+
+
+def concurrent_tasks(spark: Any) -> int:
+    """How many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
+    context = spark.sparkContext
+    if context.master.startswith("local"):
+        return max(1, context.defaultParallelism)
+    return max(1, int(context.getConf().get("spark.executor.cores", "1")))
+
+
+def first_line(problem: BaseException) -> str:
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
+
+
+def require_java() -> str:
+    """The `java` that Spark will start; UsageProblem when there is none, or one that is too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if home and not os.access(java or "", os.X_OK):
+        raise UsageProblem(
+            f"JAVA_HOME is {home}, but there is no program {java}",
+            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer, or unset it",
+        )
+    if java is None:
+        raise UsageProblem(
+            "No Java was found: JAVA_HOME is not set and there is no `java` on PATH",
+            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the folder of one",
+        )
+    version = java_version(java)
+    if version is not None and version < OLDEST_JAVA:
+        raise UsageProblem(
+            f"{java} is Java {version}, but Spark needs {OLDEST_JAVA} or newer",
+            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer",
+        )
+    return java
+
+
+def java_version(java: str) -> int | None:
+    """The major version: from the `release` file beside `bin/` (starts no JVM), else from `java -version`."""
+    release = Path(os.path.realpath(java)).parent.parent / "release"
+    try:
+        text = release.read_text(errors="replace")
+    except OSError:
+        try:
+            command = [java, "-version"]
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as problem:
+            raise UsageProblem(f"{java} cannot be run: {problem}", remedy="Check JAVA_HOME") from problem
+        text = answer.stderr + answer.stdout
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    return int(found.group(1)) if found else None
+
+
+@contextmanager
+def _without_start_noise() -> Iterator[None]:
+    """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
+
+    The JVM inherits descriptor 2 when it is launched and keeps it: the pipe stays until the process ends.
+    """
+    if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None:
+        yield
+        return
+    reader, writer = os.pipe()
+    sys.stderr.flush()
+    real = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    threading.Thread(target=_pass_on, args=(reader, real), daemon=True).start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(real, 2)
+
+
+def _pass_on(reader: int, real: int) -> None:
+    with os.fdopen(reader, "rb") as lines:
+        for line in lines:
+            if not _START_NOISE.match(line):
+                os.write(real, line)

@@ -1,0 +1,132 @@
+"""What the driver knows of the storage under the log dirs: how full it may get, and whether others share it.
+
+`ScratchSpace` keeps account of what tasks in flight may write beside their sources. It promises nothing about
+writers outside this run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from keytail.errors import Refused
+from keytail.log.fs import FileSystem
+
+NETWORK_TYPES = frozenset(
+    {
+        "9p",
+        "acfs",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "efs",
+        "gfs2",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "ncpfs",
+    }
+    | {"nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs"}
+)
+# A file system in user space may be a local one, but nothing tells: only these are known to be local.
+_LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.lxcfs", "fuseblk"})
+_MOUNTS = "/proc/self/mounts"
+
+
+def file_system_type(path: str, mounts: str) -> tuple[str, str]:
+    """Mount point and type of what `path` lies on, by the text of /proc/self/mounts; the last mount wins."""
+    best, kind = "", "unknown"
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        # Blanks and backslashes in a mount point are written in octal.
+        point = fields[1].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return best, kind
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system of this type may be mounted by a broker on another host as well."""
+    return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+
+
+def refuse_shared_storage(log_dirs: tuple[str, ...]) -> None:
+    """Refused when a log dir is on a network file system: locks protect from brokers on this host only."""
+    try:
+        with open(_MOUNTS, encoding="latin-1") as file:
+            mounts = file.read()
+    except OSError:  # no such file outside Linux
+        return
+    for log_dir in log_dirs:
+        point, kind = file_system_type(os.path.realpath(log_dir), mounts)
+        if is_network(kind):
+            raise Refused(
+                f"the log dir is on a network file system ({kind}, mounted at {point}), where a broker on "
+                "another host could have it open and no lock would tell",
+                path=log_dir,
+                remedy="Make sure that no broker can reach it, then state so with --shared-storage",
+            )
+
+
+@dataclass
+class ScratchSpace:
+    """Reservations by file system (device number). Not thread safe: the caller holds its own lock.
+
+    Without `limit_bytes` a file system is filled at most by half of what was free when it was first asked
+    about; one partition that needs more may have it alone, as long as it is free at all.
+    """
+
+    fs: FileSystem
+    limit_bytes: int | None = None
+    reserved_bytes: dict[int, int] = field(default_factory=dict)
+    _path_of: dict[int, str] = field(default_factory=dict)
+    _half_free: dict[int, int] = field(default_factory=dict)
+
+    def device(self, log_dir: str) -> int:
+        number = self.fs.stat(log_dir).device
+        if number not in self._path_of:
+            self._path_of[number] = log_dir
+            self._half_free[number] = self.fs.free_bytes(log_dir) // 2
+        return number
+
+    def fits(self, needs: Mapping[int, int]) -> bool:
+        """Whether these bytes, by device, may be written now beside what is reserved."""
+        for device, need in needs.items():
+            reserved = self.reserved_bytes.get(device, 0)
+            limit = self.limit_bytes
+            if limit is None:
+                limit = self._half_free[device] if reserved else self.fs.free_bytes(self._path_of[device])
+            if reserved + need > limit or reserved + need > self.fs.free_bytes(self._path_of[device]):
+                return False
+        return True
+
+    def reserve(self, needs: Mapping[int, int]) -> None:
+        for device, need in needs.items():
+            self.reserved_bytes[device] = self.reserved_bytes.get(device, 0) + need
+
+    def release(self, needs: Mapping[int, int]) -> None:
+        for device, need in needs.items():
+            self.reserved_bytes[device] -= need
+
+    def refusal(self, device: int, need: int) -> Refused:
+        """Why a partition that needs so much cannot be rewritten even alone."""
+        path = self._path_of[device]
+        free = self.fs.free_bytes(path)
+        if self.limit_bytes is not None and need > self.limit_bytes:
+            return Refused(
+                f"rewriting needs up to {need} bytes of scratch space, and --max-scratch-bytes is "
+                f"{self.limit_bytes} (free: {free})",
+                path=path,
+                remedy=f"Raise --max-scratch-bytes to {need} or more",
+            )
+        return Refused(
+            f"rewriting needs up to {need} bytes of scratch space, and {free} are free",
+            path=path,
+            remedy=f"Free {max(need - free, 1)} bytes more on this file system",
+        )

@@ -1,0 +1,160 @@
+"""Hands payloads to Spark's Python workers, one a task, and brings back one small answer for each.
+
+Whatever a task raises comes back as a value, so one bad partition never ends the others' job. A worker that
+dies (killed, out of memory) does end its job: the payloads of that job are run again one a job, and only the
+one whose worker dies again has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from keytail.errors import KeytailError
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_ANSWER_SCHEMA = "id bigint, answer binary"
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """What became of one payload: a value or a problem, never both.
+
+    `worker_died`: its job was lost at least once, so an earlier attempt may have left scratch files behind.
+    `trace` is the traceback of an error that keytail did not expect, for standard error.
+    """
+
+    value: R | None
+    problem: KeytailError | None
+    host: str = ""
+    start_ms: int = 0
+    end_ms: int = 0
+    trace: str = ""
+    worker_died: bool = False
+
+
+def run_bundle(
+    spark: Any,
+    payloads: Sequence[P],
+    function: Callable[[P, str], R],
+    *,
+    name: str = "keytail",
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Outcome[R]]:
+    """`function(payload, attempt)` for each payload, on the workers; outcomes in the order of the payloads.
+
+    `attempt` differs between any two runs of a task in this session, so files named by it never collide.
+    `function` is a module-level function of an installed package (or picklable); it runs where the files are
+    mounted. Once `stopped()` a lost job is not run again.
+    """
+    if not payloads:
+        return []
+    try:
+        return _run_job(spark, payloads, function, name)
+    except Exception as problem:
+        if stopped():
+            return [Outcome(None, _lost(problem)) for _ in payloads]
+    outcomes = []
+    for payload in payloads:
+        try:
+            [outcome] = _run_job(spark, [payload], function, f"{name}, again")
+        except Exception as problem:
+            outcome = Outcome(None, _lost(problem))
+        outcomes.append(Outcome(**{**outcome.__dict__, "worker_died": True}))
+    return outcomes
+
+
+def _run_job(
+    spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str
+) -> list[Outcome[R]]:
+    """One Spark job: one partition of one id for each payload, started in order."""
+    context = spark.sparkContext
+    # Interrupting ends the workers of a job that was given up, which would run on beside the next attempt.
+    context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
+    shared = context.broadcast(list(payloads))
+    try:
+        ids = spark.range(0, len(payloads), 1, len(payloads))
+        rows = ids.mapInArrow(_task_of(shared, function), _ANSWER_SCHEMA).collect()
+    finally:
+        shared.destroy()
+    answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
+    return [answers[number] for number in range(len(payloads))]
+
+
+def _task_of(shared: Any, function: Callable[[P, str], R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        assert context is not None
+        attempt = (
+            f"s{context.stageId()}p{context.partitionId()}"
+            f"n{context.attemptNumber()}t{context.taskAttemptId()}"
+        )
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                answer = pickle.dumps(attempt_one(function, shared.value[number], attempt))
+                yield pyarrow.RecordBatch.from_pydict(
+                    {
+                        "id": pyarrow.array([number], pyarrow.int64()),
+                        "answer": pyarrow.array([answer], pyarrow.binary()),
+                    }
+                )
+
+    return task
+
+
+def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
+    """Run `function` here and put what it returns or raises into an Outcome."""
+    start_ms = time.time_ns() // 1_000_000
+    value, problem, trace = None, None, ""
+    try:
+        value = function(payload, attempt)
+    except KeytailError as expected:
+        problem = expected
+    except Exception as surprise:
+        problem, trace = explained(surprise), traceback.format_exc()
+    return Outcome(value, problem, os.uname().nodename, start_ms, time.time_ns() // 1_000_000, trace)
+
+
+def explained(surprise: Exception) -> KeytailError:
+    """An error of the system or of the program itself, in the words of a KeytailError."""
+    if isinstance(surprise, OSError):
+        remedy = "Check the file system and its permissions; the partition can be tried again"
+        if surprise.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "Free space on this file system, or lower --max-scratch-bytes, and run again"
+        return KeytailError(
+            f"{surprise.strerror or surprise} on host {os.uname().nodename}",
+            path=surprise.filename if isinstance(surprise.filename, str) else None,
+            remedy=remedy,
+        )
+    if isinstance(surprise, MemoryError):
+        return KeytailError(
+            f"out of memory on host {os.uname().nodename}",
+            remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
+        )
+    return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}")
+
+
+def _lost(problem: Exception) -> KeytailError:
+    text = str(problem)
+    died = "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text
+    if died:
+        return KeytailError(
+            "the worker process that had this partition was killed, twice",
+            remedy="Mostly for want of memory (see the kernel's log): lower --map-memory, or run fewer tasks "
+            "at a time with --master 'local[1]'",
+        )
+    lines = [line for line in text.splitlines() if line.strip()]
+    reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
+    reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()
+    return KeytailError(f"Spark lost the job of this partition, twice: {reason[:500]}")
