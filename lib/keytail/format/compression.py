@@ -1,6 +1,7 @@
 """The five codecs as Kafka frames them: what its readers accept is read, what they refuse is refused.
 
-COMPRESSION.md beside this file says which bytes these are. Bytes that we compress need not equal Kafka's (library versions differ), their framing and contents do.
+COMPRESSION.md beside this file says which bytes these are. What we compress need not equal Kafka's byte for
+byte (library versions differ); framing and contents do.
 """
 
 from __future__ import annotations
@@ -134,10 +135,9 @@ _SNAPPY_BLOCK_BYTES = 32768
 
 def _snappy(data: Buffer) -> bytes:
     view, parts = memoryview(data), [_XERIAL_HEADER]
-    block: bytes
     for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
         block = cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES])
-        parts += (len(block).to_bytes(4, "big"), block)
+        parts += (len(block).to_bytes(4, "big"), bytes(block))
     return b"".join(parts)
 
 
@@ -179,7 +179,7 @@ def _snappy_chunks(view: memoryview) -> list[memoryview]:
             at += _XERIAL_HEADER_BYTES
             continue
         at += 4
-        if at + size > end:
+        if not 0 < size <= end - at:
             raise ValueError(f"snappy: chunk of {size} bytes with {end - at} left")
         chunks.append(view[at : at + size])
         at += size
@@ -353,11 +353,17 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
     try:
         # One byte more than allowed, so that a frame of exactly `limit_bytes` is told from a longer one.
         room = max(1, min(most_bytes, limit_bytes + 1))
-        out = _contexts.unpacker.decompress(frame, max_output_size=room)
+        if declared == 0:
+            # The library's shortcut for it would look at neither blocks nor checksum.
+            out = _contexts.unpacker.stream_reader(frame).read(1)
+        else:
+            out = _contexts.unpacker.decompress(frame, max_output_size=room)
     except zstandard.ZstdError as problem:
         if most_bytes > limit_bytes and "did not decompress full frame" in str(problem):
             _too_long(limit_bytes)
         raise ValueError(f"zstd: {problem}") from problem
+    if declared == 0 and out:
+        raise ValueError("zstd: frame that declares no content holds some")
     if len(out) > limit_bytes:
         _too_long(limit_bytes)
     return out
