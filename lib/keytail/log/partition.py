@@ -1,0 +1,398 @@
+"""What is on disk in log dirs, without reading log data: listings, sizes, checkpoints, tails of indexes.
+
+`survey_log_dirs` lists log dirs, `survey_partition` turns one partition directory into the facts that
+planning needs. States that keytail does not act on become `problems`, sentences for a report; nothing is
+changed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keytail.errors import CorruptLog, UsageProblem
+from keytail.format import names
+from keytail.format.batch import BATCH_HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
+from keytail.log.checkpoint import Offsets, read_epochs, read_offsets
+from keytail.log.fs import DirEntry, FileSystem
+
+MAX_LOG_BYTES = 2**31 - 1
+_WALK_WINDOW_BYTES = 1 << 16
+
+_PREFIX = struct.Struct(">qi")
+_MAGIC_AT, _DELTA_AT, _MAX_TIMESTAMP_AT, _TIMESTAMP_V1_AT = 16, 23, 35, 18
+assert BATCH_HEADER.fields is not None
+assert BATCH_HEADER.fields["magic"][1] == _MAGIC_AT
+assert BATCH_HEADER.fields["last_offset_delta"][1] == _DELTA_AT
+assert BATCH_HEADER.fields["max_timestamp"][1] == _MAX_TIMESTAMP_AT
+_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
+_INDEX_ENTRY, _TIME_INDEX_ENTRY = struct.Struct(">ii"), struct.Struct(">qi")
+assert (_INDEX_ENTRY.size, _TIME_INDEX_ENTRY.size) == (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment by its listing. An index that does not exist has None bytes."""
+
+    base_offset: int
+    log_bytes: int
+    log_mtime_ns: int
+    index_bytes: int | None
+    time_index_bytes: int | None
+    txn_index_bytes: int | None
+    largest_timestamp_ms: int  # last time index entry's; the log's mtime where that is missing or negative
+    first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 when there is none
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """A partition as planning sees it. With `problems` it must be left alone, and numbers may be 0."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    path: str
+    segments: tuple[SegmentFacts, ...]  # ascending; the last one is the active segment
+    snapshots: tuple[int, ...]
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int | None  # None: no checkpoint, or no entry in it
+    recovery_point: int
+    clean_shutdown: bool
+    cleaner_checkpoint: int | None
+    problems: tuple[str, ...]
+    leftovers: tuple[str, ...] = ()  # names that `replace.recover` resolves; not a problem by themselves
+    tail_bytes: int = 0  # of the active segment, after its last whole batch: a write that was cut off
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEntry:
+    """A partition directory of a log dir's listing, with what the other directories say against it."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    path: str
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirFacts:
+    """One log dir: its partitions, its checkpoints, and what stops a broker from starting on it."""
+
+    path: str
+    partitions: tuple[PartitionEntry, ...]
+    skipped: tuple[str, ...]  # directories that are not ours to touch, by name
+    clean_shutdown: bool
+    cleaner_checkpoint: Offsets
+    recovery_points: Offsets
+    log_starts: Offsets
+    high_watermarks: Offsets
+    problems: tuple[str, ...] = ()  # of the whole dir; every partition in it has them too
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a log file's whole batches end."""
+
+    next_offset: int
+    end_position: int
+    tail_bytes: int  # bytes after the last whole batch
+
+
+@dataclass
+class _Listing:
+    """The files of one partition directory, sorted by what their names say."""
+
+    files: dict[int, dict[str, DirEntry]] = field(default_factory=dict)
+    leftovers: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    snapshots: list[int] = field(default_factory=list)
+
+
+def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts]:
+    """Lists log dirs and reads their checkpoints, and judges them together, as the dirs of one broker.
+
+    Raises UsageProblem for a path that is no log dir.
+    """
+    listings = [(path, _list_log_dir(fs, path)) for path in log_dirs]
+    homes: Counter[tuple[str, int]] = Counter()
+    moving: dict[tuple[str, int], str] = {}
+    for path, entries in listings:
+        for entry in entries:
+            parsed = names.parse_partition_dir(entry.name)
+            if parsed is None:
+                continue
+            if parsed.kind == "normal":
+                homes[parsed.topic, parsed.partition] += 1
+            elif parsed.kind == "future":
+                moving[parsed.topic, parsed.partition] = os.path.join(path, entry.name)
+    return [_log_dir_facts(fs, path, entries, homes, moving) for path, entries in listings]
+
+
+def hosted(log_dirs: Sequence[LogDirFacts]) -> set[tuple[str, int]]:
+    """The partitions that these dirs hold, for `checkpoint.update_offset`."""
+    return {(entry.topic, entry.partition) for facts in log_dirs for entry in facts.partitions}
+
+
+def _list_log_dir(fs: FileSystem, path: str) -> list[DirEntry]:
+    try:
+        entries = fs.scan(path)
+    except FileNotFoundError as error:
+        raise UsageProblem("no such log dir", path=path) from error
+    except NotADirectoryError as error:
+        raise UsageProblem("a log dir must be a directory", path=path) from error
+    if not entries:
+        raise UsageProblem("this directory is empty, not a log dir", path=path)
+    if not any(e.name == names.META_PROPERTIES or _is_partition(e) for e in entries):
+        raise UsageProblem(
+            f"not a log dir: it holds neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
+            path=path,
+            remedy="Give the directories of log.dirs, not a partition's directory or their parent",
+        )
+    return entries
+
+
+def _is_partition(entry: DirEntry) -> bool:
+    parsed = names.parse_partition_dir(entry.name) if entry.is_dir else None
+    return parsed is not None and parsed.kind == "normal"
+
+
+def _log_dir_facts(
+    fs: FileSystem,
+    path: str,
+    entries: list[DirEntry],
+    homes: Mapping[tuple[str, int], int],
+    moving: Mapping[tuple[str, int], str],
+) -> LogDirFacts:
+    problems = [f"a broker does not start on {path}: directory {name} is no partition's; move it away"
+                for name in _foreign_dirs(entries)]  # fmt: skip
+    checkpoints = []
+    for name in (
+        names.CLEANER_CHECKPOINT,
+        names.RECOVERY_POINT_CHECKPOINT,
+        names.LOG_START_CHECKPOINT,
+        names.HIGH_WATERMARK_CHECKPOINT,
+    ):
+        offsets: Offsets = {}
+        try:
+            offsets = read_offsets(fs, os.path.join(path, name))
+        except (CorruptLog, OSError) as error:
+            problems.append(str(error))
+        checkpoints.append(offsets)
+    partitions, skipped = [], []
+    for entry in sorted(entries, key=lambda e: e.name):
+        parsed = names.parse_partition_dir(entry.name)
+        if parsed is None or not (entry.is_dir or entry.is_symlink):
+            continue
+        if parsed.kind != "normal" or parsed.topic == names.CLUSTER_METADATA_TOPIC:
+            skipped.append(entry.name)
+            continue
+        key = (parsed.topic, parsed.partition)
+        against = list(problems)
+        if entry.is_symlink:
+            against.append("the partition directory is a symbolic link")
+        if homes[key] > 1:
+            against.append("the partition is in two log dirs, on which no broker starts")
+        if key in moving:
+            against.append(f"the partition is moving to another log dir: {moving[key]}")
+        partitions.append(PartitionEntry(*key, path, os.path.join(path, entry.name), tuple(against)))
+    return LogDirFacts(
+        path=path,
+        partitions=tuple(partitions),
+        skipped=tuple(skipped),
+        clean_shutdown=any(e.name == names.CLEAN_SHUTDOWN for e in entries),
+        cleaner_checkpoint=checkpoints[0],
+        recovery_points=checkpoints[1],
+        log_starts=checkpoints[2],
+        high_watermarks=checkpoints[3],
+        problems=tuple(problems),
+    )
+
+
+def _foreign_dirs(entries: list[DirEntry]) -> list[str]:
+    return sorted(
+        e.name
+        for e in entries
+        if e.is_dir and e.name != names.REMOTE_INDEX_CACHE_DIR and names.parse_partition_dir(e.name) is None
+    )
+
+
+def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
+    """The facts of one partition; whatever speaks against touching it is in `problems`, never raised."""
+    key = (entry.topic, entry.partition)
+    listing = _Listing()
+    segments: tuple[SegmentFacts, ...] = ()
+    end = LogEnd(0, 0, 0)
+    try:
+        listing = _list_partition(fs, entry.path)
+        read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))
+        segments = tuple(_segment_facts(fs, entry.path, base, files, listing.problems)
+                         for base, files in sorted(listing.files.items()) if names.LOG in files)  # fmt: skip
+        if segments:
+            last = segments[-1].base_offset
+            end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
+        else:
+            listing.problems.append(f"no segment in {entry.path}")
+    except (CorruptLog, OSError) as error:
+        listing.problems.append(str(error))
+    first = segments[0].base_offset if segments else 0
+    return PartitionFacts(
+        topic=entry.topic,
+        partition=entry.partition,
+        log_dir=entry.log_dir,
+        path=entry.path,
+        segments=segments,
+        snapshots=tuple(sorted(listing.snapshots)),
+        log_start_offset=max(log_dir.log_starts.get(key, 0), first),
+        log_end_offset=end.next_offset,
+        high_watermark=log_dir.high_watermarks.get(key),
+        recovery_point=log_dir.recovery_points.get(key, 0),
+        clean_shutdown=log_dir.clean_shutdown,
+        cleaner_checkpoint=log_dir.cleaner_checkpoint.get(key),
+        problems=(*entry.problems, *listing.problems),
+        leftovers=tuple(sorted(listing.leftovers)),
+        tail_bytes=end.tail_bytes,
+    )
+
+
+def _list_partition(fs: FileSystem, path: str) -> _Listing:
+    listing = _Listing()
+    for entry in sorted(fs.scan(path), key=lambda e: e.name):
+        parsed = names.parse_file_name(entry.name)
+        if parsed.kind == "other":
+            continue
+        where = os.path.join(path, entry.name)
+        if parsed.kind == "fatal":
+            listing.problems.append(f"a name that no broker writes, and on which none starts well: {where}")
+        elif not entry.is_regular:
+            listing.problems.append(f"not a regular file: {where}")
+        elif parsed.kind == "live" and parsed.base_offset is not None:
+            if parsed.suffix == names.SNAPSHOT:
+                listing.snapshots.append(parsed.base_offset)
+            else:
+                listing.files.setdefault(parsed.base_offset, {})[parsed.suffix] = entry
+            if parsed.suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
+                listing.problems.append(f"a segment of more than {MAX_LOG_BYTES} bytes: {where}")
+        elif parsed.kind != "partition":
+            listing.leftovers.append(entry.name)
+            if parsed.kind == "swap":
+                listing.problems.append(
+                    f"an interrupted replacement of segments waits to be resolved: {where}; "
+                    "`--execute` resolves it before anything else"
+                )
+    return listing
+
+
+def _segment_facts(
+    fs: FileSystem, path: str, base_offset: int, files: dict[str, DirEntry], problems: list[str]
+) -> SegmentFacts:
+    log = files[names.LOG]
+    log_path = os.path.join(path, log.name)
+    sizes = {suffix: entry.size_bytes for suffix, entry in files.items()}
+    time_index_path = os.path.join(path, names.segment_file(base_offset, names.TIME_INDEX))
+    last = last_time_entry(fs, time_index_path, sizes.get(names.TIME_INDEX, 0))
+    largest_ms = last[0] if last is not None and last[0] >= 0 else log.mtime_ns // 1_000_000
+    header = fs.read_at(log_path, 0, HEADER_BYTES) if log.size_bytes else b""
+    if len(header) >= _MAGIC_AT + 1 and _PREFIX.unpack_from(header)[0] < base_offset:
+        problems.append(f"the first batch begins below its segment's base offset {base_offset}: {log_path}")
+    return SegmentFacts(
+        base_offset=base_offset,
+        log_bytes=log.size_bytes,
+        log_mtime_ns=log.mtime_ns,
+        index_bytes=sizes.get(names.INDEX),
+        time_index_bytes=sizes.get(names.TIME_INDEX),
+        txn_index_bytes=sizes.get(names.TXN_INDEX),
+        largest_timestamp_ms=largest_ms,
+        first_batch_timestamp_ms=_max_timestamp_ms(header),
+    )
+
+
+def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, int] | None:
+    """Timestamp in ms and relative offset of a time index's last whole entry."""
+    count = size_bytes // _TIME_INDEX_ENTRY.size
+    if count == 0:
+        return None
+    data = fs.read_at(path, (count - 1) * _TIME_INDEX_ENTRY.size, _TIME_INDEX_ENTRY.size)
+    return _TIME_INDEX_ENTRY.unpack(data) if len(data) == _TIME_INDEX_ENTRY.size else None
+
+
+def _max_timestamp_ms(header: bytes) -> int:
+    """Of a batch of any magic; -1 where there is none (magic 0, or fewer bytes than a header)."""
+    if len(header) <= _MAGIC_AT:
+        return -1
+    at = {1: _TIMESTAMP_V1_AT, 2: _MAX_TIMESTAMP_AT}.get(header[_MAGIC_AT])
+    if at is None or len(header) < at + _INT64.size:
+        return -1
+    return max(_INT64.unpack_from(header, at)[0], -1)
+
+
+def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
+    """The end of a log file: headers from its last index entry to the end of the file.
+
+    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch
+    that ends where it says makes the walk begin at the start of the file. A last batch that is not whole, or
+    bytes that are no batch, are reported as `tail_bytes`.
+    """
+    if index_path is None:
+        index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
+    fd = fs.open_read(log_path)
+    try:
+        size_bytes = fs.fd_stat(fd).size_bytes
+        entry = _last_index_entry(fs, index_path)
+        if entry is not None and 0 < entry[1] < size_bytes:
+            end = _walk(fs, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
+            if end is not None:
+                return end
+        return _walk(fs, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
+    finally:
+        fs.close(fd)
+
+
+def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
+    """Relative offset and position."""
+    try:
+        count = fs.stat(path).size_bytes // _INDEX_ENTRY.size
+        if count == 0:
+            return None
+        data = fs.read_at(path, (count - 1) * _INDEX_ENTRY.size, _INDEX_ENTRY.size)
+    except FileNotFoundError:
+        return None
+    return _INDEX_ENTRY.unpack(data) if len(data) == _INDEX_ENTRY.size else None
+
+
+def _walk(
+    fs: FileSystem,
+    fd: int,
+    size_bytes: int,
+    position: int,
+    base_offset: int,
+    *,
+    first_last_offset: int | None = None,
+) -> LogEnd | None:
+    """Header to header. None when the first batch is not the one that the index entry promised."""
+    window, window_at, got = bytearray(_WALK_WINDOW_BYTES), 0, 0
+    next_offset, first = base_offset, True
+    while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
+        if not window_at <= position <= window_at + got - HEADER_BYTES:
+            window_at, got = position, fs.read_into(fd, window, position)
+        at = position - window_at
+        offset, length = _PREFIX.unpack_from(window, at)
+        end = position + LENGTH_PREFIX_BYTES + length
+        if length < MIN_RECORD_OVERHEAD_BYTES or end > size_bytes or offset < next_offset:
+            break
+        last_offset = offset
+        if window[at + _MAGIC_AT] >= 2:
+            if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
+                break
+            last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
+        if last_offset < offset or (first and first_last_offset not in (None, last_offset)):
+            break
+        next_offset, position, first = last_offset + 1, end, False
+    if first and first_last_offset is not None:
+        return None
+    return LogEnd(next_offset, position, size_bytes - position)
