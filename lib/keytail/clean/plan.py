@@ -238,17 +238,16 @@ def _first_uncleanable(
     Of rules that end it at the same segment the active segment is named first: waiting does not lift it.
     """
     active_base = facts.segments[-1].base_offset
-    start, end = facts.log_start_offset, facts.log_end_offset
+    start = facts.log_start_offset
     bounds: list[tuple[int, Limit, str]] = [
         (active_base, "active segment", f"the active segment starts at offset {active_base}")
     ]
-    recorded = end if high_watermark == "log-end" else None
+    # A broker first bounds the high watermark to the log: here the first dirty offset and the active base do.
     if facts.high_watermark is not None:
-        recorded = min(max(facts.high_watermark, start), end)
-    if recorded is None:
+        why = f"the high watermark is {facts.high_watermark}"
+        bounds.append((facts.high_watermark, "high watermark", why))
+    elif high_watermark == "checkpoint":
         bounds.append((start, "high watermark", "the partition has no high watermark"))
-    else:
-        bounds.append((recorded, "high watermark", f"the high watermark is {recorded}"))
     if first_unstable_offset is not None:
         unstable = max(first_unstable_offset, start)
         bounds.append((unstable, "open transaction", f"an open transaction starts at offset {unstable}"))
