@@ -216,7 +216,7 @@ def random_traffic(
         follower_share=rng.choice([0.0, 0.2]) if replicated else 0.0,
         transactional=transactional,
         delete_records=delete_records and rng.random() < 0.3,
-        far_jumps=far_jumps and rng.random() < 0.1,
+        far_jumps=far_jumps and rng.random() < 0.2,
     )
 
 

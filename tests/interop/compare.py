@@ -1,0 +1,74 @@
+"""Whether two partition directories hold the same result of a round: promise 3, file by file.
+
+Uncompressed logs and their indexes must be the same bytes. Where Kafka compressed a batch again only the
+bytes of that batch may differ, with its length and checksum; then the indexes must be those of the log beside
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from tests.reference.batches import Batch, decode_log
+from tests.reference.indexing import index_files
+
+TIMED = (".log", ".index", ".timeindex")
+
+
+def differences(kafka: Path, ours: Path, *, index_interval_bytes: int) -> list[str]:
+    """Every difference in words; empty when the directories hold the same result."""
+    theirs, mine = sorted(os.listdir(kafka)), sorted(os.listdir(ours))
+    found = []
+    if theirs != mine:
+        only_kafka, only_ours = sorted(set(theirs) - set(mine)), sorted(set(mine) - set(theirs))
+        found.append(f"names: only Kafka's {only_kafka}, only ours {only_ours}")
+    both = [name for name in theirs if name in mine]
+    logs = [name for name in both if name.endswith(".log")]
+    for name in logs:
+        found += _segment_differences(kafka, ours, name.removesuffix(".log"), index_interval_bytes)
+    for name in both:
+        if not name.endswith(TIMED) and (kafka / name).read_bytes() != (ours / name).read_bytes():
+            found.append(f"{name}: bytes differ")
+    # Opening a log touches the indexes of its active segment, and only Kafka opened it.
+    active = max(logs, default="").removesuffix(".log")
+    for name in both:
+        if name.endswith(TIMED) and not (name.startswith(active) and not name.endswith(".log")):
+            times = (kafka / name).stat().st_mtime_ns, (ours / name).stat().st_mtime_ns
+            if times[0] != times[1]:
+                found.append(f"{name}: mtime of Kafka's {times[0]} ns, of ours {times[1]} ns")
+    return found
+
+
+def _segment_differences(kafka: Path, ours: Path, stem: str, index_interval_bytes: int) -> list[str]:
+    log, index, time_index = (
+        ((kafka / (stem + suffix)).read_bytes(), (ours / (stem + suffix)).read_bytes()) for suffix in TIMED
+    )
+    if log[0] == log[1]:
+        pairs = zip(TIMED[1:], (index, time_index), strict=True)
+        return [f"{stem}{suffix}: bytes differ" for suffix, pair in pairs if pair[0] != pair[1]]
+    found = _batch_differences(stem, decode_log(log[0]), decode_log(log[1]), log)
+    if not found and (index[1], time_index[1]) != index_files(log[1], int(stem), index_interval_bytes):
+        found.append(f"{stem}: indexes are not those of the log beside them")
+    return found
+
+
+def _batch_differences(
+    stem: str, theirs: list[Batch], mine: list[Batch], log: tuple[bytes, bytes]
+) -> list[str]:
+    found = []
+    for ordinal, (their, my) in enumerate(zip(theirs, mine, strict=False)):
+        where = f"{stem}.log, batch {ordinal} at offset {their.base_offset}"
+        if replace(their, position=0, size=0, crc=0) != replace(my, position=0, size=0, crc=0):
+            found.append(f"{where}: Kafka's {their} with {their.records}, ours {my} with {my.records}")
+        elif their.codec == 0 and _raw(log[0], their) != _raw(log[1], my):
+            found.append(f"{where}: not compressed, and the bytes differ")
+    if len(theirs) != len(mine):
+        extra = [batch.base_offset for batch in (theirs[len(mine) :] or mine[len(theirs) :])]
+        found.append(f"{stem}.log: Kafka's has {len(theirs)} batches, ours {len(mine)}; beyond both: {extra}")
+    return found
+
+
+def _raw(log: bytes, batch: Batch) -> bytes:
+    return log[batch.position : batch.position + batch.size]

@@ -1,0 +1,138 @@
+"""The dull twins of selection and cleaning against Kafka itself, transactions included.
+
+Unit tests hold keytail to the twins; this holds the twins to Kafka.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.interop.kafka import Kafka
+from tests.interop.rounds import CHOICE, Circumstances, Outcome, run_cases
+from tests.reference import cleaner, selection
+
+pytestmark = pytest.mark.interop
+
+PRODUCER = struct.Struct(">qhiqiqiq")
+ABORTED = struct.Struct(">hqqqq")
+TIME_ENTRY = struct.Struct(">qi")
+NO_LAG = 2**63 - 1
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_the_twins_do_what_kafka_does(kafka: Kafka, fast_dir: Path, transactional: bool) -> None:
+    # Kafka reads the first dirty segment from an index entry on. When that skips an ABORT marker, its tracker
+    # takes the producer's later transactions for aborted too and older records stay; the twin skips nothing.
+    from_inside = not transactional
+    logs = int(os.environ.get("KEYTAIL_FUZZ_TWIN_LOGS", "15"))
+    seen = run_cases(
+        kafka, fast_dir, twin_round, logs=logs, from_inside=from_inside, transactional=transactional
+    )
+    assert seen["rounds that cleaned"] > 10
+
+
+def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
+    directory = log_dir / "t-0"
+    bases = sorted(int(path.stem) for path in directory.glob("*.log"))
+    segments = [segment(directory, base) for base in bases]
+    producers, unstable = producer_state(directory, now)
+    facts = SimpleNamespace(
+        segments=[listed(directory, one) for one in segments],
+        log_start_offset=now.log_start_offset,
+        log_end_offset=now.log_end_offset,
+        high_watermark=now.high_watermark,
+        recovery_point=now.log_end_offset,
+        clean_shutdown=True,
+        cleaner_checkpoint=now.checkpoint,
+    )
+    lags = SimpleNamespace(
+        cleanup_policy={"compact"},
+        min_compaction_lag_ms=int(now.configs.get("min.compaction.lag.ms", 0)),
+        max_compaction_lag_ms=int(now.configs.get("max.compaction.lag.ms", NO_LAG)),
+        min_cleanable_dirty_ratio=0.0,
+    )
+    choice = selection.selection(facts, lags, now.now_ms, unstable=unstable)
+    chosen = {name: choice[name] for name in CHOICE}
+    if not choice["cleanable_bytes"]:
+        return Outcome(chosen, None)
+    done = cleaner.clean(
+        segments,
+        first_dirty=choice["first_dirty_offset"],
+        first_uncleanable=choice["first_uncleanable_offset"],
+        now_ms=now.now_ms,
+        delete_retention_ms=int(now.configs["delete.retention.ms"]),
+        max_entries=now.map_max_entries or 1_000_000,
+        segment_bytes=int(now.configs["internal.segment.bytes"]),
+        segment_index_bytes=int(now.configs["segment.index.bytes"]),
+        index_interval_bytes=int(now.configs["index.interval.bytes"]),
+        log_start_offset=now.log_start_offset,
+        producers=producers,
+    )
+    for output in done.segments:
+        install(directory, output)
+    return Outcome(chosen, done.end_offset)
+
+
+def segment(directory: Path, base: int) -> cleaner.Segment:
+    log, index, time_index, txn_index = (
+        directory / f"{base:020d}{suffix}" for suffix in (".log", ".index", ".timeindex", ".txnindex")
+    )
+    entries = ABORTED.iter_unpack(txn_index.read_bytes()) if txn_index.exists() else ()
+    return cleaner.Segment(
+        base,
+        log.read_bytes(),
+        index.stat().st_size,
+        time_index.stat().st_size,
+        log.stat().st_mtime_ns // 1_000_000,
+        tuple(cleaner.Aborted(*fields) for _, *fields in entries),
+    )
+
+
+def listed(directory: Path, one: cleaner.Segment) -> SimpleNamespace:
+    """A segment as selection wants it: times from the end of the time index and the first batch's header."""
+    time_index = (directory / f"{one.base_offset:020d}.timeindex").read_bytes()
+    last = TIME_ENTRY.unpack(time_index[-12:])[0] if time_index else -1
+    return SimpleNamespace(
+        base_offset=one.base_offset,
+        log_bytes=one.log_bytes,
+        index_bytes=one.index_bytes,
+        time_index_bytes=one.time_index_bytes,
+        largest_timestamp_ms=last if last >= 0 else one.mtime_ms,
+        first_batch_timestamp_ms=int.from_bytes(one.log[35:43], "big", signed=True) if one.log else -1,
+    )
+
+
+def producer_state(directory: Path, now: Circumstances) -> tuple[dict[int, Any], int | None]:
+    """Active producers as the cleaner sees them, and where the first open transaction below the HW begins."""
+    newest = max(directory.glob("*.snapshot"), key=lambda path: int(path.stem))
+    producers: dict[int, Any] = {}
+    unstable = []
+    for row in PRODUCER.iter_unpack(newest.read_bytes()[10:]):
+        producer_id, epoch, _, last_offset, _, timestamp_ms, _, open_since = row
+        if open_since < 0 and now.now_ms - timestamp_ms >= now.producer_id_expiration_ms:
+            continue
+        producers[producer_id] = (None if last_offset < 0 else last_offset, epoch)
+        if 0 <= open_since < now.high_watermark:
+            unstable.append(open_since)
+    return producers, min(unstable, default=None)
+
+
+def install(directory: Path, output: cleaner.CleanedSegment) -> None:
+    for base in output.source_bases:
+        for suffix in (".log", ".index", ".timeindex", ".txnindex"):
+            (directory / f"{base:020d}{suffix}").unlink(missing_ok=True)
+        if base != output.base_offset:
+            (directory / f"{base:020d}.snapshot").unlink(missing_ok=True)
+    contents = {".log": output.log, ".index": output.index, ".timeindex": output.time_index}
+    if output.txn_index:
+        contents[".txnindex"] = output.txn_index
+    for suffix, content in contents.items():
+        path = directory / f"{output.base_offset:020d}{suffix}"
+        path.write_bytes(content)
+        os.utime(path, ns=(0, output.mtime_ms * 1_000_000))
