@@ -1,0 +1,62 @@
+"""Control records: what their keys and values say (BATCH.md, "Control").
+
+A control batch carries one of them, written by the broker itself: the end of a transaction, or news of a
+metadata log's leader, snapshot and voters. Errors are ValueError with the reason.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+_KEY = struct.Struct(">hh")  # version, type
+_MARKER = struct.Struct(">hi")  # version, coordinator epoch
+
+NO_COORDINATOR_EPOCH = -1
+
+
+class ControlType(IntEnum):
+    """The types there are; a key may hold any other number, which brokers call unknown and pass over."""
+
+    ABORT = 0
+    COMMIT = 1
+    LEADER_CHANGE = 2
+    SNAPSHOT_HEADER = 3
+    SNAPSHOT_FOOTER = 4
+    KRAFT_VERSION = 5
+    KRAFT_VOTERS = 6
+
+
+@dataclass(frozen=True)
+class ControlRecord:
+    """`control_type` is one of ControlType or an unknown number; only markers have a coordinator epoch."""
+
+    control_type: int
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+
+    @property
+    def ends_transaction(self) -> bool:
+        return self.control_type in (ControlType.ABORT, ControlType.COMMIT)
+
+
+def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
+    """Versions above 0 are read as version 0, as brokers do."""
+    control_type = _unpack(_KEY, key, "control record key")
+    if control_type not in (ControlType.ABORT, ControlType.COMMIT):
+        return ControlRecord(control_type)
+    return ControlRecord(control_type, _unpack(_MARKER, value, "transaction marker"))
+
+
+def _unpack(layout: struct.Struct, data: bytes | None, what: str) -> int:
+    if data is None or len(data) < layout.size:
+        raise ValueError(f"{what} of {'no' if data is None else len(data)} bytes, {layout.size} needed")
+    version, number = layout.unpack_from(data)
+    if version < 0:
+        raise ValueError(f"{what} of version {version}")
+    return number
+
+
+def encode_transaction_marker(control_type: ControlType, coordinator_epoch: int) -> tuple[bytes, bytes]:
+    """Key and value of an ABORT or COMMIT marker."""
+    return _KEY.pack(0, control_type), _MARKER.pack(0, coordinator_epoch)

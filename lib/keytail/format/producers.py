@@ -1,0 +1,63 @@
+"""The producer snapshot of a partition (`.snapshot`): what a broker remembers of each producer id.
+
+The layout stands in SNAPSHOT.md beside this file. When a snapshot is believed, and how the log after it is
+replayed, is the business of whoever rebuilds producer state. Errors are ValueError with the reason.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from keytail.kernels.native import crc32c
+
+VERSION = 1
+_HEAD = struct.Struct(">hIi")  # version, crc, entry count
+_CRC_START = 6  # the entry count is the first that the CRC covers
+_ENTRY = struct.Struct(">qhiqiqiq")
+assert (_HEAD.size, _ENTRY.size) == (10, 46)
+
+
+@dataclass(frozen=True)
+class ProducerEntry:
+    """State of one producer id; -1 stands for "none" in every field but `offset_delta`.
+
+    `last_offset` is that of its last data batch, which began at `last_offset - offset_delta`.
+    """
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+    coordinator_epoch: int
+    current_txn_first_offset: int
+
+
+def parse_snapshot(data: bytes) -> list[ProducerEntry]:
+    """The entries, in the order of the file (a broker's is that of its hash table)."""
+    if len(data) < _HEAD.size:
+        raise ValueError(f"snapshot of {len(data)} bytes, at least {_HEAD.size} needed")
+    version, crc, count = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise ValueError(f"snapshot of version {version}")
+    if _crc(data) != crc:
+        raise ValueError("snapshot's checksum does not match its bytes")
+    if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
+        raise ValueError(f"snapshot of {len(data)} bytes declares {count} entries of {_ENTRY.size}")
+    return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
+
+
+def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    packed = [_ENTRY.pack(*astuple(entry)) for entry in entries]
+    covered = struct.pack(">i", len(packed)) + b"".join(packed)
+    head = struct.pack(">hI", VERSION, 0)
+    return struct.pack(">hI", VERSION, _crc(head + covered)) + covered
+
+
+def _crc(data: bytes) -> int:
+    return int(crc32c(np.frombuffer(data, np.uint8), _CRC_START, len(data) - _CRC_START))

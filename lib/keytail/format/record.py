@@ -1,0 +1,144 @@
+"""One record of a v2 batch at a time, in plain Python: for control records, single look-ups and tests.
+
+The layout stands in BATCH.md beside this file, "Records". Whole batches are the business of the kernels; this
+module accepts and refuses the same bytes, at a thousandth of the speed. Errors are ValueError with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAX_VARINT_BYTES = 5
+MAX_VARLONG_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as it is stored: relative to its batch. None is null; a header's key is never null."""
+
+    timestamp_delta: int
+    offset_delta: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[bytes, bytes | None], ...] = ()
+
+
+def encode_varint(value: int) -> bytes:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{value} does not fit 32 bits")
+    return _encode_groups((value << 1) ^ (value >> 31))
+
+
+def encode_varlong(value: int) -> bytes:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} does not fit 64 bits")
+    return _encode_groups((value << 1) ^ (value >> 63))
+
+
+def _encode_groups(zigzag: int) -> bytes:
+    out = bytearray()
+    while zigzag > 0x7F:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    out.append(zigzag)
+    return bytes(out)
+
+
+def decode_varint(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
+    """The 32-bit value at `position` and the position after it; nothing at or after `end` is read."""
+    zigzag, after = _decode_groups(data, position, len(data) if end is None else end, MAX_VARINT_BYTES)
+    return _unzigzag(zigzag & 0xFFFFFFFF), after
+
+
+def decode_varlong(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
+    """The 64-bit value at `position` and the position after it; nothing at or after `end` is read."""
+    zigzag, after = _decode_groups(data, position, len(data) if end is None else end, MAX_VARLONG_BYTES)
+    return _unzigzag(zigzag & 0xFFFFFFFFFFFFFFFF), after
+
+
+def _unzigzag(zigzag: int) -> int:
+    return zigzag >> 1 if not zigzag & 1 else ~(zigzag >> 1)
+
+
+def _decode_groups(data: Buffer, position: int, end: int, most_bytes: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 7 * most_bytes, 7):
+        if position >= end:
+            raise ValueError("varint runs past the end")
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError(f"varint of more than {most_bytes} bytes")
+
+
+def encode_record(record: Record) -> bytes:
+    parts = [
+        b"\x00",  # attributes: unused
+        encode_varlong(record.timestamp_delta),
+        encode_varint(record.offset_delta),
+        _encode_field(record.key),
+        _encode_field(record.value),
+        encode_varint(len(record.headers)),
+    ]
+    for header_key, header_value in record.headers:
+        parts += (_encode_field(header_key), _encode_field(header_value))
+    body = b"".join(parts)
+    return encode_varint(len(body)) + body
+
+
+def _encode_field(field: bytes | None) -> bytes:
+    return b"\x01" if field is None else encode_varint(len(field)) + field
+
+
+def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
+    """The record at `position` and the position after it. Its fields must fill its declared length exactly."""
+    length, at = decode_varint(data, position)
+    end = at + length
+    if length < 0 or end > len(data):
+        raise ValueError(f"record of {length} bytes with {len(data) - at} left")
+    if at == end:
+        raise ValueError("record without fields")
+    timestamp_delta, at = decode_varlong(data, at + 1, end)
+    offset_delta, at = decode_varint(data, at, end)
+    key, at = _decode_field(data, at, end)
+    value, at = _decode_field(data, at, end)
+    header_count, at = decode_varint(data, at, end)
+    if not 0 <= header_count <= end - at:
+        raise ValueError(f"{header_count} headers in {end - at} bytes")
+    headers = []
+    for _ in range(header_count):
+        header_key, at = _decode_field(data, at, end)
+        if header_key is None:
+            raise ValueError("header key of negative length")
+        header_value, at = _decode_field(data, at, end)
+        headers.append((header_key, header_value))
+    if at != end:
+        raise ValueError(f"record ends {end - at} bytes before its declared length")
+    return Record(timestamp_delta, offset_delta, key, value, tuple(headers)), end
+
+
+def _decode_field(data: Buffer, position: int, end: int) -> tuple[bytes | None, int]:
+    length, at = decode_varint(data, position, end)
+    if length < 0:
+        return None, at
+    if length > end - at:
+        raise ValueError(f"field of {length} bytes with {end - at} left in its record")
+    return bytes(data[at : at + length]), at + length
+
+
+def decode_records(block: Buffer, count: int) -> list[Record]:
+    """The `count` records that fill the uncompressed record block of one batch exactly."""
+    if count < 0:
+        raise ValueError(f"record count {count}")
+    records, at = [], 0
+    for _ in range(count):
+        record, at = decode_record(block, at)
+        records.append(record)
+    if at != len(block):
+        raise ValueError(f"{len(block) - at} bytes after the last of {count} records")
+    return records
