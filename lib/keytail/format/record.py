@@ -1,7 +1,7 @@
 """One record of a v2 batch at a time, in plain Python: for control records, single look-ups and tests.
 
 The layout stands in BATCH.md beside this file, "Records". Whole batches are the business of the kernels; this
-module accepts and refuses the same bytes, at a thousandth of the speed. Errors are ValueError with the reason.
+module accepts and refuses the same bytes, a thousand times slower. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _encode_field(field: bytes | None) -> bytes:
 
 
 def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
-    """The record at `position` and the position after it. Its fields must fill its declared length exactly."""
+    """The record at `position` and the position after it. Its fields must fill its length exactly."""
     length, at = decode_varint(data, position)
     end = at + length
     if length < 0 or end > len(data):
