@@ -1,0 +1,505 @@
+"""The dull cleaner does what Kafka's does, on rounds worked out by hand.
+
+Whatever compares itself with `tests/reference/cleaner.py` leans on these.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Aborted, KeylessRecords, Segment, build_map, clean
+from tests.reference.indexing import index_files
+
+NOW = 2_000_000_000_000
+DAY = 86_400_000
+
+
+def rec(offset, key, value=b"v", timestamp=None, headers=()):
+    key = key.encode() if isinstance(key, str) else key
+    return Rec(offset, 1000 + offset if timestamp is None else timestamp, key, value, headers)
+
+
+def batch(*records, **fields):
+    return encode_batch(list(records), **fields)
+
+
+def seg(base, *batches, **fields):
+    return Segment(base, b"".join(batches), **fields)
+
+
+def run(*segments, first_dirty=0, first_uncleanable=100, now=NOW, **given):
+    return clean(segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=now, **given)
+
+
+def only(round_):
+    (output,) = round_.segments
+    return output
+
+
+def kept(round_):
+    return [r.offset for s in round_.segments for r in all_records(decode_log(s.log))]
+
+
+# --- the map ---
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "offsets", "latest"),
+    [
+        (0, 30, {b"a": 11, b"b": 1, b"c": 20}, 29),
+        (0, 20, {b"a": 11, b"b": 1}, 19),
+        (10, 20, {b"a": 11}, 19),
+        (11, 20, {b"a": 11}, 19),
+        (12, 20, {}, 19),
+        (20, 30, {b"c": 20}, 29),
+    ],
+)
+def test_map_of_half_open_ranges(start, end, offsets, latest):
+    """Checklist 7."""
+    segments = [
+        seg(0, batch(rec(0, "a"), rec(1, "b"))),
+        seg(10, batch(rec(10, "a"), rec(11, "a"))),
+        seg(20, batch(rec(20, "c"))),
+        seg(30, batch(rec(30, "d"))),
+    ]
+    assert build_map(segments, start, end, 100) == (offsets, latest)
+
+
+def test_a_full_map_stops_inside_a_batch_even_at_a_known_key():
+    """Checklist 8 and 13: the rest of the batch is kept, and the next round starts there."""
+    source = seg(0, batch(rec(0, "a"), rec(1, "b"), rec(2, "a"), rec(3, "c")))
+    assert build_map([source], 0, 100, 2) == ({b"a": 0, b"b": 1}, 1)
+    first = run(source, max_entries=2)
+    assert first.end_offset == 2
+    assert only(first).log == source.log
+    second = run(source, first_dirty=2, max_entries=2)
+    assert second.end_offset == 100
+    assert kept(second) == [1, 2, 3]
+
+
+def test_a_full_map_at_a_batch_start_ends_after_the_last_complete_batch():
+    """Checklist 8: gaps up to that batch are covered, those behind it are not."""
+    source = seg(0, batch(rec(0, "a"), last_offset=6), batch(rec(9, "b")))
+    assert build_map([source], 0, 100, 1) == ({b"a": 0}, 6)
+
+
+def test_progress_of_repeated_rounds_with_a_tiny_map():
+    """Checklist 13."""
+    log = b"".join(batch(rec(i, "abc"[i % 3])) for i in range(12))
+    segments, first_dirty = [Segment(0, log), Segment(12, b"")], 0
+    for _ in range(20):
+        done = clean(segments, first_dirty=first_dirty, first_uncleanable=12, now_ms=NOW, max_entries=1)
+        assert done.end_offset > first_dirty
+        segments, first_dirty = [Segment(0, only(done).log), Segment(12, b"")], done.end_offset
+        if first_dirty == 12:
+            break
+    assert first_dirty == 12
+    assert [r.offset for r in all_records(decode_log(segments[0].log))] == [9, 10, 11]
+
+
+def test_huge_offsets_inside_a_segment():
+    """Checklist 9."""
+    top = 2**31 - 1
+    source = seg(0, batch(rec(0, "a")), batch(rec(top, "a")))
+    done = run(source, first_uncleanable=top + 1)
+    assert (done.end_offset, kept(done)) == (top + 1, [top])
+
+
+def test_gaps_between_segments_do_not_stall():
+    """Checklist 10."""
+    segments = [seg(0, batch(rec(0, "a"))), seg(50, batch(rec(70, "a"))), seg(90)]
+    done = run(*segments, first_uncleanable=90)
+    assert (done.end_offset, kept(done)) == (90, [70])
+    assert build_map(segments, 0, 90, 1) == ({b"a": 0}, 49)
+
+
+def test_a_start_inside_a_batch_maps_only_what_follows():
+    source = seg(0, batch(rec(0, "a"), rec(1, "b"), rec(2, "a")))
+    assert build_map([source], 1, 100, 10) == ({b"b": 1, b"a": 2}, 99)
+
+
+# --- which records stay ---
+
+
+def test_a_superseded_record_goes_and_an_untouched_batch_is_copied():
+    """Checklist 12 and 21."""
+    odd = bytearray(batch(rec(4, "b"), rec(5, "c"), extra_attributes=0x4080))
+    source = seg(0, batch(rec(0, "a"), rec(1, "x")), batch(rec(2, "a"), rec(3, "y")), bytes(odd))
+    done = run(source)
+    batches = decode_log(only(done).log)
+    assert [[r.offset for r in b.records] for b in batches] == [[1], [2, 3], [4, 5]]
+    assert only(done).log[batches[1].position :] == source.log[-len(odd) - batches[1].size :]
+    assert batches[2].attributes == 0x4080
+    assert (done.messages_read, done.messages_written) == (6, 5)
+
+
+def test_the_clean_section_is_probed_too_and_a_later_put_in_one_batch_wins():
+    """Checklist 12 and 20."""
+    clean_part = seg(0, batch(rec(0, "a"), rec(1, "b")))
+    dirty = seg(10, batch(rec(10, "a"), rec(11, "a"), rec(12, "c")))
+    assert kept(run(clean_part, dirty, first_dirty=10)) == [1, 11, 12]
+
+
+def test_rewritten_batch_keeps_its_header_and_loses_unused_bits():
+    """Checklist 21: base and last offset, sequence, epochs and codec stay; bits 7 to 15 are written as 0."""
+    fields = {"leader_epoch": 5, "producer_id": 4001, "producer_epoch": 3, "base_sequence": 7}
+    source = seg(
+        0,
+        batch(
+            rec(0, "a", timestamp=50),
+            rec(1, "b", timestamp=40),
+            last_offset=8,
+            extra_attributes=0x4080,
+            **fields,
+        ),
+        batch(rec(9, "a", timestamp=60)),
+    )
+    rebuilt = decode_log(only(run(source)).log)[0]
+    assert [r.offset for r in rebuilt.records] == [1]
+    assert (rebuilt.base_offset, rebuilt.last_offset, rebuilt.attributes) == (0, 8, 0)
+    assert (rebuilt.leader_epoch, rebuilt.producer_id, rebuilt.producer_epoch) == (5, 4001, 3)
+    assert (rebuilt.base_sequence, rebuilt.record_count) == (7, 1)
+    assert (rebuilt.base_timestamp, rebuilt.max_timestamp) == (40, 40)
+
+
+def test_worked_bytes_of_a_rewritten_batch():
+    """Checklist 21 and 22: the batch with a tombstone kept, as Kafka's classes write it."""
+    source = batch(
+        rec(100, "k1", b"v1", 1700000000000, ((b"h", b"x"),)),
+        rec(101, "k2", None, 1700000000005, ((b"n", None),)),
+        leader_epoch=5,
+        producer_id=4001,
+        producer_epoch=3,
+        base_sequence=7,
+    )
+    newer = batch(rec(102, "k1", b"v2", 1700000000009))
+    done = run(seg(100, source, newer), first_dirty=100, first_uncleanable=200, now=1700000100000)
+    expected = bytes.fromhex(
+        "0000000000000064 00000040 00000005 02 f596d17d 0040 00000001 0000018bd50d4aa0 0000018bcfe56805"
+        "0000000000000fa1 0003 00000007 00000001"
+        "1c 00 b58abf52 02 04 6b32 01 02 02 6e 01"
+    )
+    assert only(done).log == expected + newer
+
+
+def test_worked_bytes_of_an_emptied_batch():
+    """Checklist 21 and 23."""
+    source = batch(
+        rec(100, "k1", b"v1", 1700000000000),
+        rec(101, "k2", b"v2", 1700000000005),
+        codec=1,
+        leader_epoch=5,
+        producer_id=4001,
+        producer_epoch=3,
+        base_sequence=7,
+    )
+    newer = batch(rec(102, "k1"), rec(103, "k2"))
+    done = run(seg(100, source, newer), first_dirty=100, first_uncleanable=200, producers={4001: (101, 3)})
+    expected = bytes.fromhex(
+        "0000000000000064 00000031 00000005 02 853b853e 0000 00000001 ffffffffffffffff 0000018bcfe56805"
+        "0000000000000fa1 0003 00000007 00000000"
+    )
+    assert only(done).log == expected + newer
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_duplicates_inside_a_compressed_batch(codec):
+    """Checklist 20 and 21: the codec stays."""
+    source = seg(0, batch(rec(0, "a", b"1"), rec(1, "a", b"2"), rec(2, "b"), codec=codec))
+    (rebuilt,) = decode_log(only(run(source)).log)
+    assert [(r.offset, r.value) for r in rebuilt.records] == [(1, b"2"), (2, b"v")]
+    assert rebuilt.codec == codec
+
+
+def test_log_append_time_rewrite_flattens_the_deltas():
+    source = batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=20), timestamp_type=1, max_timestamp=777)
+    newer = batch(rec(2, "a"))
+    output = only(run(seg(0, source, newer))).log
+    expected = batch(
+        rec(1, "b", timestamp=777), base_offset=0, last_offset=1, timestamp_type=1, max_timestamp=777
+    )
+    assert output == expected + newer
+    assert decode_log(expected)[0].base_timestamp == 777
+
+
+def test_partial_clean_keeps_what_lies_beyond_the_end():
+    """Checklist 13: verbatim, but for a horizon where a tombstone is among it."""
+    beyond = batch(rec(2, "a"), rec(3, "a"), rec(4, None, b"keyless"))
+    with_null = batch(rec(5, "a", None))
+    source = seg(0, batch(rec(0, "a"), rec(1, "b")), beyond, with_null)
+    done = run(source, max_entries=2)
+    assert done.end_offset == 2
+    assert only(done).log.startswith(source.log[: -len(with_null)])
+    last = decode_log(only(done).log)[-1]
+    assert last.delete_horizon_ms == NOW + DAY
+    assert last.records[0].timestamp == 1005
+
+
+def test_keyless_records_in_the_range_are_dropped_and_counted():
+    """Checklist 14."""
+    source = seg(0, batch(rec(0, None), rec(1, "a"), rec(2, None), rec(3, b"")))
+    done = run(source)
+    assert (kept(done), done.keyless) == ([1, 3], 2)
+    with pytest.raises(KeylessRecords, match="2 records without a key, the first at offset 0"):
+        run(source, drop_keyless=False)
+
+
+def test_segments_at_or_after_the_uncleanable_offset_are_not_read():
+    """Checklist 17."""
+    done = run(seg(0, batch(rec(0, "a"))), seg(10, b"garbage"), first_uncleanable=10)
+    assert [s.base_offset for s in done.segments] == [0]
+    assert kept(done) == [0]
+
+
+# --- tombstones ---
+
+
+def test_tombstone_deletes_older_values_and_gets_a_horizon():
+    """Checklist 15, 16 and 22: however old its own timestamp is."""
+    source = seg(0, batch(rec(0, "a")), batch(rec(1, "a", None, timestamp=0)))
+    (rebuilt,) = decode_log(only(run(source)).log)
+    assert [r.offset for r in rebuilt.records] == [1]
+    assert rebuilt.delete_horizon_ms == NOW + DAY
+    assert (rebuilt.records[0].timestamp, rebuilt.max_timestamp) == (0, 0)
+
+
+@pytest.mark.parametrize(("horizon", "stays"), [(NOW + 1, True), (NOW, False), (NOW - 1, False)])
+def test_tombstone_goes_at_its_horizon(horizon, stays):
+    """Checklist 16 and 22: a set horizon never moves, and the batch is copied until then."""
+    source = seg(0, batch(rec(0, "a", None), rec(1, "b"), delete_horizon_ms=horizon))
+    output = only(run(source)).log
+    (left,) = decode_log(output)
+    assert [r.offset for r in left.records] == ([0, 1] if stays else [1])
+    assert left.delete_horizon_ms == horizon
+    assert (output == source.log) is stays
+
+
+def test_a_horizon_is_set_only_for_a_null_that_is_retained():
+    source = seg(0, batch(rec(0, "a", None), rec(1, "b")), batch(rec(2, "a")))
+    assert [b.delete_horizon_ms for b in decode_log(only(run(source)).log)] == [None, None]
+
+
+def test_an_overflowing_horizon_sets_no_flag():
+    source = seg(0, batch(rec(0, "a", None), extra_attributes=0x80))
+    (rebuilt,) = decode_log(only(run(source, delete_retention_ms=2**63 - 1)).log)
+    assert (rebuilt.delete_horizon_ms, rebuilt.attributes) == (None, 0)
+
+
+# --- empty batches ---
+
+
+def test_the_last_batch_of_the_round_is_kept_empty_until_it_is_no_longer_last():
+    """Checklist 25."""
+    expired = seg(0, batch(rec(0, "a")), batch(rec(1, None), rec(2, "b", None), delete_horizon_ms=NOW))
+    emptied = decode_log(only(run(expired, first_uncleanable=3)).log)[-1]
+    assert (emptied.base_offset, emptied.last_offset, emptied.record_count) == (1, 2, 0)
+    assert (emptied.base_timestamp, emptied.attributes, emptied.size) == (-1, 0, 61)
+    assert [b.last_offset for b in decode_log(only(run(expired, first_uncleanable=4)).log)] == [0]
+
+
+def test_with_a_full_map_no_batch_counts_as_the_last_of_the_round():
+    """Checklist 25: the bound is the first uncleanable offset, not the end that the map reached."""
+    expired = batch(rec(0, "a", None), delete_horizon_ms=NOW)
+    source = seg(0, expired, batch(rec(1, "b")))
+    done = run(source, first_uncleanable=2, max_entries=1)
+    assert (done.end_offset, kept(done)) == (1, [1])
+    assert [b.base_offset for b in decode_log(only(done).log)] == [1]
+
+
+def test_last_batch_of_an_active_producer_is_kept_empty_and_others_are_not():
+    """Checklist 23."""
+    ids = {"producer_id": 9, "producer_epoch": 0}
+    source = seg(
+        0,
+        batch(rec(0, "a"), base_sequence=0, **ids),
+        batch(rec(1, "a"), base_sequence=1, **ids),
+        batch(rec(2, "a")),
+    )
+    log = decode_log(only(run(source, producers={9: (1, 0)})).log)
+    assert [(b.base_offset, b.record_count, b.base_sequence) for b in log] == [(1, 0, 1), (2, 1, -1)]
+    assert kept(run(source, producers={})) == [2]
+    again = decode_log(only(run(source, producers={9: (7, 0)})).log)
+    assert [b.base_offset for b in again] == [2]
+
+
+def test_sequences_reused_from_zero_do_not_protect_old_batches():
+    """Checklist 26: the offset decides, not the sequence."""
+    ids = {"producer_id": 9, "base_sequence": 0}
+    source = seg(
+        0,
+        batch(rec(0, "a"), producer_epoch=0, **ids),
+        batch(rec(1, "a"), producer_epoch=1, **ids),
+        batch(rec(2, "a")),
+    )
+    log = decode_log(only(run(source, producers={9: (1, 1)})).log)
+    assert [(b.base_offset, b.record_count) for b in log] == [(1, 0), (2, 1)]
+
+
+def test_emptied_batches_stay_the_same_bytes_round_after_round():
+    """Checklist 23."""
+    empty = batch(
+        base_offset=0, last_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, max_timestamp=5
+    )
+    source = seg(0, empty, batch(rec(4, "a")))
+    assert only(run(source, producers={9: (3, 0)})).log == source.log
+    assert len(decode_log(only(run(source)).log)) == 1
+
+
+# --- segments ---
+
+
+def test_groups_become_one_segment_with_the_first_base_and_the_last_time():
+    """Checklist 37."""
+    segments = [
+        seg(0, batch(rec(0, "a")), mtime_ms=5),
+        seg(10, batch(rec(10, "b")), mtime_ms=7),
+        seg(20, batch(rec(20, "c")), mtime_ms=9),
+    ]
+    two = len(segments[0].log) * 2
+    done = run(*segments, segment_bytes=two)
+    assert [(s.base_offset, s.source_bases, s.mtime_ms) for s in done.segments] == [
+        (0, (0, 10), 7),
+        (20, (20,), 9),
+    ]
+    assert done.segments[0].log == segments[0].log + segments[1].log
+
+
+def test_a_segment_that_loses_everything_stays_as_an_empty_one():
+    """Checklist 39: and later empty segments join a group whatever their distance."""
+    far = 2**33
+    segments = [seg(0, batch(rec(0, "a"))), seg(far, b""), seg(2 * far, batch(rec(2 * far, "a")))]
+    done = run(*segments, first_uncleanable=2 * far + 1)
+    assert [(s.base_offset, s.source_bases, s.log == b"") for s in done.segments] == [
+        (0, (0, far), True),
+        (2 * far, (2 * far,), False),
+    ]
+    assert (done.segments[0].index, done.segments[0].time_index) == (b"", b"")
+
+
+def test_indexes_of_an_output():
+    """Checklist 67: strictly more than the interval; last offset and start position; the maximum closes."""
+    batches = [
+        batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=90)),
+        batch(rec(2, "c", timestamp=20)),
+        batch(rec(3, "d", timestamp=95), rec(4, "e", timestamp=30)),
+        batch(rec(5, "f", timestamp=30)),
+    ]
+    a, b, c, _ = map(len, batches)
+    dense = only(run(seg(0, *batches), index_interval_bytes=0))
+    assert dense.index == struct.pack(">6i", 2, a, 4, a + b, 5, a + b + c)
+    assert dense.time_index == struct.pack(">qiqi", 90, 1, 95, 4)
+    wide = only(run(seg(0, *batches), index_interval_bytes=a))
+    assert wide.index == struct.pack(">ii", 4, a + b)
+    assert wide.time_index == struct.pack(">qi", 95, 4)
+
+
+def test_indexes_without_timestamps_and_relative_to_their_base():
+    log = batch(rec(70, "a", timestamp=-1)) + batch(rec(79, "b", timestamp=-1))
+    assert index_files(log, 70, 0) == (struct.pack(">ii", 9, len(log) // 2), b"")
+    assert index_files(batch(rec(79, "a", timestamp=0)), 70, 0) == (b"", struct.pack(">qi", 0, 9))
+
+
+def test_full_indexes_are_errors():
+    """The time index keeps a slot for its closing entry, so it is full one entry earlier."""
+    untimed = [batch(rec(i, "a", timestamp=-1)) for i in range(5)]
+    assert len(index_files(b"".join(untimed[:4]), 0, 0, segment_index_bytes=24)[0]) == 24
+    with pytest.raises(ValueError, match="offset index is full"):
+        index_files(b"".join(untimed), 0, 0, segment_index_bytes=24)
+    timed = b"".join(batch(rec(i, "a", timestamp=i)) for i in range(3))
+    assert len(index_files(timed, 0, 0, segment_index_bytes=36)[1]) == 24
+    with pytest.raises(ValueError, match="time index is full"):
+        index_files(timed, 0, 0, segment_index_bytes=35)
+
+
+def test_a_second_round_at_the_same_clock_changes_nothing():
+    source = seg(0, batch(rec(0, "a"), rec(1, "b", None), rec(2, "a")), batch(rec(3, "c"), codec=4))
+    once = only(run(source))
+    twice = only(run(Segment(0, once.log)))
+    assert (twice.log, twice.index, twice.time_index) == (once.log, once.index, once.time_index)
+
+
+# --- transactions ---
+
+PID = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+MARKER = {"producer_id": 7, "producer_epoch": 0}
+
+
+def test_aborted_records_go_and_their_marker_lives_one_round_longer():
+    """Checklist 11, 28 and 30."""
+    entry = Aborted(7, 0, 1, 2)
+    source = seg(
+        0,
+        batch(rec(0, "a"), **PID),
+        encode_marker(1, 1001, commit=False, **MARKER),
+        batch(rec(2, "b")),
+        aborted=(entry,),
+    )
+    assert build_map([source], 0, 100, 10) == ({b"b": 2}, 99)
+    first = only(run(source))
+    assert first.txn_index == entry.encode()
+    assert first.log == source.log[-len(first.log) :]
+    assert [b.base_offset for b in decode_log(first.log)] == [1, 2]
+
+    second = only(run(Segment(0, first.log, aborted=(entry,)), now=NOW + 1))
+    assert second.txn_index == b""
+    marker = decode_log(second.log)[0]
+    assert (marker.base_offset, marker.delete_horizon_ms) == (1, NOW + 1 + DAY)
+
+    early = only(run(Segment(0, second.log), now=NOW + DAY))
+    assert early.log == second.log
+    late = only(run(Segment(0, second.log), now=NOW + 1 + DAY))
+    assert [b.base_offset for b in decode_log(late.log)] == [2]
+
+
+def test_commit_marker_stays_while_data_of_its_transaction_is_left():
+    """Checklist 19 and 29: a user's key like a marker's changes nothing."""
+    source = seg(
+        0,
+        batch(rec(0, "a"), **PID),
+        encode_marker(1, 1001, commit=True, **MARKER),
+        batch(rec(2, struct.pack(">hh", 0, 1))),
+    )
+    assert only(run(source)).log == source.log
+    without_data = seg(0, source.log[len(batch(rec(0, "a"), **PID)) :])
+    marker = decode_log(only(run(without_data)).log)[0]
+    assert (marker.base_offset, marker.delete_horizon_ms) == (1, NOW + DAY)
+
+
+def test_transactions_across_segments_of_a_group():
+    """Checklist 31."""
+    entry = Aborted(7, 0, 10, 11)
+    segments = [
+        seg(0, batch(rec(0, "a"), **PID)),
+        seg(10, encode_marker(10, 1010, commit=False, **MARKER), batch(rec(11, "b")), aborted=(entry,)),
+    ]
+    for limit in (10**6, 1):
+        done = run(*segments, segment_bytes=limit)
+        assert kept(done) == [10, 11]
+        assert done.segments[-1].txn_index == entry.encode()
+
+
+def test_aborted_last_batch_of_a_producer_is_kept_empty():
+    """Checklist 24."""
+    source = seg(
+        0,
+        batch(rec(0, "a"), **PID),
+        encode_marker(1, 1001, commit=False, **MARKER),
+        aborted=(Aborted(7, 0, 1, 2),),
+    )
+    log = decode_log(only(run(source, producers={7: (0, 0)})).log)
+    assert [(b.base_offset, b.record_count) for b in log] == [(0, 0), (1, 1)]
+    assert log[0].transactional
+
+
+def test_an_empty_control_batch_is_kept_for_its_producer_only():
+    """Checklist 27: a producer without data is known by its epoch."""
+    empty = batch(
+        base_offset=0, last_offset=0, transactional=True, control=True, producer_id=7, producer_epoch=0
+    )
+    source = seg(0, empty, batch(rec(1, "a")))
+    assert only(run(source, producers={7: (None, 0)})).log == source.log
+    for producers in ({7: (None, 1)}, {7: (5, 0)}, {}):
+        assert [b.base_offset for b in decode_log(only(run(source, producers=producers)).log)] == [1]
