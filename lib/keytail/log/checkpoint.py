@@ -76,7 +76,7 @@ def update_offset(
     hosted: Collection[tuple[str, int]],
     like: FileStat | None = None,
 ) -> None:
-    """Sets the entry of `key` (topic, partition) and keeps the others, but for those of partitions that are not `hosted` any more.
+    """Sets the entry of `key` (topic, partition); of the others, only partitions not `hosted` any more go.
 
     Safe among threads of this process; other processes are kept out by the log dir's lock.
     """
