@@ -1,8 +1,8 @@
-"""A real Kafka 4.3.1 broker and Kafka's own clients, for tests: KRaft on one node, 127.0.0.1, ports that are free.
+"""A real Kafka 4.3.1 broker and Kafka's own clients, for tests: KRaft on one node, 127.0.0.1, free ports.
 
 `Broker` starts on a log dir (formatting it if need be), tells what it logged, and stops by SIGTERM to its own
-process; `BrokerClient` produces, consumes and asks in one JVM that outlives a broker's restart. What should be
-true of the answers is left to the tests.
+process; `BrokerClient` produces, consumes and asks in one JVM that outlives a broker's restart. What should
+be true of the answers is left to the tests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NODE_ID = 1
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 120.0
 
-# What a broker of these tests always has: one replica of everything, and nothing that acts on old data by itself.
+# Every broker of these tests has one replica of everything, and nothing that acts on old data by itself.
 PROPERTIES: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": str(NODE_ID),
@@ -229,7 +229,7 @@ class Broker:
 
 
 class BrokerClient:
-    """Producers, consumers and an admin client in one JVM. Use as a context manager; `connect` before the rest."""
+    """Producers, consumers and an admin client in one JVM. A context manager; `connect` comes first."""
 
     def __init__(self) -> None:
         path = os.pathsep.join([str(_client_classes()), class_path(with_logging=True)])
@@ -311,7 +311,7 @@ class BrokerClient:
         sequence: int,
         codec: str = "none",
     ) -> tuple[str, int]:
-        """One batch with this producer id, epoch and first sequence: Kafka's error name ("NONE") and base offset."""
+        """One batch with this producer id, epoch and first sequence: error name ("NONE") and base offset."""
         answer = self._ask(
             "raw_produce",
             topic=topic,
@@ -344,6 +344,10 @@ class BrokerClient:
         answer = self._ask("offsets_for_times", topic=topic, partition=partition, timestamps=times)
         return [None if found is None else (found[0], found[1]) for found in answer]
 
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        """Raise the log start offset. Kafka allows it only where the policy has `delete`."""
+        self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
+
     def commit_offsets(
         self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = ""
     ) -> None:
@@ -356,6 +360,10 @@ class BrokerClient:
         """The group's offsets by "topic-partition"."""
         answer: dict[str, int] = self._ask("committed_offsets", group=group)
         return answer
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group: tombstones in __consumer_offsets."""
+        self._ask("delete_group", group=group)
 
     def close(self) -> None:
         atexit.unregister(self.close)

@@ -27,6 +27,7 @@ import org.apache.kafka.clients.admin.LogDirDescription;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.ProducerState;
+import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -107,6 +108,8 @@ public final class BrokerClient {
             case "offsets_for_times": return offsetsForTimes(request);
             case "commit_offsets": return commitOffsets(request);
             case "committed_offsets": return committedOffsets(request);
+            case "delete_records": return deleteRecords(request);
+            case "delete_group": return deleteGroup(request);
             default: throw new IllegalArgumentException("unknown op " + request.get("op"));
         }
     }
@@ -402,6 +405,17 @@ public final class BrokerClient {
         admin.listConsumerGroupOffsets(group).partitionsToOffsetAndMetadata().get()
             .forEach((partition, offset) -> answer.put(partition.toString(), offset == null ? -1 : offset.offset()));
         return answer;
+    }
+
+    private JsonNode deleteRecords(JsonNode request) throws Exception {
+        RecordsToDelete before = RecordsToDelete.beforeOffset(request.get("before_offset").asLong());
+        admin.deleteRecords(Map.of(partition(request), before)).all().get();
+        return JSON.getNodeFactory().booleanNode(true);
+    }
+
+    private JsonNode deleteGroup(JsonNode request) throws Exception {
+        admin.deleteConsumerGroups(List.of(request.get("group").asText())).all().get();
+        return JSON.getNodeFactory().booleanNode(true);
     }
 
     private static TopicPartition partition(JsonNode request) {
