@@ -1,0 +1,465 @@
+"""The proof before the commit: what was written is read back and held against what it replaces.
+
+Every output batch must be a batch of the source with fewer records, every record of the source that
+is gone must be justified by a newer one that is kept (or by an expired tombstone), and the index
+files must be those that the output's bytes earn. Shares no reader, walker or hash with the writer;
+changes nothing, and raises on the first violation with its file, byte position and offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.format.compression import decompress
+from keytail.kernels import proof as kernels
+from keytail.log.fs import FileSystem
+
+if TYPE_CHECKING:
+    from keytail.log.partition import SegmentFacts
+    from keytail.log.replace import CleanFile, GroupOutput
+
+_WINDOW_BYTES = 2 << 20
+_MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
+_SLOT_BYTES = 8 * kernels.SLOT_WORDS
+_FIRST_SLOTS = 1 << 16
+_LOAD = 0.75
+_NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
+
+_SOURCE = {
+    kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
+    kernels.SOURCE_SIZE: "a batch states an impossible size",
+    kernels.SOURCE_MAGIC: "a batch is not of format v2",
+    kernels.SOURCE_CRC: "a batch's checksum differs from its bytes",
+    kernels.SOURCE_ORDER: "a batch's offsets do not follow those before it",
+    kernels.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
+    kernels.SOURCE_COUNT: "a batch's record count is not the number of its records",
+}
+_LOST = {
+    kernels.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
+    kernels.LOST_BEYOND_END: "a record beyond the cleaned range is not in the output",
+    kernels.LOST_KEYLESS: "a record without a key is not in the output",
+}
+_OUTPUT = {
+    kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",
+    kernels.OUTPUT_SIZE: "a batch states an impossible size",
+    kernels.OUTPUT_MAGIC: "a batch is not of format v2",
+    kernels.OUTPUT_CRC: "a batch's checksum differs from its bytes",
+    kernels.OUTPUT_ORDER: "a batch's offsets do not follow those before it",
+    kernels.OUTPUT_RANGE: "a batch's offsets do not fit its segment",
+    kernels.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
+    kernels.OUTPUT_LAST_OFFSET: "a batch's last offset is not the source's",
+    kernels.OUTPUT_LEADER_EPOCH: "a batch's leader epoch is not the source's",
+    kernels.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence is not the source's",
+    kernels.OUTPUT_ATTRIBUTES: "a batch's attributes are not the source's",
+    kernels.OUTPUT_CODEC: "a batch's codec is not the source's",
+    kernels.OUTPUT_BASE_TIMESTAMP: "a rebuilt batch's base timestamp is wrong",
+    kernels.OUTPUT_HORIZON: "a batch's delete horizon is missing or should not be there",
+    kernels.OUTPUT_MAX_TIMESTAMP: "a rebuilt batch's max timestamp is wrong",
+    kernels.OUTPUT_COUNT: "a batch's record count is not the number of its records",
+    kernels.OUTPUT_EMPTY: "an emptied batch is not the source's header alone",
+    kernels.OUTPUT_RECORD: "a record cannot be parsed",
+    kernels.OUTPUT_EXTRA_RECORD: "the batch holds a record that the source's does not",
+    kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers are not the source's",
+    kernels.OUTPUT_REBUILT_WHOLE: "a batch that lost nothing is not the source's bytes",
+}
+_INDEX = {
+    kernels.INDEX_ENTRY: (names.INDEX, "an offset index entry is not the one that the segment earns"),
+    kernels.INDEX_MISSING: (names.INDEX, "an offset index entry is missing"),
+    kernels.TIME_ENTRY: (names.TIME_INDEX, "a time index entry is not the one that the segment earns"),
+    kernels.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
+}
+_REMEDY = "Nothing was replaced; keep the directory and report this, it is a bug in keytail or a failing disk"
+_SOURCE_REMEDY = "Nothing was replaced; `keytail verify` lists what is wrong with the partition"
+
+
+@dataclass(frozen=True)
+class ProofReport:
+    """What a passed proof looked at."""
+
+    batches_checked: int
+    batches_kept: int
+    records_checked: int
+    records_kept: int
+    keys: int
+    bytes_read: int
+
+
+class _Window:
+    """A part of a file in a reused buffer: `buffer[:filled]` begins at byte `position` of the file."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._buffer = np.empty(_WINDOW_BYTES, dtype=np.uint8)
+        self._fd = -1
+        self.path = ""
+        self.size_bytes = 0
+        self.position = 0
+        self.filled = 0
+
+    def open(self, path: str, size_bytes: int) -> None:
+        self.close()
+        self._fd = self._fs.open_read(path)
+        self.path, self.size_bytes, self.position, self.filled = path, size_bytes, 0, 0
+        found = self._fs.stat(path).size_bytes
+        if found != size_bytes:
+            raise KeytailError(
+                f"the file has {found} bytes instead of {size_bytes}", path=path, remedy=_REMEDY
+            )
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._fs.close(self._fd)
+            self._fd = -1
+
+    @property
+    def is_all(self) -> bool:
+        return self.position + self.filled == self.size_bytes
+
+    @property
+    def bytes(self) -> np.ndarray:
+        view = self._buffer[:]
+        view.flags.writeable = False  # so that windows and decompressed blocks are of one kind
+        return view
+
+    def advance(self, used: int, wanted_bytes: int) -> None:
+        """Drop the first `used` bytes and read on, until at least `wanted_bytes` or the file's end."""
+        rest = self.filled - used
+        # What a batch says of its size is believed only as far as the file goes.
+        wanted_bytes = min(wanted_bytes, self.size_bytes - self.position - used)
+        kept = self._buffer[used : self.filled]
+        if wanted_bytes > len(self._buffer):
+            self._buffer = np.empty(max(wanted_bytes, 2 * len(self._buffer)), dtype=np.uint8)
+        self._buffer[:rest] = kept
+        self.position += used
+        room = min(len(self._buffer), self.size_bytes - self.position) - rest
+        count = self._fs.read_into(self._fd, self._buffer[rest : rest + room], self.position + rest)
+        if count < room:
+            raise KeytailError(
+                "the file became shorter while it was read",
+                path=self.path,
+                byte_position=self.position + rest + count,
+                remedy="Stop whatever else writes to this directory",
+            )
+        self.filled = rest + count
+
+
+class _Proof:
+    """One proof under way: windows, the table of keys, and the state that the kernels share."""
+
+    def __init__(self, fs: FileSystem, memory_bytes: int) -> None:
+        self.fs = fs
+        self.memory_bytes = memory_bytes
+        self.source = _Window(fs)
+        self.output = _Window(fs)
+        self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
+        self.slots = np.zeros(0, dtype=np.uint64)
+        self.bytes_read = 0
+        self._resize_pending(kernels.PENDING)
+
+    def _resize_pending(self, records: int) -> None:
+        self.pending = np.empty((4, records), dtype=np.int64)
+        self.digests = np.empty((2, records), dtype=np.uint64)
+
+    def make_room(self, records: int) -> None:
+        """Room in the table for `records` more keys, and for as many in one batch."""
+        if records > self.pending.shape[1]:
+            self._resize_pending(2 * records)
+        state = self.state
+        need = int(state[kernels.TABLE_USED]) + records
+        old_bytes = self.slots.nbytes
+        if need <= state[kernels.TABLE_LIMIT]:
+            return
+        wanted = max(_FIRST_SLOTS, 2 * (old_bytes // _SLOT_BYTES), int(need / _LOAD) + 1)
+        slots = min(wanted, (self.memory_bytes - old_bytes) // _SLOT_BYTES)
+        limit = int(slots * _LOAD) if slots == wanted else int(slots * 0.9)
+        if limit < need:
+            raise KeytailError(
+                f"the proof needs more than its {self.memory_bytes} bytes of memory for "
+                f"{need} keys at {_SLOT_BYTES} bytes each",
+                remedy="Give the run more --map-memory, or fewer concurrent tasks",
+            )
+        table = np.zeros(slots * kernels.SLOT_WORDS, dtype=np.uint64)
+        kernels.rehash(self.slots, table)
+        self.slots = table
+        state[kernels.TABLE_LIMIT] = limit
+
+    def close(self) -> None:
+        self.source.close()
+        self.output.close()
+
+
+def prove(
+    fs: FileSystem,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    groups: Sequence[GroupOutput],
+    *,
+    first_dirty_offset: int,
+    end_offset: int,
+    first_uncleanable_offset: int,
+    now_ms: int,
+    delete_retention_ms: int,
+    index_interval_bytes: int,
+    drop_keyless: bool,
+    memory_bytes: int,
+) -> ProofReport:
+    """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
+
+    `segments` are all of the partition's, ascending; [`first_dirty_offset`, `end_offset`) was mapped.
+    `memory_bytes` bounds the table of keys. A source that is corrupt raises CorruptLog.
+    """
+    _check_groups(partition_path, segments, groups, end_offset)
+    proof = _Proof(fs, memory_bytes)
+    state = proof.state
+    state[kernels.FIRST_DIRTY] = first_dirty_offset
+    state[kernels.END_OFFSET] = end_offset
+    state[kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
+    state[kernels.NOW_MS] = now_ms
+    horizon_ms = now_ms + delete_retention_ms
+    state[kernels.HORIZON_MS] = horizon_ms if horizon_ms < 2**63 else -1
+    state[kernels.INTERVAL_BYTES] = index_interval_bytes
+    state[kernels.DROP_KEYLESS] = drop_keyless
+    state[kernels.SOURCE_LAST_OFFSET] = -1
+    state[kernels.OUTPUT_LAST_OFFSET_SEEN] = -1
+    by_base = {segment.base_offset: segment for segment in segments}
+    try:
+        for group in groups:
+            sources = [by_base[base] for base in group.source_bases]
+            _prove_group(proof, partition_path, sources, group)
+    finally:
+        proof.close()
+    _check_newest(proof, partition_path, segments)
+    return ProofReport(
+        batches_checked=int(state[kernels.BATCHES_READ]),
+        batches_kept=int(state[kernels.BATCHES_KEPT]),
+        records_checked=int(state[kernels.RECORDS_READ]),
+        records_kept=int(state[kernels.RECORDS_KEPT]),
+        keys=int(state[kernels.TABLE_USED]),
+        bytes_read=proof.bytes_read,
+    )
+
+
+def _check_groups(
+    path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], end_offset: int
+) -> None:
+    """The groups take the segments below the end, in order, from the first one, each exactly once."""
+    expected = [segment.base_offset for segment in segments if segment.base_offset < end_offset]
+    covered = [base for group in groups for base in group.source_bases]
+    if covered != expected:
+        raise KeytailError(
+            f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=_REMEDY
+        )
+    for group in groups:
+        suffixes = sorted(file.suffix for file in group.files)
+        if not group.source_bases or group.base_offset != group.source_bases[0]:
+            what = f"a group of {group.source_bases} has the base {group.base_offset}"
+            raise KeytailError(what, path=path, remedy=_REMEDY)
+        if suffixes != sorted((names.LOG, names.INDEX, names.TIME_INDEX)):
+            what = f"the group of base {group.base_offset} has the files {suffixes}"
+            raise KeytailError(what, path=path, remedy=_REMEDY)
+
+
+def _prove_group(
+    proof: _Proof, partition_path: str, sources: Sequence[SegmentFacts], group: GroupOutput
+) -> None:
+    files = {file.suffix: file for file in group.files}
+    log = files[names.LOG]
+    proof.output.open(f"{partition_path}/{log.name}", log.size_bytes)
+    index = _read_index(proof, partition_path, files[names.INDEX])
+    time_index = _read_index(proof, partition_path, files[names.TIME_INDEX])
+    index_paths = {suffix: f"{partition_path}/{file.name}" for suffix, file in files.items()}
+    state = proof.state
+    for at, value in (
+        (kernels.OUTPUT_FROM, 0),
+        (kernels.OUTPUT_BASE, group.base_offset),
+        (kernels.OUTPUT_CHECKED, 0),
+        (kernels.SINCE_LAST_ENTRY, 0),
+        (kernels.MAX_TIMESTAMP, -1),
+        (kernels.MAX_TIMESTAMP_OFFSET, group.base_offset),
+        (kernels.LAST_TIME_ENTRY, -1),
+        (kernels.INDEX_AT, 0),
+        (kernels.TIME_AT, 0),
+    ):
+        state[at] = value
+    for segment in sources:
+        source_path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
+        proof.source.open(source_path, segment.log_bytes)
+        state[kernels.SOURCE_FROM] = 0
+        before = segment.base_offset - 1
+        state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), before)
+        _prove_segment(proof, index, time_index, index_paths)
+        proof.bytes_read += segment.log_bytes
+    _finish_output(proof, index, time_index, index_paths)
+    proof.bytes_read += log.size_bytes + len(index) + len(time_index)
+
+
+def _read_index(proof: _Proof, partition_path: str, file: CleanFile) -> np.ndarray:
+    path = f"{partition_path}/{file.name}"
+    data = proof.fs.read_bytes(path)
+    if len(data) != file.size_bytes:
+        what = f"the file has {len(data)} bytes instead of {file.size_bytes}"
+        raise KeytailError(what, path=path, remedy=_REMEDY)
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def _prove_segment(
+    proof: _Proof, index: np.ndarray, time_index: np.ndarray, index_paths: dict[str, str]
+) -> None:
+    """Walk the source window's file to its end beside the output."""
+    state, source, output = proof.state, proof.source, proof.output
+    state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
+    source_block = output_block = _NEVER_READ
+    while True:
+        _show_windows(proof)
+        code = kernels.step(
+            source.bytes,
+            output.bytes,
+            source_block,
+            output_block,
+            index,
+            time_index,
+            proof.pending,
+            proof.digests,
+            proof.slots,
+            state,
+        )
+        if code == kernels.SOURCE_DONE:
+            return
+        if code == kernels.NEED_SOURCE:
+            source.advance(int(state[kernels.SOURCE_FROM]), int(state[kernels.WANTED_BYTES]))
+            state[kernels.SOURCE_FROM] = 0
+        elif code == kernels.NEED_OUTPUT:
+            output.advance(int(state[kernels.OUTPUT_FROM]), int(state[kernels.WANTED_BYTES]))
+            state[kernels.OUTPUT_FROM] = 0
+        elif code == kernels.NEED_SOURCE_BLOCK:
+            source_block = _open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, _SOURCE_REMEDY)
+            state[kernels.SOURCE_BLOCK_BYTES] = len(source_block)
+        elif code == kernels.NEED_OUTPUT_BLOCK:
+            output_block = _open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, _REMEDY)
+            state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
+        elif code == kernels.NEED_TABLE:
+            proof.make_room(int(state[kernels.WANTED_BYTES]))
+        else:
+            _raise(proof, code, index_paths)
+
+
+def _show_windows(proof: _Proof) -> None:
+    state = proof.state
+    state[kernels.SOURCE_TO] = proof.source.filled
+    state[kernels.SOURCE_IS_ALL] = proof.source.is_all
+    state[kernels.OUTPUT_TO] = proof.output.filled
+    state[kernels.OUTPUT_IS_ALL] = proof.output.is_all
+    state[kernels.OUTPUT_POSITION] = proof.output.position
+
+
+def _open_block(window: _Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
+    """The decompressed records of the batch at index `at`, read-only."""
+    header = window.bytes
+    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
+    codec = int(header[at + 22]) & 7
+    try:
+        data = decompress(codec, header[at + 61 : at + size_bytes], limit_bytes=_MOST_BLOCK_BYTES)
+    except ValueError as problem:
+        raise kind(
+            f"a batch cannot be decompressed: {problem}",
+            path=window.path,
+            byte_position=window.position + at,
+            offset=int.from_bytes(header[at : at + 8].tobytes(), "big", signed=True),
+            remedy=remedy,
+        ) from problem
+    block = np.frombuffer(data, dtype=np.uint8) if len(data) else _NEVER_READ[:0]
+    block.flags.writeable = False
+    return block
+
+
+def _finish_output(
+    proof: _Proof, index: np.ndarray, time_index: np.ndarray, index_paths: dict[str, str]
+) -> None:
+    """After the group's last source: nothing is left over in the output or in its indexes."""
+    state, output = proof.state, proof.output
+    _show_windows(proof)
+    while (code := kernels.end_of_output(output.bytes, state)) == kernels.NEED_OUTPUT:
+        output.advance(int(state[kernels.OUTPUT_FROM]), 61)
+        state[kernels.OUTPUT_FROM] = 0
+        _show_windows(proof)
+    if code == 0:
+        code = kernels.close_time_index(state, time_index)
+    if code != 0:
+        _raise(proof, code, index_paths)
+    ends = ((names.INDEX, index, kernels.INDEX_AT), (names.TIME_INDEX, time_index, kernels.TIME_AT))
+    for suffix, data, at in ends:
+        if state[at] != len(data):
+            raise KeytailError(
+                "the index has more bytes than the segment earns",
+                path=index_paths[suffix],
+                byte_position=int(state[at]),
+                remedy=_REMEDY,
+            )
+
+
+def _raise(proof: _Proof, code: int, index_paths: dict[str, str]) -> None:
+    at, offset = int(proof.state[kernels.FAIL_AT]), int(proof.state[kernels.FAIL_OFFSET])
+    if code in _INDEX:
+        suffix, what = _INDEX[code]
+        raise KeytailError(what, path=index_paths[suffix], byte_position=at, offset=offset, remedy=_REMEDY)
+    kind: type[KeytailError] = KeytailError
+    window, remedy = proof.source, _REMEDY
+    if code in _OUTPUT:
+        window, what = proof.output, _OUTPUT[code]
+    elif code in _LOST:
+        what = _LOST[code]
+    elif code in _SOURCE:
+        kind, what, remedy = CorruptLog, _SOURCE[code], _SOURCE_REMEDY
+    else:
+        kind, what, remedy = Refused, "a transactional or control batch cannot be proven yet", "Nothing was replaced"
+    raise kind(
+        what,
+        path=window.path,
+        byte_position=window.position + at,
+        offset=offset if offset >= 0 else None,
+        remedy=remedy,
+    )
+
+
+def _check_newest(proof: _Proof, partition_path: str, segments: Sequence[SegmentFacts]) -> None:
+    """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived."""
+    offset, outlived = kernels.first_unjustified(proof.slots)
+    if offset < 0:
+        return
+    segment = [s for s in segments if s.base_offset <= offset][-1]
+    path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
+    what = "the newest record of its key is not in the output"
+    if outlived:
+        what = "a tombstone was removed before an older record of its key"
+    raise KeytailError(
+        what,
+        path=path,
+        byte_position=_find_batch(proof.fs, path, segment.log_bytes, offset),
+        offset=int(offset),
+        remedy=_REMEDY,
+    )
+
+
+def _find_batch(fs: FileSystem, path: str, size_bytes: int, offset: int) -> int:
+    """Byte position of the batch that holds `offset`, in a file whose batches have been checked."""
+    fd = fs.open_read(path)
+    header = bytearray(27)
+    position = 0
+    try:
+        while position < size_bytes:
+            fs.read_into(fd, header, position)
+            base, length = struct.unpack_from(">qi", header)
+            (last_delta,) = struct.unpack_from(">i", header, 23)
+            if base + last_delta >= offset:
+                break
+            position += length + 12
+    finally:
+        fs.close(fd)
+    return position

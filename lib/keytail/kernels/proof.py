@@ -1,0 +1,557 @@
+"""The proof of a compaction, batch by batch: sources and their output, walked in lockstep.
+
+Kernels get windows of the files and return a code when they need more bytes, a decompressed block
+or a larger table, or when something is wrong; the caller (`clean/proof.py`) reads, opens and raises.
+Keys are held as BLAKE2b-128 digests, 24 bytes a slot: the newest record of each and what became of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels.blake2b import blake2b_128_many
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import crc32c, prefetch
+from keytail.kernels.walk import be_16, be_32, be_64, be_u32, read_record, same_bytes, same_headers
+
+# What `step` returns: first what it needs, then what is wrong.
+SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_TABLE = range(6)
+FIRST_VIOLATION = 10
+(
+    SOURCE_CUT,
+    SOURCE_SIZE,
+    SOURCE_MAGIC,
+    SOURCE_CRC,
+    SOURCE_ORDER,
+    SOURCE_RECORD,
+    SOURCE_COUNT,
+    SOURCE_TRANSACTIONAL,
+    OUTPUT_CUT,
+    OUTPUT_SIZE,
+    OUTPUT_MAGIC,
+    OUTPUT_CRC,
+    OUTPUT_ORDER,
+    OUTPUT_RANGE,
+    OUTPUT_UNKNOWN,
+    OUTPUT_LAST_OFFSET,
+    OUTPUT_LEADER_EPOCH,
+    OUTPUT_PRODUCER,
+    OUTPUT_ATTRIBUTES,
+    OUTPUT_CODEC,
+    OUTPUT_BASE_TIMESTAMP,
+    OUTPUT_HORIZON,
+    OUTPUT_MAX_TIMESTAMP,
+    OUTPUT_COUNT,
+    OUTPUT_EMPTY,
+    OUTPUT_RECORD,
+    OUTPUT_EXTRA_RECORD,
+    OUTPUT_RECORD_DIFFERS,
+    OUTPUT_REBUILT_WHOLE,
+    LOST_LAST_BATCH,
+    LOST_BEYOND_END,
+    LOST_KEYLESS,
+    INDEX_ENTRY,
+    INDEX_MISSING,
+    TIME_ENTRY,
+    TIME_MISSING,
+) = range(FIRST_VIOLATION, FIRST_VIOLATION + 36)
+
+# `state`, int64. The first ones are the caller's, the others are kept between calls.
+(
+    SOURCE_FROM,
+    SOURCE_TO,
+    SOURCE_IS_ALL,  # 1: nothing follows SOURCE_TO
+    OUTPUT_FROM,
+    OUTPUT_TO,
+    OUTPUT_IS_ALL,
+    OUTPUT_POSITION,  # byte position in its file of the output window's first byte
+    OUTPUT_BASE,  # base offset of the output segment
+    SOURCE_BLOCK_BYTES,  # of the decompressed block given, -1: none
+    OUTPUT_BLOCK_BYTES,
+    FIRST_DIRTY,
+    END_OFFSET,
+    FIRST_UNCLEANABLE,
+    NOW_MS,
+    HORIZON_MS,  # what a batch without a horizon gets; -1: none
+    INTERVAL_BYTES,
+    DROP_KEYLESS,
+    TABLE_LIMIT,
+    TABLE_USED,
+    SOURCE_LAST_OFFSET,
+    OUTPUT_LAST_OFFSET_SEEN,
+    OUTPUT_CHECKED,  # 1: the batch at OUTPUT_FROM has passed `_check_output`
+    SINCE_LAST_ENTRY,
+    MAX_TIMESTAMP,
+    MAX_TIMESTAMP_OFFSET,
+    LAST_TIME_ENTRY,
+    INDEX_AT,
+    TIME_AT,
+    WANTED_BYTES,
+    FAIL_OFFSET,
+    FAIL_AT,  # index into the window that the violation speaks of
+    RECORDS_READ,
+    RECORDS_KEPT,
+    BATCHES_READ,
+    BATCHES_KEPT,
+    STATE_SIZE,
+) = range(36)
+
+PENDING = 4096
+SLOT_WORDS = 3
+_HEADER = 61
+_SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
+_PREFETCH_AHEAD = 16
+
+# What became of a record, in the low bits of a slot's second word.
+_DROPPED = 0
+_KEPT = 1
+_EXPIRED = 2  # a tombstone dropped when its horizon had passed
+_OLDER_KEPT = 4
+_FLAGS = 7
+
+
+@register_jitable
+def _fail(state, code, at, offset):
+    state[FAIL_AT] = at
+    state[FAIL_OFFSET] = offset
+    return code
+
+
+@register_jitable
+def _slot_of(high, capacity):
+    return np.int64((high >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32))
+
+
+@register_jitable
+def _put(slots, capacity, low, high, offset, fate):
+    """Make `offset` the newest record of a key; 1 if the key is new."""
+    clear = ~np.uint64(_FLAGS)
+    i = _slot_of(high, capacity)
+    while slots[SLOT_WORDS * i + 2] != 0:
+        held = slots[SLOT_WORDS * i + 1]
+        if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
+            older = held & np.uint64(_OLDER_KEPT)
+            if held & np.uint64(3) == np.uint64(_KEPT):
+                older = np.uint64(_OLDER_KEPT)
+            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
+            slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+            return 0
+        i += 1
+        if i == capacity:
+            i = 0
+    slots[SLOT_WORDS * i] = low
+    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(fate)
+    slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+    return 1
+
+
+@register_jitable
+def _flush(data, pending, digests, n, slots, state):
+    """Hash the keys noted in `pending[:, :n]` and put them into the table."""
+    blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
+    capacity = slots.shape[0] // SLOT_WORDS
+    for i in range(min(n, _PREFETCH_AHEAD)):
+        prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
+    new = 0
+    for i in range(n):
+        if i + _PREFETCH_AHEAD < n:
+            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
+        new += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
+    state[TABLE_USED] += new
+
+
+@kernel
+def rehash(old, new):
+    """Move every entry of one table into an empty one."""
+    capacity = new.shape[0] // SLOT_WORDS
+    for i in range(0, old.shape[0], SLOT_WORDS):
+        if old[i + 2] != 0:
+            j = _slot_of(old[i + 1], capacity)
+            while new[SLOT_WORDS * j + 2] != 0:
+                j += 1
+                if j == capacity:
+                    j = 0
+            for word in range(SLOT_WORDS):
+                new[SLOT_WORDS * j + word] = old[i + word]
+
+
+@kernel
+def first_unjustified(slots):
+    """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
+    worst = np.int64(-1)
+    outlived = 0
+    for i in range(0, slots.shape[0], SLOT_WORDS):
+        if slots[i + 2] != 0:
+            fate = slots[i + 1] & np.uint64(3)
+            older_kept = slots[i + 1] & np.uint64(_OLDER_KEPT) != 0
+            if fate == np.uint64(_DROPPED) or (fate == np.uint64(_EXPIRED) and older_kept):
+                offset = np.int64(slots[i + 2]) - 1
+                if worst < 0 or offset < worst:
+                    worst = offset
+                    outlived = 1 if fate == np.uint64(_EXPIRED) else 0
+    return worst, outlived
+
+
+@register_jitable
+def _check_source(source, p, size, state):
+    base = be_64(source, p)
+    if source[p + 16] != 2:
+        return _fail(state, SOURCE_MAGIC, p, base)
+    if np.int64(crc32c(source, p + 21, size - 21)) != be_u32(source, p + 17):
+        return _fail(state, SOURCE_CRC, p, base)
+    delta = be_32(source, p + 23)
+    if base <= state[SOURCE_LAST_OFFSET] or delta < 0 or base > (1 << 62):
+        return _fail(state, SOURCE_ORDER, p, base)
+    if be_16(source, p + 21) & 0x30:
+        return _fail(state, SOURCE_TRANSACTIONAL, p, base)
+    if be_32(source, p + 57) < 0:
+        return _fail(state, SOURCE_COUNT, p, base)
+    return 0
+
+
+@register_jitable
+def _check_index(output, p, size, state, index, time_index):
+    """Compare the entries that this batch earns (format/INDEX.md) with the files' next ones."""
+    last = be_64(output, p) + be_32(output, p + 23)
+    max_timestamp = be_64(output, p + 35)
+    if max_timestamp > state[MAX_TIMESTAMP]:
+        state[MAX_TIMESTAMP] = max_timestamp
+        state[MAX_TIMESTAMP_OFFSET] = last
+    if state[SINCE_LAST_ENTRY] > state[INTERVAL_BYTES]:
+        at = state[INDEX_AT]
+        if at + 8 > index.shape[0]:
+            return _fail(state, INDEX_MISSING, at, last)
+        same = be_u32(index, at) == last - state[OUTPUT_BASE]
+        if not same or be_u32(index, at + 4) != state[OUTPUT_POSITION] + p:
+            return _fail(state, INDEX_ENTRY, at, last)
+        state[INDEX_AT] += 8
+        code = _check_time_entry(state, time_index)
+        if code != 0:
+            return code
+        state[SINCE_LAST_ENTRY] = 0
+    state[SINCE_LAST_ENTRY] += size
+    return 0
+
+
+@register_jitable
+def _check_time_entry(state, time_index):
+    if state[MAX_TIMESTAMP] <= state[LAST_TIME_ENTRY]:
+        return 0
+    at = state[TIME_AT]
+    if at + 12 > time_index.shape[0]:
+        return _fail(state, TIME_MISSING, at, state[MAX_TIMESTAMP_OFFSET])
+    same = be_64(time_index, at) == state[MAX_TIMESTAMP]
+    if not same or be_u32(time_index, at + 8) != state[MAX_TIMESTAMP_OFFSET] - state[OUTPUT_BASE]:
+        return _fail(state, TIME_ENTRY, at, state[MAX_TIMESTAMP_OFFSET])
+    state[TIME_AT] += 12
+    state[LAST_TIME_ENTRY] = state[MAX_TIMESTAMP]
+    return 0
+
+
+@kernel
+def close_time_index(state, time_index):
+    """Check the entry that closes a segment's time index; 0 or a violation."""
+    return _check_time_entry(state, time_index)
+
+
+@register_jitable
+def _check_output(output, p, size, state, index, time_index):
+    base = be_64(output, p)
+    last = base + be_32(output, p + 23)
+    if output[p + 16] != 2:
+        return _fail(state, OUTPUT_MAGIC, p, base)
+    if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
+        return _fail(state, OUTPUT_CRC, p, base)
+    if base <= state[OUTPUT_LAST_OFFSET_SEEN] or last < base:
+        return _fail(state, OUTPUT_ORDER, p, base)
+    if base < state[OUTPUT_BASE] or last - state[OUTPUT_BASE] > 0x7FFFFFFF:
+        return _fail(state, OUTPUT_RANGE, p, base)
+    state[OUTPUT_LAST_OFFSET_SEEN] = last
+    return _check_index(output, p, size, state, index, time_index)
+
+
+@register_jitable
+def _check_fields(source, p, output, q, q_size, state):
+    """Header fields that survive every rewrite, and those of an emptied batch."""
+    base = be_64(source, p)
+    if be_32(output, q + 23) != be_32(source, p + 23):
+        return _fail(state, OUTPUT_LAST_OFFSET, q, base)
+    if be_32(output, q + 12) != be_32(source, p + 12):
+        return _fail(state, OUTPUT_LEADER_EPOCH, q, base)
+    if not same_bytes(output, q + 43, source, p + 43, 14):  # producer id, epoch, base sequence
+        return _fail(state, OUTPUT_PRODUCER, q, base)
+    attributes, before = be_16(output, q + 21), be_16(source, p + 21)
+    if attributes & ~0x7F or attributes & 0x38 != before & 0x38:
+        return _fail(state, OUTPUT_ATTRIBUTES, q, base)
+    count = be_32(output, q + 57)
+    if count < 0:
+        return _fail(state, OUTPUT_COUNT, q, base)
+    if count > 0:
+        if attributes & 7 != before & 7:
+            return _fail(state, OUTPUT_CODEC, q, base)
+        return 0
+    emptied = q_size == _HEADER and attributes & 0x47 == 0 and be_64(output, q + 27) == -1
+    if not emptied or be_64(output, q + 35) != be_64(source, p + 35):
+        return _fail(state, OUTPUT_EMPTY, q, base)
+    return 0
+
+
+@register_jitable
+def _check_times(source, p, output, q, first, newest, nulls, state):
+    """Base and maximal timestamp of a rebuilt batch, and its delete horizon."""
+    base = be_64(source, p)
+    attributes, before = be_16(output, q + 21), be_16(source, p + 21)
+    horizon = np.int64(-1)
+    if before & 0x40:
+        horizon = be_64(source, p + 27)
+    elif nulls:
+        horizon = state[HORIZON_MS]
+    if (attributes & 0x40 != 0) != (horizon >= 0):
+        return _fail(state, OUTPUT_HORIZON, q, base)
+    if be_64(output, q + 27) != (horizon if horizon >= 0 else first):
+        return _fail(state, OUTPUT_BASE_TIMESTAMP, q, base)
+    if be_64(output, q + 35) != (be_64(source, p + 35) if before & 8 else newest):
+        return _fail(state, OUTPUT_MAX_TIMESTAMP, q, base)
+    return 0
+
+
+@register_jitable
+def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state, pending, noted):
+    """Walk the records of one source batch beside those of its output; (code, keys noted).
+
+    The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and
+    `o_data[o:o_end]`; `whole`: the two batches are the same bytes.
+    """
+    base = be_64(source, p)
+    attributes = be_16(source, p + 21)
+    append_time = be_64(source, p + 35) if attributes & 8 else np.int64(-1)
+    base_timestamp = be_64(source, p + 27)
+    expired = attributes & 0x40 != 0 and base_timestamp <= state[NOW_MS]
+    last = base + be_32(source, p + 23)
+    before = base - 1
+    o_left = np.int64(0)
+    o_base_timestamp = np.int64(0)
+    if q >= 0 and not whole:
+        o_left = be_32(output, q + 57)
+        o_base_timestamp = be_64(output, q + 27)
+    first, newest, nulls, kept_count = np.int64(-1), np.int64(-1), False, 0
+    t_offset = np.int64(-1)
+    t_delta, t_key, t_key_bytes = np.int64(0), np.int64(0), np.int64(0)
+    t_value, t_value_bytes, t_headers, t_end = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    count = be_32(source, p + 57)
+    for _ in range(count):
+        delta, offset_delta, key, key_bytes, value, value_bytes, headers, end = read_record(s_data, s, s_end)
+        offset = base + offset_delta
+        if end < 0 or offset <= before or offset > last:
+            return _fail(state, SOURCE_RECORD, p, offset if end >= 0 else before + 1), noted
+        s, before = end, offset
+        kept = whole
+        if not whole and q >= 0:
+            if t_offset < 0 and o_left > 0:
+                t_delta, t_od, t_key, t_key_bytes, t_value, t_value_bytes, t_headers, t_end = read_record(
+                    o_data, o, o_end
+                )
+                if t_end < 0 or base + t_od < offset:
+                    code = OUTPUT_RECORD if t_end < 0 else OUTPUT_EXTRA_RECORD
+                    return _fail(state, code, q, offset if t_end < 0 else base + t_od), noted
+                t_offset = base + t_od
+                o = t_end
+                o_left -= 1
+            if t_offset == offset:
+                kept = True
+                t_offset = np.int64(-1)
+                timestamp = append_time
+                same = True
+                if attributes & 8 == 0:
+                    timestamp = base_timestamp + delta
+                    same = timestamp == o_base_timestamp + t_delta
+                same = same and key_bytes == t_key_bytes and value_bytes == t_value_bytes
+                if key_bytes > 0:
+                    same = same and same_bytes(s_data, key, o_data, t_key, key_bytes)
+                if value_bytes > 0:
+                    same = same and same_bytes(s_data, value, o_data, t_value, value_bytes)
+                if not same or not same_headers(s_data, headers, end, o_data, t_headers, t_end):
+                    return _fail(state, OUTPUT_RECORD_DIFFERS, q, offset), noted
+                if kept_count == 0:
+                    first = timestamp
+                newest = max(newest, timestamp)
+        if kept:
+            kept_count += 1
+            nulls = nulls or value_bytes < 0
+        if offset >= state[END_OFFSET]:
+            if not kept:
+                return _fail(state, LOST_BEYOND_END, p, offset), noted
+        elif key_bytes < 0:
+            if not kept and state[DROP_KEYLESS] == 0:
+                return _fail(state, LOST_KEYLESS, p, offset), noted
+        elif offset >= state[FIRST_DIRTY] or not kept:
+            pending[0, noted] = key
+            pending[1, noted] = key_bytes
+            pending[2, noted] = offset
+            fate = _KEPT if kept else _DROPPED
+            if not kept and value_bytes < 0 and expired:
+                fate = _EXPIRED
+            pending[3, noted] = fate
+            noted += 1
+    if s != s_end:
+        return _fail(state, SOURCE_COUNT, p, base), noted
+    state[RECORDS_READ] += count
+    state[RECORDS_KEPT] += kept_count
+    if q < 0:
+        return 0, noted
+    if whole:
+        if nulls and attributes & 0x40 == 0 and state[HORIZON_MS] >= 0:
+            return _fail(state, OUTPUT_HORIZON, q, base), noted
+        return 0, noted
+    if t_offset >= 0 or o_left > 0:
+        return _fail(state, OUTPUT_EXTRA_RECORD, q, t_offset if t_offset >= 0 else last + 1), noted
+    if o != o_end:
+        return _fail(state, OUTPUT_COUNT, q, base), noted
+    if kept_count == 0:
+        return 0, noted
+    if kept_count == count and not (nulls and attributes & 0x40 == 0):
+        return _fail(state, OUTPUT_REBUILT_WHOLE, q, base), noted
+    return _check_times(source, p, output, q, first, newest, nulls, state), noted
+
+
+@register_jitable
+def _size_of(a, p, to, is_all):
+    """Bytes of the batch at `p`; 0: more bytes needed; -1: cut off; -2: an impossible size."""
+    if to - p < _HEADER:
+        if not is_all:
+            return np.int64(0)
+        if to - p < 12:
+            return np.int64(-1)
+    size = be_32(a, p + 8) + 12
+    if size < _HEADER:
+        return np.int64(-2)
+    if size > to - p:
+        return np.int64(-1) if is_all else np.int64(0)
+    return size
+
+
+@register_jitable
+def _wanted(a, p, to):
+    return max(np.int64(_HEADER), be_32(a, p + 8) + 12) if to - p >= 12 else np.int64(_HEADER)
+
+
+@register_jitable
+def _output_at(output, state, index, time_index):
+    """(code, size) of the output's current batch, checked once; size 0: the output has no more."""
+    q, to, is_all = state[OUTPUT_FROM], state[OUTPUT_TO], state[OUTPUT_IS_ALL] != 0
+    if q == to and is_all:
+        return 0, np.int64(0)
+    size = _size_of(output, q, to, is_all)
+    if size == 0:
+        state[WANTED_BYTES] = _wanted(output, q, to)
+        return NEED_OUTPUT, size
+    if size < 0:
+        return _fail(state, OUTPUT_CUT if size == -1 else OUTPUT_SIZE, q, -1), size
+    if state[OUTPUT_CHECKED] == 0:
+        code = _check_output(output, q, size, state, index, time_index)
+        if code != 0:
+            return code, size
+        state[OUTPUT_CHECKED] = 1
+    return 0, size
+
+
+@kernel
+def step(source, output, s_block, o_block, index, time_index, pending, digests, slots, state):
+    """Prove as many source batches as the windows hold; a code from the list above."""
+    noted = 0
+    code = 0
+    while True:
+        p, to = state[SOURCE_FROM], state[SOURCE_TO]
+        if p == to and state[SOURCE_IS_ALL] != 0:
+            code = SOURCE_DONE
+            break
+        size = _size_of(source, p, to, state[SOURCE_IS_ALL] != 0)
+        if size <= 0:
+            if size == 0:
+                state[WANTED_BYTES] = _wanted(source, p, to)
+                code = NEED_SOURCE
+            else:
+                code = _fail(state, SOURCE_CUT if size == -1 else SOURCE_SIZE, p, -1)
+            break
+        code, q_size = _output_at(output, state, index, time_index)
+        if code != 0:
+            break
+        opened = state[SOURCE_BLOCK_BYTES] >= 0
+        if not opened:
+            code = _check_source(source, p, size, state)
+            if code != 0:
+                break
+        q = state[OUTPUT_FROM]
+        base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
+        if q_size == 0:
+            q = np.int64(-1)
+        elif be_64(output, q) < base:
+            code = _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q))
+            break
+        elif be_64(output, q) > base:
+            q = np.int64(-1)
+        if q < 0 and last + 1 == state[FIRST_UNCLEANABLE]:
+            code = _fail(state, LOST_LAST_BATCH, p, base)
+            break
+        whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
+        if q >= 0 and not whole:
+            code = _check_fields(source, p, output, q, q_size, state)
+            if code != 0:
+                break
+        count = be_32(source, p + 57)
+        compressed = be_16(source, p + 21) & 7 != 0 and count > 0
+        o_compressed = q >= 0 and not whole and be_16(output, q + 21) & 7 != 0
+        if compressed and not opened:
+            code = NEED_SOURCE_BLOCK
+            break
+        if o_compressed and state[OUTPUT_BLOCK_BYTES] < 0:
+            code = NEED_OUTPUT_BLOCK
+            break
+        s_data, s, s_end = source, p + _HEADER, p + size
+        if compressed:
+            s_data, s, s_end = s_block, np.int64(0), state[SOURCE_BLOCK_BYTES]
+        if count > (s_end - s) // _SMALLEST_RECORD:
+            code = _fail(state, SOURCE_COUNT, p, base)
+            break
+        # Compressed records lie in blocks of their own; the keys noted so far lie in the window.
+        full = count > pending.shape[1] - noted
+        if noted > 0 and (compressed or full or state[TABLE_USED] + noted + count > state[TABLE_LIMIT]):
+            _flush(source, pending, digests, noted, slots, state)
+            noted = 0
+        if count > pending.shape[1] or state[TABLE_USED] + count > state[TABLE_LIMIT]:
+            state[WANTED_BYTES] = count
+            code = NEED_TABLE
+            break
+        o_data, o, o_end = output, q + _HEADER, q + q_size
+        if o_compressed:
+            o_data, o, o_end = o_block, np.int64(0), state[OUTPUT_BLOCK_BYTES]
+        code, noted = _walk(
+            source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state, pending, noted
+        )
+        if code != 0:
+            break
+        if compressed:
+            _flush(s_block, pending, digests, noted, slots, state)
+            noted = 0
+        state[SOURCE_BLOCK_BYTES] = -1
+        state[OUTPUT_BLOCK_BYTES] = -1
+        state[SOURCE_LAST_OFFSET] = last
+        state[SOURCE_FROM] = p + size
+        state[BATCHES_READ] += 1
+        if q >= 0:
+            state[OUTPUT_FROM] = q + q_size
+            state[OUTPUT_CHECKED] = 0
+            state[BATCHES_KEPT] += 1
+    if noted > 0:
+        _flush(source, pending, digests, noted, slots, state)
+    return code
+
+
+@kernel
+def end_of_output(output, state):
+    """Code for an output whose sources are all read: 0, NEED_OUTPUT, or a batch that none of them has."""
+    if state[OUTPUT_FROM] == state[OUTPUT_TO]:
+        return 0 if state[OUTPUT_IS_ALL] != 0 else NEED_OUTPUT
+    q = state[OUTPUT_FROM]
+    return _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q) if state[OUTPUT_TO] - q >= 8 else np.int64(-1))

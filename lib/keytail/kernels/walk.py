@@ -1,0 +1,183 @@
+"""The proof's and the inspection's own reader of batch headers and records (format/BATCH.md).
+
+Written apart from the reader that cleaning uses, so that one mistake cannot hide in both. Every
+read is bounded by `end`; a record that does not fit gives the position -1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, register_jitable
+from llvmlite import ir
+
+
+@register_jitable
+def be_64(a, p):
+    """Signed big-endian int64 at byte `p`."""
+    return np.int64(
+        np.uint64(a[p]) << np.uint64(56)
+        | np.uint64(a[p + 1]) << np.uint64(48)
+        | np.uint64(a[p + 2]) << np.uint64(40)
+        | np.uint64(a[p + 3]) << np.uint64(32)
+        | np.uint64(a[p + 4]) << np.uint64(24)
+        | np.uint64(a[p + 5]) << np.uint64(16)
+        | np.uint64(a[p + 6]) << np.uint64(8)
+        | np.uint64(a[p + 7])
+    )
+
+
+@register_jitable
+def be_u32(a, p):
+    return np.int64(
+        np.uint64(a[p]) << np.uint64(24)
+        | np.uint64(a[p + 1]) << np.uint64(16)
+        | np.uint64(a[p + 2]) << np.uint64(8)
+        | np.uint64(a[p + 3])
+    )
+
+
+@register_jitable
+def be_32(a, p):
+    """Signed big-endian int32 at byte `p`, as int64."""
+    return np.int64(np.int32(np.uint32(be_u32(a, p))))
+
+
+@register_jitable
+def be_16(a, p):
+    """Signed big-endian int16 at byte `p`, as int64."""
+    return np.int64(np.int16(np.uint16(np.uint16(a[p]) << np.uint16(8) | np.uint16(a[p + 1]))))
+
+
+@intrinsic
+def _memcmp(typingctx, a, i, b, j, n):
+    def codegen(context, builder, signature, args):
+        pointers = []
+        for k in (0, 2):
+            data = context.make_array(signature.args[k])(context, builder, args[k]).data
+            pointers.append(builder.bitcast(builder.gep(data, [args[k + 1]]), cgutils.voidptr_t))
+        function_type = ir.FunctionType(
+            ir.IntType(32), [cgutils.voidptr_t, cgutils.voidptr_t, ir.IntType(64)]
+        )
+        function = cgutils.get_or_insert_function(builder.module, function_type, "memcmp")
+        return builder.call(function, [*pointers, args[4]])
+
+    return types.int32(a, types.int64, b, types.int64, types.int64), codegen
+
+
+@register_jitable
+def same_bytes(a, i, b, j, n):
+    """Whether `a[i:i + n]` equals `b[j:j + n]` (uint8)."""
+    return _memcmp(a, i, b, j, n) == 0
+
+
+@register_jitable
+def read_varint(a, p, end):
+    """(value, position behind it) of a zig-zag varint of at most 5 bytes; position -1: not one."""
+    if p < end:
+        byte = np.uint32(a[p])
+        if byte < 128:
+            return np.int64(np.int32(byte >> np.uint32(1)) ^ -np.int32(byte & np.uint32(1))), p + 1
+    value = np.uint32(0)
+    for i in range(5):
+        if p + i >= end:
+            break
+        byte = np.uint32(a[p + i])
+        value |= (byte & np.uint32(127)) << np.uint32(7 * i)
+        if byte < 128:
+            folded = np.int32(value >> np.uint32(1)) ^ -np.int32(value & np.uint32(1))
+            return np.int64(folded), p + i + 1
+    return np.int64(0), np.int64(-1)
+
+
+@register_jitable
+def read_varlong(a, p, end):
+    """(value, position behind it) of a zig-zag varlong of at most 10 bytes; position -1: not one."""
+    value = np.uint64(0)
+    for i in range(10):
+        if p + i >= end:
+            break
+        byte = np.uint64(a[p + i])
+        value |= (byte & np.uint64(127)) << np.uint64(7 * i)
+        if byte < 128:
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), p + i + 1
+    return np.int64(0), np.int64(-1)
+
+
+@register_jitable
+def read_span(a, p, end):
+    """(start, length, position behind) of bytes with a varint length in front; length -1: null."""
+    length, p = read_varint(a, p, end)
+    if p < 0 or length > end - p:
+        return np.int64(0), np.int64(0), np.int64(-1)
+    if length < 0:
+        return p, np.int64(-1), p
+    return p, length, p + length
+
+
+@register_jitable
+def read_headers(a, p, end):
+    """Position behind the headers, which must end at `end`; -1: malformed."""
+    count, p = read_varint(a, p, end)
+    if p < 0 or count < 0 or count > end - p:
+        return np.int64(-1)
+    for _ in range(count):
+        _start, length, p = read_span(a, p, end)
+        if p < 0 or length < 0:
+            return np.int64(-1)
+        _start, length, p = read_span(a, p, end)
+        if p < 0:
+            return np.int64(-1)
+    return p if p == end else np.int64(-1)
+
+
+@register_jitable
+def read_record(a, p, end):
+    """One record from byte `p`, as far as its headers, which are checked too.
+
+    (timestamp delta, offset delta, key start, key length, value start, value length, headers start,
+    position behind the record); lengths -1 for null; the last one -1 for a malformed record.
+    """
+    no = np.int64(0)
+    bad = np.int64(-1)
+    length, p = read_varint(a, p, end)
+    if p < 0 or length < 1 or length > end - p:
+        return no, no, no, no, no, no, no, bad
+    end = p + length
+    p += 1  # attributes, never used
+    timestamp_delta, p = read_varlong(a, p, end)
+    if p < 0:
+        return no, no, no, no, no, no, no, bad
+    offset_delta, p = read_varint(a, p, end)
+    if p < 0:
+        return no, no, no, no, no, no, no, bad
+    key, key_bytes, p = read_span(a, p, end)
+    if p < 0:
+        return no, no, no, no, no, no, no, bad
+    value, value_bytes, p = read_span(a, p, end)
+    if p < 0:
+        return no, no, no, no, no, no, no, bad
+    headers = p
+    if end - p != 1 or a[p] != 0:  # one zero byte: no headers
+        p = read_headers(a, p, end)
+        if p < 0:
+            return no, no, no, no, no, no, no, bad
+    return timestamp_delta, offset_delta, key, key_bytes, value, value_bytes, headers, end
+
+
+@register_jitable
+def same_headers(a, p, a_end, b, q, b_end):
+    """Whether two checked header blocks hold the same headers; varints may be written differently."""
+    if a_end - p == b_end - q and same_bytes(a, p, b, q, a_end - p):
+        return True
+    count, p = read_varint(a, p, a_end)
+    other_count, q = read_varint(b, q, b_end)
+    if count != other_count:
+        return False
+    for _ in range(2 * count):
+        start, length, p = read_span(a, p, a_end)
+        other, other_length, q = read_span(b, q, b_end)
+        if length != other_length or (length > 0 and not same_bytes(a, start, b, other, length)):
+            return False
+    return True
