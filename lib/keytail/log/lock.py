@@ -48,7 +48,7 @@ def _hold_one(log_dir: str, fs: FileSystem) -> Iterator[None]:
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
-    """A locked descriptor whose file still has the name: a broker that stops unlinks the file that it locked."""
+    """A locked descriptor whose file still has the name: a broker that stops unlinks the one it locked."""
     for _ in range(_ATTEMPTS):
         try:
             fd, created = fs.open_lock_file(path, fs.stat(log_dir))

@@ -186,7 +186,7 @@ def _refuse_unresolvable(files: list[FileName], path: str) -> None:
         live = names.segment_file(file.base_offset, names.LOG)
         if live not in present and live + names.DELETED in present:
             raise Refused(
-                "a `.cleaned` file makes this `.swap` void, but its source is set aside for deletion already: "
+                "a `.cleaned` file makes this `.swap` void, but its source waits for deletion already: "
                 "a broker that starts on this loses the segment",
                 path=os.path.join(path, file.name),
                 remedy="Copy the partition directory, then remove its `.cleaned` files and run again",
