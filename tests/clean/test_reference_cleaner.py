@@ -402,6 +402,12 @@ def test_indexes_without_timestamps_and_relative_to_their_base():
     assert index_files(batch(rec(79, "a", timestamp=0)), 70, 0) == (b"", struct.pack(">qi", 0, 9))
 
 
+def test_time_index_names_the_earliest_batch_of_the_largest_timestamp():
+    """Checklist 67."""
+    log = b"".join(batch(rec(i, "a", timestamp=9)) for i in range(3))
+    assert index_files(log, 0, 0)[1] == struct.pack(">qi", 9, 0)
+
+
 def test_full_indexes_are_errors():
     """The time index keeps a slot for its closing entry, so it is full one entry earlier."""
     untimed = [batch(rec(i, "a", timestamp=-1)) for i in range(5)]
@@ -503,3 +509,57 @@ def test_an_empty_control_batch_is_kept_for_its_producer_only():
     assert only(run(source, producers={7: (None, 0)})).log == source.log
     for producers in ({7: (None, 1)}, {7: (5, 0)}, {}):
         assert [b.base_offset for b in decode_log(only(run(source, producers=producers)).log)] == [1]
+
+
+def test_a_producer_without_data_protects_no_data_batch():
+    """Checklist 27."""
+    source = seg(0, batch(rec(0, "a"), **PID), batch(rec(1, "a")))
+    assert len(decode_log(only(run(source, producers={7: (None, 0)})).log)) == 1
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_marker_does_not_live_by_the_data_of_an_earlier_transaction(commit):
+    """Checklist 29 and 30."""
+    aborted = () if commit else (Aborted(7, 0, 1, 2), Aborted(7, 2, 3, 4))
+    source = seg(
+        0,
+        batch(rec(0, "a"), **PID),
+        encode_marker(1, 1001, commit=commit, **MARKER),
+        batch(rec(2, "b")),
+        encode_marker(3, 1003, commit=commit, **MARKER),
+        aborted=aborted,
+    )
+    output = only(run(source))
+    horizons = {b.base_offset: b.delete_horizon_ms for b in decode_log(output.log) if b.control}
+    assert horizons == {1: None, 3: NOW + DAY}
+    assert output.txn_index == b"".join(entry.encode() for entry in aborted[:1])
+
+
+def test_each_output_has_the_aborted_transactions_of_its_own_markers():
+    """Checklist 32."""
+    entries = Aborted(7, 0, 1, 2), Aborted(7, 10, 11, 12)
+    segments = [
+        seg(
+            base,
+            batch(rec(base, "a"), **PID),
+            encode_marker(base + 1, 1000, commit=False, **MARKER),
+            aborted=(entry,),
+        )
+        for base, entry in zip((0, 10), entries, strict=True)
+    ]
+    apart = run(*segments, segment_bytes=1)
+    assert [s.txn_index for s in apart.segments] == [entry.encode() for entry in entries]
+    assert only(run(*segments)).txn_index == entries[0].encode() + entries[1].encode()
+
+
+def test_aborted_transactions_that_ended_below_the_log_start_count_as_committed():
+    source = seg(
+        0,
+        batch(rec(0, "a"), **PID),
+        encode_marker(1, 1001, commit=False, **MARKER),
+        batch(rec(2, "b")),
+        aborted=(Aborted(7, 0, 1, 2),),
+    )
+    done = run(source, first_dirty=2, log_start_offset=2)
+    assert (kept(done), only(done).txn_index) == ([0, 1, 2], b"")
+    assert kept(run(source, first_dirty=2, log_start_offset=1)) == [1, 2]
