@@ -19,3 +19,22 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/ruff check lib jobs tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+test: lint  ## lint and all tests (Java and Maven Central for the interop ones)
+	$(BIN)/python -m pytest
+
+demo: venv  ## compact a copy of the golden logs and say what happened
+	$(BIN)/python -m tests.demo
+
+bench: venv  ## compaction against Kafka's own Cleaner on the same files (needs Java and Maven Central)
+	$(BIN)/python -m tests.bench.run
+
+N ?= 1000
+fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000
+	KEYTAIL_FUZZ_LOGS=$(N) $(BIN)/python -m pytest tests/interop/test_differential.py
+
+golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
+	$(BIN)/python -m tests.golden.generate --overwrite
+
+clean:  ## remove what make built
+	rm -rf $(VENV) tests/interop/target .pytest_cache .mypy_cache .ruff_cache .hypothesis

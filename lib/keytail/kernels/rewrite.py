@@ -121,10 +121,10 @@ def decide_records(
                 stays = (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 != 0
             else:
                 stays = found[i] <= first_ordinal[row] + k
-            if stays and record.value_bytes < 0 and table[row].attributes & 0x40:
-                if now_ms >= table[row].base_timestamp_ms:
-                    stays = False
-                    counters[TOMBSTONES_EXPIRED] += 1
+            has_horizon = table[row].attributes & 0x40 != 0
+            if stays and record.value_bytes < 0 and has_horizon and now_ms >= table[row].base_timestamp_ms:
+                stays = False
+                counters[TOMBSTONES_EXPIRED] += 1
         keep[i] = 1 if stays else 0
         if stays:
             kept[row] += 1

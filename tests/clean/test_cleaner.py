@@ -1,0 +1,248 @@
+"""One round over random partitions: keytail's bytes against those of the dull twin (promise 3, checklist 12-25)."""
+
+import dataclasses
+import functools
+import os
+import random
+
+import pytest
+
+from keytail.clean import cleaner
+from keytail.clean.cleaner import clean_partition, install
+from keytail.errors import CorruptLog, Refused
+from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.log.fs import LOCAL
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader
+from tests.clean.logs import RandomLog, random_log, task_for, write_log
+from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Segment, clean
+
+NOW = 1_750_000_000_000
+SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
+
+
+@pytest.fixture(params=["large strides", "tiny strides"])
+def strides(request, monkeypatch):
+    """Tiny ones put a boundary between any two batches, arenas and chunks."""
+    if request.param == "tiny strides":
+        monkeypatch.setattr(
+            cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
+        )
+        monkeypatch.setattr(cleaner, "RecordScanner", functools.partial(RecordScanner, chunk_records=3))
+
+
+def snapshot_entry(pid, last_offset, epoch, timestamp_ms=NOW):
+    return ProducerEntry(
+        producer_id=pid, epoch=epoch, last_sequence=1, last_offset=last_offset, offset_delta=0,
+        timestamp_ms=timestamp_ms, coordinator_epoch=-1, current_txn_first_offset=-1,
+    )  # fmt: skip
+
+
+def write_snapshot(path, log, entries):
+    with open(f"{path}/{log.log_end_offset:020d}.snapshot", "wb") as file:
+        file.write(encode_snapshot(entries))
+    return (log.log_end_offset,)
+
+
+def files_of(result, suffix):
+    return {group.base_offset: next(f for f in group.files if f.suffix == suffix) for group in result.groups}
+
+
+def read(path, name):
+    with open(f"{path}/{name}", "rb") as file:
+        return file.read()
+
+
+def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
+    """Batches alike in all but the bytes that a codec makes."""
+
+    def plain(batch):
+        packed = batch.codec and batch.records
+        return {
+            k: v for k, v in vars(batch).items() if not (packed and k in ("size", "crc")) and k != "position"
+        }
+
+    return [plain(b) for b in decode_log(ours)] == [plain(b) for b in decode_log(theirs)]
+
+
+@pytest.mark.parametrize("case", range(120))
+def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
+    rng = random.Random(SEED * 1000 + case)
+    print("seed", SEED, "case", case)
+    codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])
+    log = random_log(rng, NOW, codecs=codecs, keyless=rng.choice([0, 0, 0.1]))
+    if len(log.segments) < 2:
+        return
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, log.segments)
+    base, end = log.segments[0].base_offset, log.segments[-1].base_offset
+    first_dirty = min(rng.choice([base, base, *log.batch_ends, rng.randint(base, end)]), end - 1)
+    first_uncleanable = rng.choice([s.base_offset for s in log.segments if s.base_offset > first_dirty])
+    max_entries = rng.choice([None, None, 1, 2, 7])
+    config = {
+        "segment_bytes": rng.choice([1, 500, 3000, 10**6]),
+        "index_interval_bytes": rng.choice([0, 1, 200, 4096]),
+        "delete_retention_ms": rng.choice([0, 1000, 2**63 - 1]),
+    }
+    active = {pid: state for pid, state in log.producers.items() if rng.random() < 0.7}
+    snapshots = write_snapshot(path, log, [snapshot_entry(p, *state) for p, state in active.items()])
+    task = task_for(
+        path, log, facts, NOW, first_dirty=first_dirty, first_uncleanable=first_uncleanable, config=config,
+        snapshots=snapshots, map_max_entries=max_entries, drop_keyless=True, hash_seed=rng.randrange(2**64),
+    )  # fmt: skip
+    twin = clean(
+        log.segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=NOW,
+        max_entries=max_entries or 10**6, producers=active, segment_bytes=config["segment_bytes"],
+        index_interval_bytes=config["index_interval_bytes"],
+        delete_retention_ms=config["delete_retention_ms"],
+    )  # fmt: skip
+    result = clean_partition(LOCAL, task)
+
+    assert result.end_offset == twin.end_offset
+    assert [(g.base_offset, g.source_bases) for g in result.groups] == [
+        (s.base_offset, s.source_bases) for s in twin.segments
+    ]
+    for group, expected in zip(result.groups, twin.segments, strict=True):
+        contents = {file.suffix: read(path, file.name) for file in group.files}
+        assert same_but_for_compression(contents[".log"], expected.log)
+        if codecs == (0,):
+            assert contents[".log"] == expected.log
+            assert contents[".index"] == expected.index
+            assert contents[".timeindex"] == expected.time_index
+        for file in group.files:
+            assert os.stat(f"{path}/{file.name}").st_mtime_ns == expected.mtime_ms * 10**6
+            assert file.size_bytes == len(contents[file.suffix])
+    install(LOCAL, task, result)
+    left = sorted(n for n in os.listdir(path) if n.endswith(".log"))
+    replaced = {b for s in twin.segments for b in s.source_bases}
+    kept = {s.base_offset for s in log.segments} - replaced | {s.base_offset for s in twin.segments}
+    assert left == [f"{b:020d}.log" for b in sorted(kept)]
+    assert not [n for n in os.listdir(path) if n.endswith((".clean", ".cleaned", ".swap", ".deleted"))]
+    before = {r.offset: r for s in log.segments for b in decode_log(s.log) for r in b.records}
+    after = [r for n in left for b in decode_log(read(path, n)) for r in b.records]
+    assert all(before[r.offset] == r for r in after)
+
+
+def tiny(tmp_path, batches, *, active=b""):
+    """A partition of one closed segment with `batches`, and the active one."""
+    log = b"".join(batches)
+    end = decode_log(log)[-1].last_offset + 1
+    segments = [Segment(0, log, 0, 0, NOW - 5000), Segment(end, active, 0, 0, NOW)]
+    path = str(tmp_path / "t-0")
+    return RandomLog(segments, [], end, {}), path, write_log(path, segments)
+
+
+def clean_tiny(tmp_path, batches, **fields):
+    log, path, facts = tiny(tmp_path, batches, active=fields.pop("active", b""))
+    task = task_for(path, log, facts, NOW, first_dirty=fields.pop("first_dirty", 0), **fields)
+    return path, clean_partition(LOCAL, task)
+
+
+def one(offset, key=b"k", value=b"v", **fields):
+    return encode_batch([Rec(offset, NOW, key, value)], **fields)
+
+
+def test_transactional_batches_are_refused_wherever_they_are(tmp_path):
+    transactional = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    marker = encode_marker(1, NOW, commit=False, producer_id=1, producer_epoch=0)
+    for k, (batches, active) in enumerate(
+        [
+            ([one(0, **transactional), one(1)], b""),
+            ([one(0), one(1)], one(2, **transactional)),
+            ([one(0), marker], b""),
+        ]
+    ):
+        with pytest.raises(Refused, match="transactional batches are not supported yet") as caught:
+            clean_tiny(tmp_path / str(k), batches, active=active)
+        assert (
+            caught.value.path and caught.value.byte_position is not None and caught.value.offset is not None
+        )
+        assert not [n for n in os.listdir(tmp_path / str(k) / "t-0") if n.endswith(".clean")]
+
+
+def test_legacy_messages_are_refused(tmp_path):
+    message = bytes.fromhex("000000000000000000000018adc0d6e9010000000000000003e800000001610000000131")
+    log, path, facts = tiny(tmp_path, [one(0)])
+    with open(f"{path}/{0:020d}.log", "wb") as file:
+        file.write(message)
+    mtime_ns = os.stat(f"{path}/{0:020d}.log").st_mtime_ns
+    facts = (dataclasses.replace(facts[0], log_bytes=len(message), log_mtime_ns=mtime_ns), facts[1])
+    with pytest.raises(Refused, match="message format v1 is not supported yet"):
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0))
+
+
+def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(tmp_path):
+    batches = [one(0), one(1, key=None), one(2), one(3, key=None), one(4)]
+    with pytest.raises(Refused, match="2 records without a key") as caught:
+        clean_tiny(tmp_path / "a", batches)
+    assert caught.value.offset == 1
+    with pytest.raises(Refused, match="1 records without a key") as caught:  # in the clean section
+        clean_tiny(tmp_path / "b", batches[:3] + batches[4:], first_dirty=2)
+    assert caught.value.offset == 1
+    assert not [n for n in os.listdir(tmp_path / "b" / "t-0") if n.endswith(".clean")]
+    _, result = clean_tiny(tmp_path / "c", batches, drop_keyless=True)
+    assert result.records_after == 1
+
+
+def test_a_keyless_record_behind_the_mapped_range_is_no_reason_to_refuse(tmp_path):
+    batches = [one(0, key=b"a"), one(1, key=b"b"), one(2, key=None)]
+    _, result = clean_tiny(tmp_path, batches, map_max_entries=1)
+    assert result.end_offset == 1 and result.records_after == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "length -1", "length 0", "length max"])
+def test_damage_is_corrupt_with_file_and_position_and_leaves_no_scratch(tmp_path, damage):
+    good = one(0)
+    bad = bytearray(one(1))
+    if damage == "flip":
+        bad[65] ^= 1
+    elif damage == "cut":
+        del bad[-1:]
+    else:
+        value = {"length -1": -1, "length 0": 0, "length max": 2**31 - 1}[damage]
+        bad[8:12] = value.to_bytes(4, "big", signed=True)
+    log, path, _ = tiny(tmp_path, [good, one(1)])
+    segments = [Segment(0, good + bytes(bad), 0, 0, NOW - 5000), log.segments[1]]
+    facts = write_log(path, segments)
+    with pytest.raises(CorruptLog) as caught:
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0))
+    assert caught.value.path == f"{path}/{0:020d}.log" and caught.value.byte_position == len(good)
+    assert caught.value.offset == 1
+    assert not [n for n in os.listdir(path) if n.endswith(".clean")]
+
+
+def test_a_source_that_changed_since_the_plan_is_refused(tmp_path):
+    log, path, facts = tiny(tmp_path, [one(0), one(1)])
+    task = task_for(path, log, facts, NOW, first_dirty=0)
+    result = clean_partition(LOCAL, task)
+    os.utime(f"{path}/{0:020d}.log")
+    with pytest.raises(Refused, match="changed since it was planned"):
+        install(LOCAL, task, result)
+
+
+def test_another_hash_than_the_plans_is_refused(tmp_path):
+    with pytest.raises(Refused, match="planned with hash other-128"):
+        clean_tiny(tmp_path, [one(0)], hash_name="other-128")
+
+
+def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):
+        log, path, facts = tiny(tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")])
+        snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0, NOW - age_ms)])
+        result = clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
+        batches = decode_log(read(path, files_of(result, ".log")[0].name))
+        assert [(b.base_offset, b.record_count) for b in batches] == [(0, 0)] * kept + [(1, 1), (2, 1)]
+
+
+def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_forgotten_after_a_clean_one(
+    tmp_path,
+):
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    for k, clean_shutdown in enumerate([True, False]):
+        path, result = clean_tiny(
+            tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")], clean_shutdown=clean_shutdown
+        )
+        batches = decode_log(read(path, files_of(result, ".log")[0].name))
+        assert [b.base_offset for b in batches] == ([1, 2] if clean_shutdown else [0, 1, 2])
