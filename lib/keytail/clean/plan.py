@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from keytail.log.partition import PartitionFacts, SegmentFacts
 
 MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
-MAX_SEGMENT_FILE_BYTES = 2**31 - 1  # a broker refuses to open a larger `.log`
 INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 CLOCK_TOLERANCE_MS = 3_600_000
 
 HighWatermarkSource = Literal["checkpoint", "log-end"]
-Limit = Literal[
-    "active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"
-]
+Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
 
 
@@ -281,9 +278,7 @@ def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
     return segments[a].base_offset if a < b else segments[-1].base_offset
 
 
-def _is_overdue(
-    segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int
-) -> bool:
+def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int) -> bool:
     """Whether a dirty inactive segment's first batch is past the maximum lag; times 0 and -1 do not count."""
     a, b = _inactive_from(segments, first_dirty)
     cut_ms = now_ms - max(max_compaction_lag_ms, 0)
@@ -315,20 +310,12 @@ def refusals(
             "--high-watermark log-end if this copy never rejoins a cluster or all replicas were stopped"
         )
     if config.remote_storage_enable:
-        reasons.append(
-            "tiered topic: remote.storage.enable is true, and segments in remote storage are not seen"
-        )
+        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
             f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
             "a broker that starts here deletes the whole log"
         )
-    for segment in facts.segments:
-        if segment.log_bytes > MAX_SEGMENT_FILE_BYTES:
-            reasons.append(
-                f"the segment at offset {segment.base_offset} has {segment.log_bytes} bytes; "
-                f"a broker opens at most {MAX_SEGMENT_FILE_BYTES}"
-            )
     newest_ms = max((s.log_mtime_ns // 1_000_000 for s in facts.segments), default=now_ms)
     if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
         reasons.append(
