@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from keytail.errors import KeytailError
 from tests.interop.compare import differences
 from tests.interop.kafka import TARGET, Cleaned, Kafka, KafkaError, Opened
 from tests.interop.traffic import Traffic, random_traffic
@@ -101,9 +102,7 @@ def run_cases(
 class _Case:
     """One random log: `source` is what a round starts from, `kafka` and `ours` what the two make of it."""
 
-    def __init__(
-        self, kafka: Kafka, home: Path, rng: random.Random, traffic: Traffic, seen: Counter[str]
-    ) -> None:
+    def __init__(self, kafka: Kafka, home: Path, rng: random.Random, traffic: Traffic, seen: Counter[str]) -> None:
         self.harness, self.home, self.rng, self.traffic, self.seen = kafka, home, rng, traffic, seen
         self.source, self.kafka, self.ours = home / "source", home / "kafka", home / "ours"
         self.from_inside = True
@@ -127,6 +126,7 @@ class _Case:
             theirs = self._kafka_round(now)
         except KafkaError as error:
             self.seen[f"Kafka threw {error.java_class}"] += 1
+            self._refused_or_right(ours, now)
             return False
         outcome = ours(self.ours, now)
         other = [
@@ -224,6 +224,27 @@ class _Case:
         self.seen["segments that span 2^31 offsets"] += sum(end - base >= 2**31 for base, end in spans)
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
+    def _refused_or_right(self, ours: Side, now: Circumstances) -> None:
+        """Where Kafka's cleaner throws: ours changes nothing, or keeps each key's newest and invents nothing."""
+        opening = self._opening(now)
+        before = self.harness.load(self.source / "t-0", **opening)
+        names = sorted(os.listdir(self.source / "t-0"))
+        try:
+            ours(self.ours, now)
+        except (KeytailError, ValueError) as refusal:
+            self.seen[f"ours refused with {type(refusal).__name__}"] += 1
+            assert names == sorted(os.listdir(self.ours / "t-0"))
+            for name in names:
+                assert (self.source / "t-0" / name).read_bytes() == (self.ours / "t-0" / name).read_bytes()
+            return
+        after = self.harness.load(self.ours / "t-0", fetch=True, **opening)
+        assert after.repaired == []
+        assert after.fetch_mismatches == ()
+        assert after.log_end_offset == now.log_end_offset
+        assert set(after.records) <= set(before.records)
+        newest = {record.key: record for record in before.records if record.key is not None}
+        assert {record for record in newest.values() if record.value is not None} <= set(after.records)
+
     def _count(self, theirs: Cleaned, now: Circumstances) -> None:
         self.seen["rounds that cleaned"] += theirs.cleaned
         if not theirs.cleaned:
@@ -231,9 +252,8 @@ class _Case:
         full = now.map_max_entries is not None and theirs.map_entries == now.map_max_entries
         self.seen["rounds with a full map"] += full and theirs.end_offset < theirs.first_uncleanable_offset
         self.seen["rounds from inside a segment"] += not self._is_base(theirs.first_dirty_offset)
-        self.seen["rounds that merged segments"] += len(self._bases(self.kafka)) < len(
-            self._bases(self.source)
-        )
+        self.seen["rounds that merged segments"] += len(self._bases(self.kafka)) < len(self._bases(self.source))
+        self.seen["records without a key dropped"] += theirs.records_without_key
         self.seen["records removed"] += theirs.records_read - theirs.records_written
 
     def _is_base(self, offset: int) -> bool:

@@ -25,6 +25,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADER_NAMES = ("", "h", "trace-id", "schlüssel")
 DAY_MS = 86_400_000
 FAR = 2**31
+FOREVER_MS = 2**63 - 1  # as a retention: the horizon overflows, and Kafka then sets none
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Traffic:
     tombstone_share: float
     header_share: float
     follower_share: float
+    keyless_share: float  # of records in replicated batches; a leader takes none
     transactional: bool
     delete_records: bool
     far_jumps: bool
@@ -92,13 +94,14 @@ class Traffic:
         if rng.random() < 0.4:
             steps.append(step_roll())
         if self.delete_records and rng.random() < 0.3:
-            self.log_start_offset = rng.randint(self.log_start_offset, self.log_end_offset)
+            # Never at its end: then every start of Kafka writes or deletes snapshots, turn and turn about.
+            self.log_start_offset = rng.randint(self.log_start_offset, self.log_end_offset - 1)
             steps.append(step_delete_records(self.log_start_offset))
         return steps
 
     def pass_time(self) -> None:
         """Anything from no time at all to past every delete horizon."""
-        retention_ms = int(self.configs["delete.retention.ms"])
+        retention_ms = min(int(self.configs["delete.retention.ms"]), DAY_MS)
         self.clock_ms += self.rng.choice([0, 1, 10_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
 
     def _produced(self) -> dict[str, Any]:
@@ -122,7 +125,9 @@ class Traffic:
         records = []
         for _ in range(rng.randint(1, 6)):
             offset += rng.choice([0, 0, 0, 1, 5])
-            records.append(Record(offset, *self._record()))
+            timestamp_ms, key, value, headers = self._record()
+            sent_key = None if rng.random() < self.keyless_share else key
+            records.append(Record(offset, timestamp_ms, sent_key, value, headers))
             offset += 1
         last_offset = offset - 1 + rng.choice([0, 0, 0, 2])
         append_time = self.clock_ms - rng.randint(0, 5000) if rng.random() < 0.3 else None
@@ -143,7 +148,9 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        timestamp_ms = -1 if rng.random() < 0.03 else self.clock_ms + rng.randint(-20_000, 1_000)
+        timestamp_ms = self.clock_ms + rng.randint(-20_000, 1_000)
+        if rng.random() < 0.05:
+            timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
         value: bytes | None = None
         if rng.random() >= self.tombstone_share:
             size = rng.choice([0, 1, 7, 30, 120])
@@ -194,6 +201,7 @@ def random_traffic(
     headers: bool = True,
     log_append_time: bool | None = None,
     replicated: bool = True,
+    keyless: bool = True,
     transactional: bool = False,
     delete_records: bool = True,
     far_jumps: bool = True,
@@ -214,6 +222,7 @@ def random_traffic(
         tombstone_share=rng.choice([0.0, 0.1, 0.5]) if tombstones else 0.0,
         header_share=rng.choice([0.0, 0.3]) if headers else 0.0,
         follower_share=rng.choice([0.0, 0.2]) if replicated else 0.0,
+        keyless_share=0.2 if keyless and rng.random() < 0.15 else 0.0,
         transactional=transactional,
         delete_records=delete_records and rng.random() < 0.3,
         far_jumps=far_jumps and rng.random() < 0.2,
@@ -225,8 +234,8 @@ def _configs(rng: random.Random, *, log_append_time: bool) -> dict[str, Any]:
         # At least as large as the largest set that is appended at once.
         "internal.segment.bytes": rng.choice([2_500, 4_000, 10_000]),
         "index.interval.bytes": rng.choice([0, 1, 150, 600, 4096]),
-        "segment.index.bytes": rng.choice([240, 1_200, 65_536]),
-        "delete.retention.ms": rng.choice([0, 1, 60_000, DAY_MS]),
+        "segment.index.bytes": rng.choice([96, 240, 1_200, 65_536]),
+        "delete.retention.ms": rng.choice([0, 1, 60_000, DAY_MS, DAY_MS, FOREVER_MS]),
         "cleanup.policy": rng.choice(["compact", "compact", "compact,delete"]),
         "retention.ms": -1,
     }
