@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, KeylessRecords, Segment, build_map, clean
@@ -218,9 +220,7 @@ def test_log_append_time_rewrite_flattens_the_deltas():
     source = batch(rec(0, "a", timestamp=10), rec(1, "b", timestamp=20), timestamp_type=1, max_timestamp=777)
     newer = batch(rec(2, "a"))
     output = only(run(seg(0, source, newer))).log
-    expected = batch(
-        rec(1, "b", timestamp=777), base_offset=0, last_offset=1, timestamp_type=1, max_timestamp=777
-    )
+    expected = batch(rec(1, "b", timestamp=777), base_offset=0, last_offset=1, timestamp_type=1, max_timestamp=777)
     assert output == expected + newer
     assert decode_log(expected)[0].base_timestamp == 777
 
@@ -340,9 +340,7 @@ def test_sequences_reused_from_zero_do_not_protect_old_batches():
 
 def test_emptied_batches_stay_the_same_bytes_round_after_round():
     """Checklist 23."""
-    empty = batch(
-        base_offset=0, last_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, max_timestamp=5
-    )
+    empty = batch(base_offset=0, last_offset=3, producer_id=9, producer_epoch=0, base_sequence=0, max_timestamp=5)
     source = seg(0, empty, batch(rec(4, "a")))
     assert only(run(source, producers={9: (3, 0)})).log == source.log
     assert len(decode_log(only(run(source)).log)) == 1
@@ -502,9 +500,7 @@ def test_aborted_last_batch_of_a_producer_is_kept_empty():
 
 def test_an_empty_control_batch_is_kept_for_its_producer_only():
     """Checklist 27: a producer without data is known by its epoch."""
-    empty = batch(
-        base_offset=0, last_offset=0, transactional=True, control=True, producer_id=7, producer_epoch=0
-    )
+    empty = batch(base_offset=0, last_offset=0, transactional=True, control=True, producer_id=7, producer_epoch=0)
     source = seg(0, empty, batch(rec(1, "a")))
     assert only(run(source, producers={7: (None, 0)})).log == source.log
     for producers in ({7: (None, 1)}, {7: (5, 0)}, {}):
@@ -563,3 +559,59 @@ def test_aborted_transactions_that_ended_below_the_log_start_count_as_committed(
     done = run(source, first_dirty=2, log_start_offset=2)
     assert (kept(done), only(done).txn_index) == ([0, 1, 2], b"")
     assert kept(run(source, first_dirty=2, log_start_offset=1)) == [1, 2]
+
+
+# --- laws ---
+
+
+@st.composite
+def random_segments(draw):
+    """Up to 4 segments of small batches over 3 keys, with gaps, tombstones and horizons of earlier rounds."""
+    offset, segments = 0, []
+    for _ in range(draw(st.integers(1, 4))):
+        base, batches = offset, []
+        for _ in range(draw(st.integers(0, 3))):
+            records = []
+            for key in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=4)):
+                records.append(rec(offset, key, draw(st.sampled_from([b"1", b"22", None]))))
+                offset += draw(st.integers(1, 3))
+            horizon = draw(st.sampled_from([None, None, NOW - 1, NOW, NOW + 1]))
+            batches.append(batch(*records, delete_horizon_ms=horizon, last_offset=offset - 1))
+        segments.append(seg(base, *batches, mtime_ms=base))
+        offset += draw(st.integers(1, 5))
+    return segments, offset
+
+
+@settings(deadline=None, max_examples=150)
+@given(random_segments(), st.integers(1, 4), st.integers(50, 400))
+def test_laws_of_a_round(made, max_entries, segment_bytes):
+    """Checklist 12 to 16, 18: what may go, what must stay, and nothing appears or moves."""
+    segments, end = made
+    source = [(r, b) for s in segments for b in decode_log(s.log) for r in b.records]
+    given = {"first_uncleanable": end, "segment_bytes": segment_bytes}
+    done = run(*segments, max_entries=max_entries, **given)
+    result = [r for s in done.segments for r in all_records(decode_log(s.log))]
+    untouched = [r for s in segments if s.base_offset >= done.end_offset for r in all_records(decode_log(s.log))]
+    assert set(result) <= {r for r, _ in source}
+    assert [r.offset for r in result] == sorted(r.offset for r in result)
+    assert done.messages_written == len(result)
+    assert done.messages_read == len(source) - len(untouched)
+
+    newest = {r.key: r.offset for r, _ in source if r.offset < done.end_offset}
+    for record, home in source:
+        if record in untouched:
+            continue
+        expired = record.value is None and home.delete_horizon_ms is not None and home.delete_horizon_ms <= NOW
+        beyond = record.offset >= done.end_offset
+        stays = beyond or (record.offset == newest[record.key] and not expired)
+        assert (record in result) is stays
+
+
+@settings(deadline=None, max_examples=150)
+@given(random_segments(), st.integers(50, 400))
+def test_a_second_round_changes_no_batch(made, segment_bytes):
+    segments, end = made
+    given = {"first_uncleanable": end, "segment_bytes": segment_bytes}
+    once = run(*segments, **given)
+    twice = run(*(Segment(s.base_offset, s.log, mtime_ms=s.mtime_ms) for s in once.segments), **given)
+    assert b"".join(s.log for s in twice.segments) == b"".join(s.log for s in once.segments)
