@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import update_offset
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.replace import recover
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.session import concurrent_tasks
@@ -40,12 +38,14 @@ _MARGIN_BYTES = 1 << 20
 class Compaction:
     """One run over many partitions. `on_row` hears of each as it ends, from any thread but one at a time.
 
-    `deadline_s` is a time.monotonic() after which no bundle begins.
+    `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
+    time.monotonic() after which no bundle begins.
     """
 
     spark: Any
     tasks: Sequence[CleaningTask]
     space: ScratchSpace
+    hosted: Mapping[str, Collection[tuple[str, int]]]
     on_row: Callable[[ResultRow], None] = lambda row: None
     on_trace: Callable[[str], None] = lambda text: None
     deadline_s: float | None = None
@@ -57,7 +57,6 @@ class Compaction:
     _stopped: bool = False
     _crash: BaseException | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _checkpoint_locks: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
 
     def run(self) -> list[ResultRow]:
         """Compact, install and checkpoint every task's partition; one row each, in the order of the tasks."""
@@ -182,7 +181,9 @@ class Compaction:
         result = outcome.value
         try:
             install(self.fs, task, result)
-            self.move_checkpoint(task.partition_path, task.topic, task.partition, result.end_offset)
+            log_dir = os.path.dirname(task.partition_path)
+            key = (task.topic, task.partition)
+            move_checkpoint(self.fs, log_dir, key, result.end_offset, self.hosted[log_dir])
         except KeytailError as problem:
             return self._row_after_failed_install(row, problem)
         except OSError as problem:
@@ -215,11 +216,12 @@ class Compaction:
             if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
                 self.fs.unlink(os.path.join(task.partition_path, name.name))
 
-    def move_checkpoint(self, partition_path: str, topic: str, partition: int, offset: int) -> None:
-        log_dir = os.path.dirname(partition_path)
-        path = os.path.join(log_dir, names.CLEANER_CHECKPOINT)
-        with self._checkpoint_locks[log_dir]:
-            update_offset(self.fs, path, (topic, partition), offset)
+
+def move_checkpoint(
+    fs: FileSystem, log_dir: str, key: tuple[str, int], offset: int, hosted: Collection[tuple[str, int]]
+) -> None:
+    """Set where the next round begins, in the file from which a broker takes it too."""
+    update_offset(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), key, offset, hosted=hosted)
 
 
 def clean_on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningResult:
@@ -246,8 +248,3 @@ def planned_row(task: CleaningTask) -> ResultRow:
         segments_before=len(task.segments),
         bytes_before=sum(segment.log_bytes for segment in task.segments),
     )
-
-
-def recover_partition(fs: FileSystem, partition_path: str) -> list[str]:
-    """Finish or undo what an earlier run left in a partition; what was done, in words."""
-    return recover(fs, partition_path)

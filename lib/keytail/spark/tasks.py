@@ -72,9 +72,7 @@ def run_bundle(
     return outcomes
 
 
-def _run_job(
-    spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str
-) -> list[Outcome[R]]:
+def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
     """One Spark job: one partition of one id for each payload, started in order."""
     context = spark.sparkContext
     # Interrupting ends the workers of a job that was given up, which would run on beside the next attempt.
@@ -96,10 +94,7 @@ def _task_of(shared: Any, function: Callable[[P, str], R]) -> Callable[[Iterator
 
         context = TaskContext.get()
         assert context is not None
-        attempt = (
-            f"s{context.stageId()}p{context.partitionId()}"
-            f"n{context.attemptNumber()}t{context.taskAttemptId()}"
-        )
+        attempt = f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 answer = pickle.dumps(attempt_one(function, shared.value[number], attempt))

@@ -1,0 +1,38 @@
+"""spark-submit entry point of `keytail compact`: the same flags, on whatever master spark-submit was given.
+
+    spark-submit --master 'local[*]' jobs/compact.py --log-dirs /var/kafka --config server.properties --execute
+
+The machine that runs the driver and every executor must see the log dirs at the same path.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    try:
+        from keytail.app.cli import run_as_job
+    except ModuleNotFoundError as missing:
+        restart_beside_spark(missing)
+        raise
+    run_as_job("compact")
+
+
+def restart_beside_spark(missing: ModuleNotFoundError) -> None:
+    """spark-submit runs the first `python3` on PATH; where Spark itself came by pip, keytail is beside it."""
+    home = Path(os.environ.get("SPARK_HOME", ""))
+    beside = home.parents[3] / "bin" / "python" if home.parent.name == "site-packages" else None
+    if beside is None or not beside.exists() or os.path.realpath(sys.prefix) == os.path.realpath(beside.parents[1]):
+        sys.exit(
+            f"{sys.executable} has no module {missing.name}; set PYSPARK_PYTHON to the Python that keytail is "
+            "installed in, such as .venv/bin/python"
+        )
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(beside)
+    os.execv(beside, [str(beside), *sys.argv])
+
+
+if __name__ == "__main__":
+    main()

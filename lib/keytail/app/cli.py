@@ -1,0 +1,245 @@
+"""The command line: `keytail VERB`, and the same verbs for jobs under spark-submit.
+
+Turns flags into requests and results into output and an exit status; the verbs themselves are in the modules
+beside this one. Exit statuses: 0 done, 3 partly, 1 nothing or a finding, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.markup import escape
+
+from keytail import __version__
+from keytail.app import options as o
+from keytail.app import rows as show
+from keytail.app.selection import Choice, Configuration, chosen_log_dirs, read_configuration
+from keytail.errors import KeytailError, UsageProblem
+from keytail.spark.rows import ResultRow, exit_status
+
+app = typer.Typer(
+    name="keytail",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_SUBMITTED = "under spark-submit"
+_MISSING: Any = object()
+
+
+def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
+    """Run a command line and exit with its status. `submitted`: spark-submit has made the driver."""
+    program = "spark-submit jobs/" if submitted else "keytail"
+    app(args=arguments, prog_name=program, obj=_SUBMITTED if submitted else None)
+    sys.exit(0)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"keytail {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def keytail(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Offline compaction, indexing and audit of Kafka partition logs, on Spark.
+
+    Stop the broker, look with [bold]plan[/], do it with [bold]compact --execute[/], check with
+    [bold]verify[/], start the broker.
+    """
+
+
+def _reported(verb: Callable[..., None]) -> Callable[..., None]:
+    """Turn an error that ends the whole run into a message on standard error and an exit status."""
+
+    @functools.wraps(verb)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            verb(*args, **kwargs)
+        except (KeytailError, OSError) as problem:
+            show.error_console().print(f"[bold red]keytail:[/] {escape(str(problem))}", soft_wrap=True)
+            usage = isinstance(problem, UsageProblem)
+            if not usage and kwargs.get("output") == o.Output.json:
+                show.print_json([])
+            raise typer.Exit(2 if usage else 1) from problem
+
+    return run
+
+
+def _choice(
+    configuration: Configuration,
+    log_dirs: list[str] | None,
+    topic: list[str] | None,
+    topic_list: list[str] | None,
+    partitions: list[str] | None,
+) -> Choice:
+    return Choice(
+        log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
+        topic_patterns=tuple(topic or ()),
+        topics=o.comma_lists(topic_list),
+        partitions=o.comma_lists(partitions),
+    )
+
+
+def _finish(rows: list[ResultRow], output: o.Output, title: str, next_step: str, named: Sequence[str]) -> None:
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        show.print_table(rows, title)
+    if next_step:
+        show.error_console().print(f"\n{next_step}", soft_wrap=True)
+    raise typer.Exit(exit_status(rows, frozenset(named)))
+
+
+@app.command()
+@_reported
+def plan(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    now: o.Now = None,
+    unsafe_clock: o.UnsafeClock = False,
+    force: o.Force = False,
+    from_log_start: o.FromLogStart = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark.
+
+    keytail plan --log-dirs /var/kafka --config server.properties --topic-config orders:cleanup.policy=compact
+    """
+    from keytail.app import compaction  # noqa: PLC0415 (--help stays fast)
+
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    request = compaction.Request(
+        choice=_choice(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        now_ms=now,
+        unsafe_clock=unsafe_clock,
+        force=force,
+        from_log_start=from_log_start,
+        high_watermark=high_watermark.value,
+    )
+    rows = compaction.plan(request)
+    _finish(rows, output, "Plan", _after_plan(rows), o.comma_lists(partitions))
+
+
+@app.command()
+@_reported
+def compact(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    execute: o.Execute = False,
+    now: o.Now = None,
+    unsafe_clock: o.UnsafeClock = False,
+    force: o.Force = False,
+    from_log_start: o.FromLogStart = False,
+    deadline: o.Deadline = None,
+    master: o.Master = None,
+    grouping: o.GroupingFlag = o.Grouping.kafka,
+    map_memory: o.MapMemory = None,
+    max_scratch_bytes: o.MaxScratch = None,
+    drop_keyless: o.DropKeyless = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
+
+    Without --execute this is a dry run, as `plan`.
+
+    keytail compact --log-dirs /var/kafka --config server.properties
+    --topic-config orders:cleanup.policy=compact --execute
+    """
+    from keytail.app import compaction  # noqa: PLC0415
+
+    submitted = context.obj == _SUBMITTED
+    if submitted and master is not None:
+        raise UsageProblem(
+            "--master after the job's name has no effect under spark-submit",
+            remedy="Give it to spark-submit, before the job's name",
+        )
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    request = compaction.Request(
+        choice=_choice(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        execute=execute,
+        now_ms=now,
+        unsafe_clock=unsafe_clock,
+        force=force,
+        from_log_start=from_log_start,
+        high_watermark=high_watermark.value,
+        deadline_minutes=deadline,
+        master=master,
+        map_memory_bytes=map_memory,
+        max_scratch_bytes=max_scratch_bytes,
+        drop_keyless=drop_keyless,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    named = o.comma_lists(partitions)
+    if not execute:
+        rows = compaction.plan(request)
+        _finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
+    rows = compaction.compact(request)
+    _finish(rows, output, "Compacted", _after_compact(rows), named)
+
+
+def _after_plan(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
+    return _about_refused(rows)
+
+
+def _after_dry_run(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+    return _about_refused(rows) or "This was a dry run, and there is nothing to do."
+
+
+def _after_compact(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "compacted" for row in rows):
+        text = "Next: `keytail verify` with the same --log-dirs, then start the broker."
+        refused = _about_refused(rows)
+        return f"{text} {refused}" if refused else text
+    return _about_refused(rows) or "Nothing was due; nothing was changed."
+
+
+def _about_refused(rows: Sequence[ResultRow]) -> str:
+    bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
+    if not bad:
+        return ""
+    kept = "is as it was" if len(bad) == 1 else "are as they were"
+    if any(row.status == "failed" for row in bad):
+        return f"{len(bad)} not done, for the reasons given; run again once they are mended."
+    return f"{len(bad)} not done and {kept}; the reasons, and what to do, are given above."
+
+
+def run_as_job(verb: str) -> NoReturn:
+    """The `verb` with the flags of this process, in a Spark session of spark-submit's making."""
+    main([verb, *sys.argv[1:]], submitted=True)
+
+
+if __name__ == "__main__":
+    main()

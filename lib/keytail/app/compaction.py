@@ -1,0 +1,159 @@
+"""The verbs `plan` and `compact`: decide for every chosen partition, and with --execute carry it out on Spark.
+
+`keytail compact` and jobs/compact.py under spark-submit run the same code here; only who makes the Spark session
+differs. Locks are held from before the first decision to after the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from keytail.app.planning import (
+    Planned,
+    Rules,
+    TaskSettings,
+    check_clock,
+    cleaning_tasks,
+    plan_all,
+    resolve_leftovers,
+)
+from keytail.app.progress import Reporter
+from keytail.app.selection import Choice, Chosen, Configuration, choose
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import hold
+from keytail.log.partition import hosted
+from keytail.spark.rows import ResultRow
+from keytail.spark.storage import ScratchSpace, refuse_shared_storage
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `plan` and `compact` are told; defaults are the flags' own."""
+
+    choice: Choice
+    configuration: Configuration = field(default_factory=Configuration)
+    execute: bool = False
+    now_ms: int | None = None
+    unsafe_clock: bool = False
+    force: bool = False
+    from_log_start: bool = False
+    high_watermark: str = "checkpoint"
+    deadline_minutes: float | None = None
+    master: str | None = None
+    map_memory_bytes: int | None = None
+    max_scratch_bytes: int | None = None
+    drop_keyless: bool = False
+    shared_storage: bool = False
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+    def rules(self) -> Rules:
+        return Rules(
+            now_ms=check_clock(self.now_ms, self.execute, self.unsafe_clock),
+            force=self.force,
+            from_log_start=self.from_log_start,
+            high_watermark="log-end" if self.high_watermark == "log-end" else "checkpoint",
+            unsafe_clock=self.unsafe_clock,
+        )
+
+
+def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
+    """A row for each chosen partition: what `compact --execute` would do to it. Changes and locks nothing."""
+    rules = request.rules()
+    chosen = choose(fs, request.choice)
+    return [planned.row() for planned in plan_all(fs, chosen, request.configuration, rules)]
+
+
+def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
+    """Compact the chosen partitions that are due; a row for each chosen one."""
+    started_s = time.monotonic()
+    with contextlib.ExitStack() as run:
+        # On a cluster a submitted application that never makes its session counts as failed.
+        spark = _session(request, run) if request.submitted else None
+        rules = request.rules()
+        choose(fs, request.choice)  # mistakes in flags, before any lock
+        if not request.shared_storage:
+            refuse_shared_storage(request.choice.log_dirs)
+        run.enter_context(hold(request.choice.log_dirs, fs))
+        chosen = choose(fs, request.choice)
+        planned = _plan_resolved(fs, chosen, request.configuration, rules)
+        _mend_checkpoints(fs, chosen, planned)
+        settings = TaskSettings(request.map_memory_bytes or 0, request.drop_keyless)
+        if not any(p.wanted for p in planned):
+            return [p.row() for p in planned]
+        deadline_s = None
+        if request.deadline_minutes is not None:
+            deadline_s = started_s + request.deadline_minutes * 60
+        tasks = cleaning_tasks(planned, rules, settings)
+        size = sum(segment.log_bytes for task in tasks for segment in task.segments)
+        with Reporter("compact", len(tasks), size) as reporter:
+            if spark is None:
+                reporter.note("starting Spark")
+                spark = _session(request, run)
+            rows = _run_tasks(spark, fs, chosen, tasks, request, reporter, deadline_s)
+        return _in_order(planned, rows)
+
+
+def _session(request: Request, run: contextlib.ExitStack) -> Any:
+    from keytail.spark.session import local_session, submitted_session  # noqa: PLC0415
+
+    spark = submitted_session() if request.submitted else local_session(request.master or "local[*]")
+    run.callback(spark.stop)
+    return spark
+
+
+def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
+    """Decisions, after what interrupted runs left in partitions of compacted topics has been resolved."""
+    planned = []
+    for (log_dir, _), before in zip(chosen.partitions, plan_all(fs, chosen, configuration, rules), strict=True):
+        now, done = resolve_leftovers(fs, before, log_dir, configuration, rules)
+        for sentence in done:
+            print(f"keytail: {now.row().name}: {sentence}", file=sys.stderr)
+        planned.append(now)
+    return planned
+
+
+def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
+    """A checkpoint outside its log is set to the first dirty offset, also where no round is due."""
+    from keytail.spark.compact import move_checkpoint  # noqa: PLC0415
+
+    of_dir = {log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs}
+    for plan in planned:
+        selection, facts = plan.decision.selection, plan.facts
+        refused = plan.decision.status == "refused" or not plan.is_compacted_topic
+        if selection is None or refused or plan.wanted or not selection.rewrite_checkpoint:
+            continue
+        key = (facts.topic, facts.partition)
+        move_checkpoint(fs, facts.log_dir, key, selection.first_dirty_offset, of_dir[facts.log_dir])
+
+
+def _run_tasks(
+    spark: Any,
+    fs: FileSystem,
+    chosen: Chosen,
+    tasks: list[Any],
+    request: Request,
+    reporter: Reporter,
+    deadline_s: float | None,
+) -> list[ResultRow]:
+    from keytail.spark.compact import Compaction  # noqa: PLC0415 (brings in the kernels)
+
+    return Compaction(
+        spark=spark,
+        tasks=tasks,
+        space=ScratchSpace(fs, request.max_scratch_bytes),
+        hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
+        on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
+        on_trace=lambda text: print(text, file=sys.stderr),
+        deadline_s=deadline_s,
+        fs=fs,
+    ).run()
+
+
+def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:
+    done: Iterator[ResultRow] = iter(rows)
+    return [next(done) if p.wanted else p.row() for p in planned]

@@ -1,0 +1,223 @@
+"""The flags of the verbs, each declared once: name, help, and how its text becomes a value.
+
+Parsing only: what contradicts the machine (a missing directory, a clock) is found by the verb.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+_SELECT = "Which partitions"
+_CONFIG = "Configuration"
+_RUN = "How to run"
+_SAFETY = "Statements that only you can make"
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class Output(StrEnum):
+    table = "table"
+    json = "json"
+
+
+class Grouping(StrEnum):
+    kafka = "kafka"
+
+
+class HighWatermark(StrEnum):
+    checkpoint = "checkpoint"
+    log_end = "log-end"
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of `4096`, `512m`, `4g`, `1.5GiB` (units of 1024)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size; give bytes, or a number with k, m, g or t as in 512m")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+LogDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-dirs",
+        metavar="DIR[,DIR]",
+        help="The broker's log directories: those that hold meta.properties and TOPIC-N folders. "
+        "Default: log.dirs of the file given by --config.",
+        rich_help_panel=_SELECT,
+    ),
+]
+Topic = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic",
+        metavar="REGEX",
+        help="Topics whose whole name matches. Repeatable.",
+        rich_help_panel=_SELECT,
+    ),
+]
+TopicList = Annotated[
+    list[str] | None,
+    typer.Option("--topic-list", metavar="A,B", help="Topics by name.", rich_help_panel=_SELECT),
+]
+Partitions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partitions",
+        metavar="T-0,T-1",
+        help="Partitions by name. One named here that is skipped counts as refused.",
+        rich_help_panel=_SELECT,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The broker's server.properties. Only keys that keytail knows are read.",
+        rich_help_panel=_CONFIG,
+    ),
+]
+TopicConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic-config",
+        metavar="[TOPIC:]KEY=VALUE",
+        help="A setting under Kafka's name, for one topic or for all. Repeatable. cleanup.policy needs a topic.",
+        rich_help_panel=_CONFIG,
+    ),
+]
+NoOverrides = Annotated[
+    bool,
+    typer.Option(
+        "--topics-have-no-overrides",
+        help="State that no selected topic has settings of its own but those given by --topic-config.",
+        rich_help_panel=_SAFETY,
+    ),
+]
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute",
+        help="Change files. Without it the verb prints what it would do. The broker must be stopped.",
+        rich_help_panel=_RUN,
+    ),
+]
+Now = Annotated[
+    int | None,
+    typer.Option(
+        "--now",
+        metavar="MS",
+        help="The time to decide by, in ms since 1970; for dry runs and tests.",
+        rich_help_panel=_RUN,
+    ),
+]
+UnsafeClock = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-clock",
+        help="Allow --execute with a --now more than 60 s from the clock, or a clock older than the logs.",
+        rich_help_panel=_SAFETY,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Compact whatever the dirty ratio and the maximum lag say (and nothing else).",
+        rich_help_panel=_RUN,
+    ),
+]
+FromLogStart = Annotated[
+    bool,
+    typer.Option(
+        "--from-log-start",
+        help="Compact from the log's start, whatever the cleaner's checkpoint says.",
+        rich_help_panel=_RUN,
+    ),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        "--deadline",
+        metavar="MINUTES",
+        min=0.0,
+        help="Begin nothing new after this many minutes; what has begun is finished.",
+        rich_help_panel=_RUN,
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Spark master of the session that this command starts. Default: local[[*]]",
+        rich_help_panel=_RUN,
+    ),
+]
+GroupingFlag = Annotated[
+    Grouping,
+    typer.Option("--grouping", help="How segments are merged.", rich_help_panel=_RUN),
+]
+MapMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--map-memory",
+        metavar="SIZE",
+        parser=size_bytes,
+        help="Memory of one task's map of keys, such as 512m. Default: half of the memory over the tasks.",
+        rich_help_panel=_RUN,
+    ),
+]
+MaxScratch = Annotated[
+    int | None,
+    typer.Option(
+        "--max-scratch-bytes",
+        metavar="SIZE",
+        parser=size_bytes,
+        help="Most bytes of new files beside the old ones, per file system. Default: half of what is free.",
+        rich_help_panel=_RUN,
+    ),
+]
+DropKeyless = Annotated[
+    bool,
+    typer.Option(
+        "--drop-keyless",
+        help="Drop records without a key, as Kafka does. They mostly mean a wrong cleanup.policy.",
+        rich_help_panel=_SAFETY,
+    ),
+]
+HighWatermarkFlag = Annotated[
+    HighWatermark,
+    typer.Option(
+        "--high-watermark",
+        help="log-end states that this copy never rejoins a cluster, or that all replicas were stopped.",
+        rich_help_panel=_SAFETY,
+    ),
+]
+SharedStorage = Annotated[
+    bool,
+    typer.Option(
+        "--shared-storage",
+        help="State that no broker can reach the log dirs, which are on a network file system.",
+        rich_help_panel=_SAFETY,
+    ),
+]
+OutputFlag = Annotated[
+    Output,
+    typer.Option(
+        "--output",
+        help="json: an array of rows on standard output, and all else on standard error.",
+        rich_help_panel=_RUN,
+    ),
+]
+
+
+def comma_lists(values: list[str] | None) -> tuple[str, ...]:
+    """The items of a repeatable comma list, in order, each once."""
+    items = [item.strip() for value in values or () for item in value.split(",")]
+    return tuple(dict.fromkeys(item for item in items if item))

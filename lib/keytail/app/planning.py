@@ -1,0 +1,197 @@
+"""From chosen partitions to decisions and cleaning tasks: what `plan` prints and `compact` carries out.
+
+Reads no log data and changes nothing, but for `resolve_leftovers`, which only an executing run calls, under
+the locks. The decisions themselves are clean/plan.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from keytail.app.selection import Chosen, Configuration
+from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.spark.rows import ResultRow
+
+if TYPE_CHECKING:
+    from keytail.clean.cleaner import CleaningTask
+    from keytail.format.producers import ProducerEntry
+
+CLOCK_TOLERANCE_MS = 60_000
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the command line says about how to decide."""
+
+    now_ms: int
+    force: bool = False
+    from_log_start: bool = False
+    high_watermark: HighWatermarkSource = "checkpoint"
+    unsafe_clock: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One partition with its facts, its configuration where that is known, and the decision."""
+
+    facts: PartitionFacts
+    config: CompactionConfig | None
+    decision: Decision
+    corrupt: bool = False
+    overrides_known: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        return self.decision.status == "would-compact"
+
+    @property
+    def is_compacted_topic(self) -> bool:
+        """Whether the topic is known to be one that may be compacted."""
+        return self.overrides_known and self.config is not None and "compact" in self.config.cleanup_policy
+
+    def row(self) -> ResultRow:
+        selection = self.decision.selection
+        row = ResultRow(
+            topic=self.facts.topic,
+            partition=self.facts.partition,
+            log_dir=self.facts.log_dir,
+            status=self.decision.status,
+            error=self.decision.error,
+            first_dirty_offset=selection.first_dirty_offset if selection else None,
+            end_dirty_offset=selection.first_uncleanable_offset if selection else None,
+            segments_before=len(self.facts.segments),
+            bytes_before=sum(segment.log_bytes for segment in self.facts.segments),
+        )
+        if self.wanted:
+            return row
+        return row.unchanged("corrupt" if self.corrupt else self.decision.status, self.decision.error)
+
+
+def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
+    """The time to decide by; Refused when an executing run would decide by another time than the clock's."""
+    clock_ms = time.time_ns() // 1_000_000
+    if now_ms is None:
+        return clock_ms
+    if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
+        raise Refused(
+            f"--now {now_ms} is {abs(now_ms - clock_ms)} ms away from the clock ({clock_ms}): by a wrong time "
+            "tombstones leave too early",
+            remedy="Leave --now out, or state with --unsafe-clock that this time is meant",
+        )
+    return now_ms
+
+
+def plan_all(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
+    return [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
+
+
+def plan_one(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+) -> Planned:
+    """Survey and decide; whatever is wrong with the partition or its settings becomes the decision."""
+    facts = survey_partition(fs, log_dir, entry)
+    try:
+        resolved = configuration.of(entry.topic)
+        config = CompactionConfig.from_values(resolved.values())
+        decision = decide(
+            facts,
+            config,
+            resolved.overrides_known,
+            rules.now_ms,
+            force=rules.force,
+            from_log_start=rules.from_log_start,
+            high_watermark=rules.high_watermark,
+            producers=_newest_producers(fs, facts) if "compact" in config.cleanup_policy else (),
+            unsafe_clock=rules.unsafe_clock,
+        )
+    except KeytailError as problem:
+        return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
+    return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
+
+
+def _newest_producers(fs: FileSystem, facts: PartitionFacts) -> Iterable[ProducerEntry]:
+    """The entries of the newest snapshot; who writes one is stopped there and may have left it in doubt."""
+    if not facts.snapshots:
+        return ()
+    from keytail.format.producers import parse_snapshot  # noqa: PLC0415 (brings in the kernels)
+
+    path = os.path.join(facts.path, names.segment_file(max(facts.snapshots), names.SNAPSHOT))
+    try:
+        return parse_snapshot(fs.read_bytes(path))
+    except ValueError as error:
+        raise CorruptLog(
+            f"the producer snapshot cannot be read: {error}",
+            path=path,
+            remedy="A broker deletes it at its next start and rebuilds it; start and stop the broker once",
+        ) from error
+
+
+def resolve_leftovers(
+    fs: FileSystem, planned: Planned, log_dir: LogDirFacts, configuration: Configuration, rules: Rules
+) -> tuple[Planned, list[str]]:
+    """Finish or undo what an interrupted run or broker left, then plan anew. For an executing run, locked.
+
+    A partition that is refused for what it is, or whose topic is not known to be compacted, is left as it is.
+    """
+    facts = planned.facts
+    entry = next(e for e in log_dir.partitions if e.path == facts.path)
+    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
+        return planned, []
+    from keytail.log.replace import recover  # noqa: PLC0415 (only runs that execute need it)
+
+    try:
+        done = recover(fs, facts.path)
+    except (KeytailError, OSError) as problem:
+        text = f"what an interrupted replacement left cannot be resolved: {problem}"
+        return replace(planned, decision=Decision("refused", text, None)), []
+    return plan_one(fs, log_dir, entry, configuration, rules), done
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What the command line says about how a task works, the same for every partition of a run."""
+
+    map_memory_bytes: int = 0  # 0: each host's own share
+    drop_keyless: bool = False
+
+
+def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings) -> list[CleaningTask]:
+    """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
+    from keytail.clean.cleaner import CleaningTask  # noqa: PLC0415 (brings in the kernels)
+
+    run_id, hash_seed = secrets.token_hex(4), secrets.randbits(63)
+    tasks = []
+    for plan in planned:
+        selection = plan.decision.selection
+        if not plan.wanted or selection is None or plan.config is None:
+            continue
+        facts = plan.facts
+        task = CleaningTask(
+            topic=facts.topic,
+            partition=facts.partition,
+            partition_path=facts.path,
+            segments=facts.segments,
+            snapshots=facts.snapshots,
+            log_start_offset=facts.log_start_offset,
+            log_end_offset=facts.log_end_offset,
+            first_dirty_offset=selection.first_dirty_offset,
+            first_uncleanable_offset=selection.first_uncleanable_offset,
+            now_ms=rules.now_ms,
+            config=plan.config,
+            run_id=run_id,
+            clean_shutdown=facts.clean_shutdown,
+            drop_keyless=settings.drop_keyless,
+            map_memory_bytes=settings.map_memory_bytes,
+            hash_seed=hash_seed,
+        )
+        tasks.append(task)
+    return tasks

@@ -1,0 +1,118 @@
+"""Which partitions a verb is about, by flags and listings, and under which configuration.
+
+Reads listings, checkpoints, index tails and the broker's file; decides nothing about a partition beyond
+whether it was asked for. A selection that matches nothing is an error, since it is mostly a typing mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from keytail.config.files import log_dirs as log_dirs_of
+from keytail.config.files import parse_server_properties
+from keytail.config.resolve import CommandLine, Resolved, Setting, effective, from_broker, from_command_line
+from keytail.errors import UsageProblem
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user said about which partitions: empty fields restrict nothing."""
+
+    log_dirs: tuple[str, ...] = ()
+    topic_patterns: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+
+    def takes(self, entry: PartitionEntry) -> bool:
+        by_pattern = any(re.fullmatch(pattern, entry.topic) for pattern in self.topic_patterns)
+        if (self.topic_patterns or self.topics) and not (by_pattern or entry.topic in self.topics):
+            return False
+        return not self.partitions or f"{entry.topic}-{entry.partition}" in self.partitions
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """All that was said about settings; `of` gives those that hold for one topic."""
+
+    command_line: CommandLine = field(default_factory=CommandLine)
+    broker: Mapping[str, Setting] = field(default_factory=dict)
+    topics_have_no_overrides: bool = False
+
+    def of(self, topic: str) -> Resolved:
+        return effective(
+            topic,
+            command_line=self.command_line,
+            broker=self.broker,
+            topics_have_no_overrides=self.topics_have_no_overrides,
+        )
+
+
+def read_configuration(path: str | None, topic_config: Iterable[str], topics_have_no_overrides: bool) -> Configuration:
+    broker: Mapping[str, Setting] = {}
+    if path is not None:
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise UsageProblem(
+                f"--config cannot be read: {error.strerror}",
+                path=path,
+                remedy="Give the server.properties that the broker is started with",
+            ) from error
+        broker = from_broker(parse_server_properties(data, path), path)
+    return Configuration(from_command_line(topic_config), broker, topics_have_no_overrides)
+
+
+def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
+    """`--log-dirs`, else those that the broker's file names, as absolute paths."""
+    paths = tuple(given) or log_dirs_of(configuration.broker)
+    if not paths:
+        raise UsageProblem(
+            "No log directories were given",
+            remedy="Give --log-dirs DIR[,DIR], or --config FILE with a server.properties that has log.dirs",
+        )
+    return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths))
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The surveyed log dirs, and the partitions in them that were asked for, each with its log dir."""
+
+    log_dirs: tuple[LogDirFacts, ...]
+    partitions: tuple[tuple[LogDirFacts, PartitionEntry], ...]
+
+
+def choose(fs: FileSystem, choice: Choice) -> Chosen:
+    """List the log dirs and take what was asked for; UsageProblem when something named does not exist."""
+    for pattern in choice.topic_patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageProblem(f"--topic {pattern} is no regular expression: {error}") from error
+    surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
+    entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
+    _check_named("--partitions", choice.partitions, {f"{e.topic}-{e.partition}" for _, e in entries})
+    _check_named("--topic-list", choice.topics, {e.topic for _, e in entries})
+    taken = tuple((facts, entry) for facts, entry in entries if choice.takes(entry))
+    if entries and not taken:
+        topics = sorted({entry.topic for _, entry in entries})
+        raise UsageProblem(
+            "No partition matches --topic, --topic-list and --partitions together",
+            remedy=f"The topics are: {', '.join(topics[:20])}{' ...' if len(topics) > 20 else ''}",
+        )
+    return Chosen(surveyed, taken)
+
+
+def _check_named(flag: str, named: Iterable[str], existing: set[str]) -> None:
+    for name in named:
+        if name not in existing:
+            near = get_close_matches(name, sorted(existing), n=1)
+            raise UsageProblem(
+                f"{flag} names {name}, which is in none of the log dirs",
+                remedy=f"Did you mean {near[0]}?" if near else None,
+            )

@@ -1,0 +1,123 @@
+"""The main job on a copy of the golden logs: plan, compact, verify, and what came of it. `python -m tests.demo`.
+
+Every step is the real command line in a process of its own, as an operator would type it; this module only
+unpacks the logs before, and sums up the rows after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.golden import TOPICS, topic_config_arguments, unpack
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", type=Path, help="unpack here, and leave the result (default: a temporary folder)")
+    parser.add_argument("--master", default="local[*]", help="Spark master")
+    options = parser.parse_args(arguments)
+    if options.keep is not None:
+        return demo(options.keep, options.master)
+    with tempfile.TemporaryDirectory(prefix="keytail-demo-") as folder:
+        return demo(Path(folder), options.master)
+
+
+def demo(folder: Path, master: str) -> int:
+    say("1. A log dir that a real Kafka 4.3.1 broker wrote and closed")
+    log_dir = unpack(folder)
+    properties = log_dir.parent / "server.properties"
+    logs = list(log_dir.glob("*-*/*.log"))
+    print(f"{log_dir}: {len({log.parent for log in logs})} partitions, {len(logs)} segments")
+    print("The topics' own settings, which a broker keeps in its metadata log, are given as --topic-config.")
+    choice = ["--log-dirs", str(log_dir), "--config", str(properties)]
+    configured = [*choice, *topic_config_arguments()]
+
+    say("2. keytail plan: what is due, and what is not")
+    planned = run("plan", [*configured, "--force"], shown=choice)
+    if planned.returncode not in (0, 3):
+        return planned.returncode
+
+    say("3. keytail compact --execute: on Spark in this process's machine")
+    started_s = time.monotonic()
+    flags = ["--force", "--execute", "--master", master, "--output", "json"]
+    compacted = run("compact", [*configured, *flags], shown=[*choice, *flags], capture=True)
+    seconds = time.monotonic() - started_s
+    if compacted.returncode not in (0, 3):
+        return compacted.returncode
+    rows = json.loads(compacted.stdout)
+
+    say("4. keytail verify: every checksum, every order, every index entry")
+    verified = run("verify", choice, shown=choice)
+
+    summary(rows, seconds, verified.returncode)
+    return verified.returncode
+
+
+def say(title: str) -> None:
+    print(f"\n=== {title}", flush=True)
+
+
+def run(
+    verb: str, arguments: list[str], *, shown: list[str], capture: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run keytail; `shown` are the arguments to print, where the many --topic-config would hide the rest."""
+    more = " --topic-config ..." if len(arguments) > len(shown) and "--topic-config" in arguments else ""
+    print(f"$ keytail {verb} {shlex.join(shown)}{more}", flush=True)
+    return subprocess.run(
+        [str(KEYTAIL), verb, *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
+    )
+
+
+def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
+    say("What came of it")
+    by_topic: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_topic[row["topic"]].append(row)
+    print(f"{'topic':24} {'partitions':>10} {'log bytes':>22} {'records':>18} {'segments':>11}  result")
+    for topic, of_topic in sorted(by_topic.items()):
+        statuses = ", ".join(sorted({row["status"] for row in of_topic}))
+        print(
+            f"{topic:24} {len(of_topic):>10} {arrow(of_topic, 'bytes'):>22} {arrow(of_topic, 'records'):>18} "
+            f"{arrow(of_topic, 'segments'):>11}  {statuses}"
+        )
+    done = [row for row in rows if row["status"] == "compacted"]
+    before, after = sum(row["bytes_before"] for row in done), sum(row["bytes_after"] for row in done)
+    print(
+        f"\n{len(done)} of {len(rows)} partitions compacted in {seconds:.1f} s, Spark's start included: "
+        f"{before:,} -> {after:,} bytes ({100 * (before - after) / max(before, 1):.0f} % less)."
+    )
+    print("Offsets are unchanged: where a record was removed there is a gap, as after Kafka's own cleaner.")
+    left = [row for row in rows if row["status"] != "compacted"]
+    if left:
+        print("\nLeft as they were, and why:")
+    for row in left:
+        name = f"{row['topic']}-{row['partition']}"
+        about = TOPICS[row["topic"]].what if row["topic"] in TOPICS else ""
+        print(f"  {name} ({about}) {row['status']}: {row['error']}")
+    verdict = "found nothing wrong" if verified == 0 else f"ended with status {verified}: see above"
+    print(f"\nverify {verdict}. A broker that starts on this log dir finds a clean shutdown, opens every")
+    print("partition without recovery, and serves each key's newest record at its old offset.")
+
+
+def arrow(rows: list[dict[str, Any]], what: str) -> str:
+    """Sums before and after, over the partitions for which both are known."""
+    known = [row for row in rows if row[f"{what}_before"] is not None and row[f"{what}_after"] is not None]
+    if not known:
+        return ""
+    before, after = sum(r[f"{what}_before"] for r in known), sum(r[f"{what}_after"] for r in known)
+    return f"{before:,}" if before == after else f"{before:,} -> {after:,}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
