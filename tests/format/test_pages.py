@@ -1,0 +1,190 @@
+"""The bytes printed in the format pages are what the code reads and writes; the rules cited exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keytail
+from keytail.format import index
+from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER_BYTES, LENGTH_PREFIX_BYTES
+from keytail.format.compression import CODECS, compress, decompress
+from keytail.format.control import ControlRecord, ControlType, encode_transaction_marker, parse_control_record
+from keytail.format.names import parse_file_name, parse_partition_dir
+from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
+from keytail.format.record import Record, decode_records, decode_varint, encode_record, encode_varint
+from keytail.kernels.native import crc32c
+from tests.format.pages import blocks
+from tests.reference.batches import decode_log
+
+BATCHES = ["two-records", "append-time", "commit-marker", "emptied", "tombstone-with-horizon"]
+T0 = 1700000000000
+
+
+def _parts(data: bytes) -> tuple[np.void, bytes]:
+    return np.frombuffer(data[:HEADER_BYTES], BATCH_HEADER)[0], data[HEADER_BYTES:]
+
+
+def test_every_block_of_the_batch_page_is_used() -> None:
+    assert sorted(blocks("BATCH.md")) == sorted([*BATCHES, "varints"])
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batch_header(name: str) -> None:
+    data = blocks("BATCH.md")[name]
+    header, _ = _parts(data)
+    assert header["batch_length"] + LENGTH_PREFIX_BYTES == len(data)
+    assert header["magic"] == 2
+    assert header["crc"] == crc32c(np.frombuffer(data, np.uint8), CRC_START, len(data) - CRC_START)
+    (twin,) = decode_log(data)
+    assert (twin.base_offset, twin.base_timestamp) == (header["base_offset"], header["base_timestamp"])
+    assert (twin.producer_id, twin.base_sequence) == (header["producer_id"], header["base_sequence"])
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_batch_records(name: str) -> None:
+    header, block = _parts(blocks("BATCH.md")[name])
+    records = decode_records(block, int(header["record_count"]))
+    assert b"".join(encode_record(record) for record in records) == block
+
+
+def test_two_records() -> None:
+    header, block = _parts(blocks("BATCH.md")["two-records"])
+    assert header.tolist()[:5] == (100, 76, 5, 2, 0x291AD797)
+    assert header.tolist()[5:] == (0, 1, T0, T0 + 5, 4001, 3, 7, 2)
+    assert decode_records(block, 2) == [
+        Record(0, 0, b"k1", b"v1", ((b"h", b"x"),)),
+        Record(5, 1, b"k2", None, ((b"n", None),)),
+    ]
+
+
+def test_append_time() -> None:
+    (batch,) = decode_log(blocks("BATCH.md")["append-time"])
+    assert (batch.base_offset, batch.last_offset) == (10, 15)
+    assert [(r.offset, r.timestamp, r.key, r.value) for r in batch.records] == [
+        (10, T0 + 50, b"", b"x"),
+        (14, T0 + 50, None, b""),
+    ]
+
+
+def test_commit_marker() -> None:
+    _, block = _parts(blocks("BATCH.md")["commit-marker"])
+    (record,) = decode_records(block, 1)
+    assert parse_control_record(record.key, record.value) == ControlRecord(ControlType.COMMIT, 9)
+    assert encode_transaction_marker(ControlType.COMMIT, 9) == (record.key, record.value)
+
+
+def test_tombstone_with_horizon() -> None:
+    header, block = _parts(blocks("BATCH.md")["tombstone-with-horizon"])
+    assert header["attributes"] == DELETE_HORIZON
+    (record,) = decode_records(block, 1)
+    assert header["base_timestamp"] == 1700086500000
+    assert (record.timestamp_delta, record.value) == (-86499995, None)
+
+
+def test_varints() -> None:
+    data, values = blocks("BATCH.md")["varints"], [0, -1, 1, 63, -64, 64, -65, 300, 2**31 - 1, -(2**31)]
+    assert b"".join(map(encode_varint, values)) == data
+    at = 0
+    for value in values:
+        found, at = decode_varint(data, at)
+        assert found == value
+
+
+def test_index_entries() -> None:
+    page = blocks("INDEX.md")
+    offsets = index.parse_offset_index(page["offset-index"])
+    assert offsets.tolist() == [(1, 0), (50, 4200)]
+    assert index.encode_offset_index(offsets) == page["offset-index"]
+    times = index.parse_time_index(page["time-index"])
+    assert times.tolist() == [(T0 + 5, 1), (T0 + 50, 50)]
+    assert index.encode_time_index(times) == page["time-index"]
+    aborted = index.parse_txn_index(page["txn-index"])
+    assert aborted.tolist() == [(0, 4001, 100, 102, 103)]
+    assert index.encode_txn_index(aborted) == page["txn-index"]
+
+
+def test_snapshots() -> None:
+    page = blocks("SNAPSHOT.md")
+    entries = [
+        ProducerEntry(4001, 3, 8, 101, 1, T0 + 5, -1, 100),
+        ProducerEntry(7, 2, -1, -1, 0, T0 + 10, 9, -1),
+    ]
+    assert parse_snapshot(page["two-producers"]) == entries
+    assert encode_snapshot(entries) == page["two-producers"]
+    assert parse_snapshot(page["no-producers"]) == []
+    assert encode_snapshot([]) == page["no-producers"]
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_compressed_blocks(codec: int) -> None:
+    packed = blocks("COMPRESSION.md")[CODECS[codec]]
+    _, block = _parts(blocks("BATCH.md")["two-records"])
+    assert bytes(decompress(codec, packed)) == block
+    if CODECS[codec] in ("none", "snappy", "lz4", "zstd"):  # one literal: no encoder has a choice
+        assert compress(codec, block) == packed
+
+
+def test_text_files() -> None:
+    page = blocks("NAMES.md")
+    assert page["cleaner-offset-checkpoint"] == page["cleaner-offset-checkpoint-bytes"]
+    assert page["partition-metadata"] == b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ"
+    assert page["leader-epoch-checkpoint"].splitlines() == [b"0", b"2", b"0 0", b"5 100"]
+
+
+def test_names_in_examples() -> None:
+    text = _page("NAMES.md")
+    names = re.findall(r"`(0{10}[^` ]+)`", text)
+    assert len(names) == 5
+    assert {parse_file_name(name).kind for name in names} == {"live", "swap", "deleted", "scratch", "cleaned"}
+    assert parse_partition_dir("orders-12.0a1b2c3d4e5f60718293a4b5c6d7e8f9-delete") is not None
+    assert "orders-12.0a1b2c3d4e5f60718293a4b5c6d7e8f9-delete" in text
+
+
+def _page(name: str) -> str:
+    return (Path(keytail.__file__).parent / "format" / name).read_text("utf-8")
+
+
+PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "CLEANING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_fit_their_width(page: str) -> None:
+    long = [line for line in _page(page).splitlines() if len(line) > 120 and not line.startswith("|")]
+    assert not long
+
+
+def test_what_code_cites_exists() -> None:
+    """`CLEANING.md 5.5` and `INDEX.md, "When an entry is written"` in any source name a rule or heading there."""
+    numbers, headings = {}, {}
+    for page in PAGES:
+        text = _page(page)
+        titles = re.findall(r"^##+ ([0-9.]+?)\.? (.+)$", text, re.MULTILINE)
+        rows = re.findall(r"^\| ([0-9]+\.[0-9a-z]+) \|", text, re.MULTILINE)
+        items = _numbered_items(text)
+        numbers[page] = {number for number, _ in titles} | set(rows) | items | {row.rstrip("ab") for row in rows}
+        headings[page] = {title for _, title in titles}
+    sources = [*Path(keytail.__file__).parent.rglob("*.py"), *Path(keytail.__file__).parent.rglob("*.md")]
+    cited = 0
+    for source in sources:
+        text = source.read_text("utf-8")
+        for page, number in re.findall(r"([A-Z]+\.md)`? ([0-9]+(?:\.[0-9]+)*[ab]?)", text):
+            cited += 1
+            assert number in numbers[page], f"{source.name} cites {page} {number}"
+        for page, title in re.findall(r"([A-Z]+\.md)`?, \"([^\"]+)\"", text):
+            cited += 1
+            assert title in headings[page], f"{source.name} cites {page}, {title!r}"
+    assert cited > 10
+
+
+def _numbered_items(text: str) -> set[str]:
+    found, section = set(), ""
+    for line in text.splitlines():
+        if heading := re.match(r"##+ ([0-9.]+?)\.? ", line):
+            section = heading[1]
+        elif item := re.match(r"([0-9]+)\. ", line):
+            found.add(f"{section}.{item[1]}")
+    return found
