@@ -1,0 +1,99 @@
+"""Stop before every file operation of a replacement, and again in its recovery: never less than all sources or
+the whole output, by the model of Kafka's loader, and the recovery ends with one of the two and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keytail.log import replace
+from keytail.log.fs import LOCAL, FileSystem
+from tests.crash.driver import Counts, State, digest_of, for_every_stop
+from tests.crash.partitions import PARTITION, Group, Partition
+
+ENTRY = bytes(34)  # of a transaction index, whose contents do not matter here
+
+CASES = {
+    "three into one": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
+        (Group((0, 10, 20), (1, 4, 8, 12, 15, 23, 29)),),
+    ),
+    "one by itself, with a transaction index that stays": Partition(
+        {0: range(10), 10: range(10, 20), 20: ()}, (Group((10,), (12, 19), ENTRY),), {10: ENTRY * 2}
+    ),
+    "a transaction index that goes": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 22)},
+        (Group((0, 10), (5, 19)),),
+        {0: ENTRY, 10: ENTRY},
+    ),
+    "the output ends below its last sources": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 33)},
+        (Group((0, 10, 20), (3, 5)),),
+    ),
+    "an empty output": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: ()}, (Group((0, 10), ()),)
+    ),
+    "two groups, one after the other": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 40), 40: range(40, 42)},
+        (Group((0, 10), (1, 12, 19)), Group((20, 30), (22, 39), ENTRY)),
+        {30: ENTRY},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stop_of_a_replacement_and_of_its_recovery(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partition = CASES[name]
+    counts, in_recovery = Counts(), Counts()
+
+    def commit(fs: FileSystem, root: Path) -> None:
+        for group in partition.outputs():
+            replace.commit_group(fs, str(root / PARTITION), group)
+
+    def recover(fs: FileSystem, root: Path) -> None:
+        replace.recover(fs, str(root / PARTITION))
+
+    def check_within_recovery(state: State) -> None:
+        partition.judge(partition.load(state.root))
+        recover_for_good(partition, state.root)
+
+    def check(state: State) -> None:
+        replaced = partition.judge(partition.load(state.root))
+        assert all(replaced) or not state.action_ended
+        for_every_stop(
+            lambda path: shutil.copytree(state.root, path), recover, check_within_recovery,
+            work_dir=tmp_path / "recovery", counts=in_recovery, partial_cuts=2, seed=1,
+        )  # fmt: skip
+        assert recover_for_good(partition, state.root) == replaced
+
+    for_every_stop(partition.make, commit, check, work_dir=tmp_path / "commit", counts=counts, seed=2)
+    with capsys.disabled():
+        print(f"\n{name}: {counts}; in the recovery of these {in_recovery}")
+    assert counts.distinct_states > 15
+    assert in_recovery.distinct_states > 15
+
+
+def recover_for_good(partition: Partition, root: Path) -> list[bool]:
+    """Afterwards nothing is left over, sources are untouched or replaced, and there is nothing more to do."""
+    path = root / PARTITION
+    replace.recover(LOCAL, str(path))
+    replaced = partition.judge(partition.load(root))
+    names = {file.name for file in path.iterdir()}
+    assert not [name for name in names if name.count(".") > 1], names
+    merged_away = {
+        base
+        for group, done in zip(partition.groups, replaced, strict=True)
+        for base in group.source_bases[1:]
+        if done and f"{base:020d}.log" not in names
+    }
+    for base in partition.segments:
+        if base:
+            assert (f"{base:020d}.snapshot" in names) == (base not in merged_away), base
+    before = digest_of(root)
+    assert replace.recover(LOCAL, str(path)) == []
+    assert digest_of(root) == before
+    return replaced
