@@ -1,0 +1,149 @@
+"""Strides: they cover the file, check themselves, open blocks in bounded parts, and name what is damaged."""
+
+import random
+
+import numpy as np
+import pytest
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format.compression import compress
+from keytail.kernels.records import CLOSED
+from keytail.log.fs import LOCAL
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, refuse_unsupported
+from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+
+
+def batch(offset, n=3, codec=0, size=20):
+    return encode_batch([Rec(offset + i, 1000 + i, b"k%d" % i, b"v" * size) for i in range(n)], codec=codec)
+
+
+def write(tmp_path, data):
+    path = str(tmp_path / f"{0:020d}.log")
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+@pytest.mark.parametrize("stride_bytes", [100, 200, 1000, 1 << 20])
+def test_strides_cover_the_file_in_whole_batches(tmp_path, stride_bytes):
+    data = b"".join(batch(10 * i, n=1 + i % 4) for i in range(40))
+    path = write(tmp_path, data)
+    seen = b""
+    for stride in SegmentReader(LOCAL, stride_bytes).strides(path, len(data)):
+        stride.check()
+        assert stride.position == len(seen)
+        seen += stride.raw.tobytes()
+    assert seen == data
+
+
+def test_a_batch_larger_than_a_stride_is_read_whole(tmp_path):
+    data = batch(0) + batch(10, size=50_000) + batch(20)
+    strides = [len(s.table) for s in SegmentReader(LOCAL, 1000).strides(write(tmp_path, data), len(data))]
+    assert sum(strides) == 3
+
+
+def test_an_empty_file_has_no_strides(tmp_path):
+    assert list(SegmentReader(LOCAL).strides(write(tmp_path, b""), 0)) == []
+
+
+@pytest.mark.parametrize("codecs", [(0,), (1, 2, 3, 4), (0, 3, 0, 1)])
+@pytest.mark.parametrize("arena_bytes", [1, 300, 1 << 20])
+def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codecs, arena_bytes):
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    data = b"".join(batch(10 * i, n=1 + i % 4, codec=rng.choice(codecs)) for i in range(30))
+    path = write(tmp_path, data)
+    batches = decode_log(data)
+    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(chunk_records=5)
+    wanted_bases = {b.base_offset for b in batches if rng.random() < 0.6}
+    seen = []
+    for stride in reader.strides(path, len(data)):
+        wanted = np.isin(stride.table["base_offset"], list(wanted_bases))
+        rows = []
+        for opened in reader.open_rows(stride, wanted):
+            for chunk in scanner.chunks(stride, opened):
+                rows += range(chunk.first_row, chunk.end_row)
+                seen += chunk.records["offset"].tolist()
+                assert not (opened.where[chunk.records["row"]] == CLOSED).any()
+        assert rows == list(range(len(stride.table)))
+    assert seen == [r.offset for b in batches if b.base_offset in wanted_bases for r in b.records]
+
+
+@pytest.mark.parametrize("stride_bytes", [150, 1 << 20])
+@pytest.mark.parametrize(
+    "tail, what",
+    [
+        (batch(100)[:-1], "does not fit into the"),
+        (batch(100)[:10], "10 bytes are left at the end of the file"),
+        (bytes(200), "smaller than the least"),
+        (batch(0), "begins at or below the offset"),
+        (b"\0" * 8 + b"\x7f\xff\xff\xff" + b"\0" * 50, "invalid magic|does not fit"),
+    ],
+)
+def test_damage_is_named_with_position_and_the_good_batches_come_first(tmp_path, stride_bytes, tail, what):
+    good = batch(10) + batch(20)
+    path = write(tmp_path, good + tail)
+    seen = []
+    with pytest.raises(CorruptLog, match=what) as caught:
+        for stride in SegmentReader(LOCAL, stride_bytes).strides(path, len(good + tail)):
+            seen += stride.table["base_offset"].tolist()
+    assert seen == [10, 20]
+    assert (caught.value.path, caught.value.byte_position, caught.value.offset) == (path, len(good), 23)
+    assert caught.value.remedy
+
+
+def test_a_torn_tail_ends_the_log_where_a_broker_would_cut_it(tmp_path):
+    good = batch(10) + batch(20)
+    path = write(tmp_path, good + bytes(500))
+    strides = SegmentReader(LOCAL, 150).strides(path, len(good) + 500, torn_tail=True)
+    assert sum(len(s.raw) for s in strides) == len(good)
+
+
+def test_a_file_that_shrank_since_it_was_listed(tmp_path):
+    path = write(tmp_path, batch(0))
+    with pytest.raises(CorruptLog, match="shorter than it was when it was listed"):
+        list(SegmentReader(LOCAL).strides(path, 5000))
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4, 5, 7])
+def test_a_block_its_codec_refuses(tmp_path, codec):
+    from tests.reference.varints import crc32c
+
+    data = bytearray(batch(0) + batch(10))
+    at = len(batch(0))
+    data[at + 22] |= codec
+    data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 :])).to_bytes(4, "big")
+    path = write(tmp_path, bytes(data))
+    reader = SegmentReader(LOCAL)
+    (stride,) = reader.strides(path, len(data))
+    with pytest.raises(CorruptLog, match="cannot be decompressed") as caught:
+        list(reader.open_rows(stride, np.ones(2, bool)))
+    assert (caught.value.byte_position, caught.value.offset) == (at, 10)
+
+
+def test_a_bomb_is_refused_within_bounds(tmp_path, monkeypatch):
+    monkeypatch.setattr("keytail.log.stride.MAX_BLOCK_BYTES", 1 << 20)
+    from tests.reference.varints import crc32c
+
+    block = compress(4, bytes(1 << 26))
+    data = bytearray(encode_batch([], base_offset=0, last_offset=5, record_count=5)) + block
+    data[22] |= 4
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    path = write(tmp_path, bytes(data))
+    reader = SegmentReader(LOCAL)
+    (stride,) = reader.strides(path, len(data))
+    with pytest.raises(CorruptLog, match="cannot be decompressed"):
+        list(reader.open_rows(stride, np.ones(1, bool)))
+
+
+def test_unsupported_batches_are_refused_with_their_place(tmp_path):
+    marker = encode_marker(10, 5, commit=True, producer_id=1, producer_epoch=0)
+    data = batch(0) + marker
+    path = write(tmp_path, data)
+    (stride,) = SegmentReader(LOCAL).strides(path, len(data))
+    with pytest.raises(Refused) as caught:
+        refuse_unsupported(stride)
+    assert (caught.value.byte_position, caught.value.offset) == (len(batch(0)), 10)
