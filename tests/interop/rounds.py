@@ -116,7 +116,7 @@ class _Case:
         steps = self.traffic.steps()
         opened = self.harness.append(self.source / "t-0", steps, **before)
         self._set_mtimes()
-        self.now = now = self._circumstances()
+        self.now = now = self._circumstances(opened)
         self._write_log_dir_files(now, opened)
         for copy in (self.kafka, self.ours):
             shutil.rmtree(copy, ignore_errors=True)
@@ -149,7 +149,7 @@ class _Case:
         shutil.copytree(self.kafka, self.source)
         return True
 
-    def _circumstances(self) -> Circumstances:
+    def _circumstances(self, opened: Opened) -> Circumstances:
         rng, traffic = self.rng, self.traffic
         start, end = traffic.log_start_offset, traffic.log_end_offset
         if rng.random() < 0.7:
@@ -158,7 +158,7 @@ class _Case:
         if rng.random() < 0.15 and self.from_inside:
             checkpoint = rng.choice([None, rng.randint(start, end), end + 1, start - 1 if start else 0, end])
         return Circumstances(
-            configs=traffic.configs,
+            configs={**traffic.configs, **self._changed_configs(opened)},
             now_ms=traffic.clock_ms,
             log_start_offset=start,
             log_end_offset=end,
@@ -167,6 +167,24 @@ class _Case:
             map_max_entries=rng.choice([1, 2, 5, 20]) if rng.random() < 0.3 and self.from_inside else None,
             producer_id_expiration_ms=traffic.producer_id_expiration_ms,
         )
+
+    def _changed_configs(self, opened: Opened) -> dict[str, Any]:
+        """Now and then other limits than the segments were written with, hit exactly or missed by one."""
+        rng = self.rng
+        first = rng.randrange(len(opened.segments))
+        run = opened.segments[first : first + rng.randint(2, 4)]
+        changed: dict[str, Any] = {}
+        if rng.random() < 0.2:
+            changed["internal.segment.bytes"] = max(1, sum(one.log_bytes for one in run) - rng.randint(0, 1))
+        if rng.random() < 0.1:
+            largest = max(sum(one.index_bytes for one in run), sum(one.time_index_bytes for one in run))
+            # Kafka cannot even load an active segment whose indexes outgrow the limit.
+            active = opened.segments[-1]
+            least = max(active.index_bytes, active.time_index_bytes) + 24
+            changed["segment.index.bytes"] = max(largest - rng.randint(0, 1), least)
+        if rng.random() < 0.1:
+            changed["index.interval.bytes"] = rng.choice([0, 77, 300])
+        return changed
 
     def _set_mtimes(self) -> None:
         """Times to the nanosecond, and not the same for the files of a segment: only the log's counts."""

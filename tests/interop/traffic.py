@@ -102,7 +102,7 @@ class Traffic:
     def pass_time(self) -> None:
         """Anything from no time at all to past every delete horizon."""
         retention_ms = min(int(self.configs["delete.retention.ms"]), DAY_MS)
-        self.clock_ms += self.rng.choice([0, 1, 10_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
+        self.clock_ms += self.rng.choice([0, 1, 10_000, 15_000, retention_ms, retention_ms + 60_000, 9 * DAY_MS])
 
     def _produced(self) -> dict[str, Any]:
         """A batch as a producer sends it: the leader assigns offsets."""
@@ -148,7 +148,8 @@ class Traffic:
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
-        timestamp_ms = self.clock_ms + rng.randint(-20_000, 1_000)
+        # Often the very time of the clock: then limits in ms are met exactly.
+        timestamp_ms = self.clock_ms + (rng.randint(-20_000, 1_000) if rng.random() < 0.5 else 0)
         if rng.random() < 0.05:
             timestamp_ms = rng.choice([-1, -1, -1, 0, 1, timestamp_ms + 3_000 * DAY_MS])
         value: bytes | None = None
