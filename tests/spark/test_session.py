@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import UsageProblem
+from keytail.spark.session import java_version, require_java
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    (home / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{version}"\n')
+    return java
+
+
+@pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("25", 25)])
+def test_version_is_read_without_starting_java(tmp_path: Path, text: str, major: int) -> None:
+    assert java_version(str(make_java(tmp_path, text))) == major
+
+
+def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text('#!/bin/sh\necho \'openjdk version "11.0.2" 2019-01-15\' >&2\n')
+    java.chmod(0o755)
+    assert java_version(str(java)) == 11
+
+
+def test_too_old_a_java_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageProblem, match=r"is Java 11, but Spark needs 17 or newer.*JAVA_HOME"):
+        require_java()
+
+
+def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageProblem, match=f"JAVA_HOME is {tmp_path}, but there is no program"):
+        require_java()
+
+
+def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageProblem, match="No Java was found.*Install a JDK 17"):
+        require_java()
+
+
+def test_submitted_jobs_log_as_quietly_as_the_command_line() -> None:
+    link = ROOT / "conf" / "log4j2.properties"
+    assert os.path.realpath(link) == str(ROOT / "lib" / "keytail" / "spark" / "log4j2.properties")
+
+
+def test_jobs_are_short_and_choose_no_master() -> None:
+    for job in (ROOT / "jobs").glob("*.py"):
+        lines = job.read_text().splitlines()
+        assert len(lines) < 60, f"{job}: an entry point, not a program"
+        assert not any(".master(" in line for line in lines)

@@ -1,0 +1,48 @@
+"""What test payloads do on the workers: module-level functions, as real ones are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from keytail.errors import CorruptLog
+
+
+def double(payload: int, attempt: str) -> tuple[int, str]:
+    return payload * 2, attempt
+
+
+def interpreter(payload: int, attempt: str) -> tuple[str, int]:
+    return sys.executable, os.getpid()
+
+
+def fail_on_odd(payload: int, attempt: str) -> int:
+    if payload == 1:
+        raise CorruptLog("a byte is wrong", path="/x", byte_position=7, offset=3)
+    if payload == 3:
+        raise FileNotFoundError(2, "No such file or directory", "/y")
+    if payload == 5:
+        raise ZeroDivisionError("an oversight")
+    return payload
+
+
+def die_when_told(payload: tuple[int, bool, str], attempt: str) -> int:
+    """Leaves a file by its attempt, then kills this worker process if the payload says so."""
+    number, dies, folder = payload
+    Path(folder, f"{number}.{attempt}").touch()
+    if dies:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die_the_first_time(payload: tuple[int, str], attempt: str) -> int:
+    number, folder = payload
+    mark = Path(folder, f"{number}.died")
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
