@@ -1,0 +1,47 @@
+"""Control records: types, versions, and what is too short (BATCH.md 3)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.format.control import ControlRecord, ControlType, encode_transaction_marker, parse_control_record
+
+
+@given(st.sampled_from([ControlType.ABORT, ControlType.COMMIT]), st.integers(-(2**31), 2**31 - 1))
+@settings(deadline=None)
+def test_markers_round_trip(control_type: ControlType, coordinator_epoch: int) -> None:
+    key, value = encode_transaction_marker(control_type, coordinator_epoch)
+    assert (len(key), len(value)) == (4, 6)
+    found = parse_control_record(key, value)
+    assert found == ControlRecord(control_type, coordinator_epoch)
+    assert found.ends_transaction
+    assert parse_control_record(key + b"more", value + b"more") == found
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 6, 7, 99, -1])
+def test_other_types_need_no_value(number: int) -> None:
+    found = parse_control_record(b"\x00\x00" + number.to_bytes(2, "big", signed=True), None)
+    assert found == ControlRecord(number, -1)
+    assert not found.ends_transaction
+
+
+def test_a_higher_version_is_read_as_the_first() -> None:
+    assert parse_control_record(b"\x00\x07\x00\x01", b"\x00\x09\x00\x00\x00\x02") == ControlRecord(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (None, None, "key of no bytes"),
+        (b"\0\0\0", b"\0" * 6, "key of 3 bytes"),
+        (b"\xff\xff\0\0", b"\0" * 6, "key of version -1"),
+        (b"\0\0\0\1", None, "marker of no bytes"),
+        (b"\0\0\0\1", b"\0" * 5, "marker of 5 bytes"),
+        (b"\0\0\0\0", b"\xff\xff\0\0\0\0", "marker of version -1"),
+    ],
+)
+def test_malformed_control_records_say_why(key: bytes | None, value: bytes | None, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_control_record(key, value)
