@@ -339,7 +339,7 @@ class Kafka:
         records: int = 5_000_000,
         batch_records: int = 100,
         keys: int = 500_000,
-        value_bytes: int = 90,
+        value_bytes: int = 91,
         codec: str = "none",
         seed: int = 1,
         **options: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.interop.kafka import (
     CLOCK_MS,
     Kafka,
     KafkaError,
+    KafkaUnavailable,
     Record,
     slots_for,
     step_batch,
@@ -31,9 +33,7 @@ HORIZON = {**SMALL, "delete.retention.ms": 60_000}
 
 
 def values(kafka: Kafka, partition: Path, **options: Any) -> list[tuple[int, bytes | None]]:
-    return [
-        (record.offset, record.value) for record in kafka.load(partition, configs=SMALL, **options).records
-    ]
+    return [(record.offset, record.value) for record in kafka.load(partition, configs=SMALL, **options).records]
 
 
 def test_what_is_appended_is_what_is_loaded(kafka: Kafka, fast_dir: Path) -> None:
@@ -48,9 +48,7 @@ def test_what_is_appended_is_what_is_loaded(kafka: Kafka, fast_dir: Path) -> Non
         opened = kafka.append(partition, [step_batch(sent, codec=codec)], configs=SMALL)
     assert opened.log_end_offset == 20
     assert opened.segment_bases == [0]
-    loaded = kafka.load(
-        partition, configs=SMALL, fetch=True, batches=True, timestamps=[NOW, NOW + 5, NOW + 6]
-    )
+    loaded = kafka.load(partition, configs=SMALL, fetch=True, batches=True, timestamps=[NOW, NOW + 5, NOW + 6])
     expected = [Record(4 * turn + i, *(*item, ())[:4]) for turn in range(5) for i, item in enumerate(sent)]
     assert list(loaded.records) == expected
     assert [batch["codec"] for batch in loaded.batches] == ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -124,9 +122,7 @@ def test_a_tombstone_gets_a_horizon_and_leaves_when_it_has_passed(kafka: Kafka, 
     steps = [step_batch([(NOW, b"a", None)]), step_batch([(NOW, b"b", b"2")]), step_roll()]
     kafka.append(partition, steps, configs=HORIZON)
     kafka.clean(partition, configs=HORIZON, clock_ms=NOW)
-    assert (
-        kafka.load(partition, configs=HORIZON, batches=True).batches[0]["delete_horizon_ms"] == NOW + 60_000
-    )
+    assert kafka.load(partition, configs=HORIZON, batches=True).batches[0]["delete_horizon_ms"] == NOW + 60_000
     more = [step_batch([(NOW, b"c", b"3")]), step_roll()]
     kafka.append(partition, more, configs=HORIZON)
     kafka.clean(partition, configs=HORIZON, clock_ms=NOW + 59_999, checkpoint=2)
@@ -221,6 +217,61 @@ def test_the_loader_tells_of_repairs_and_wrong_indexes(kafka: Kafka, fast_dir: P
     assert index.read_bytes() == good
     (partition / f"{0:020d}.log.cleaned").write_bytes(b"")
     assert any("Deleting stray" in line for line in kafka.load(partition, configs=SMALL).repaired)
+
+
+def test_after_an_unclean_shutdown_the_tail_is_recovered(kafka: Kafka, fast_dir: Path) -> None:
+    partition = fast_dir / "orders-0"
+    steps = [step_batch([(NOW, b"a", b"1")]), step_batch([(NOW, b"a", b"2")])]
+    kafka.append(partition, steps, configs=SMALL)
+    log = partition / f"{0:020d}.log"
+    log.write_bytes(log.read_bytes()[:-1])
+    shutil.copytree(partition, fast_dir / "orders-1")
+    assert kafka.load(fast_dir / "orders-1", configs=SMALL, recovery_point=2).repaired == []
+    loaded = kafka.load(partition, configs=SMALL, clean=False)
+    assert [record.value for record in loaded.records] == [b"1"]
+    assert any("Recovering unflushed segment" in line for line in loaded.repaired)
+    assert loaded.log_end_offset == 1
+
+
+def test_swap_files_are_promoted_unless_a_cleaned_file_forbids_it(kafka: Kafka, fast_dir: Path) -> None:
+    partition, swapped = fast_dir / "orders-0", fast_dir / "orders-1"
+    kafka.append(partition, [step_batch([(NOW, b"a", b"1")]), step_batch([(NOW, b"a", b"2")])], configs=SMALL)
+    shutil.copytree(partition, swapped)
+    kafka.append(swapped, [step_roll()], configs=SMALL)
+    kafka.clean(swapped, configs=SMALL)
+    for suffix in (".log", ".index", ".timeindex"):
+        shutil.copy2(swapped / f"{0:020d}{suffix}", partition / f"{0:020d}{suffix}.swap")
+    guard = partition / f"{0:020d}.log.cleaned"
+    guard.write_bytes(b"")
+    loaded = kafka.load(partition, configs=SMALL)
+    assert [record.value for record in loaded.records] == [b"1", b"2"]
+    assert any("Deleting invalid swap file" in line for line in loaded.repaired)
+    for suffix in (".log", ".index", ".timeindex"):
+        shutil.copy2(swapped / f"{0:020d}{suffix}", partition / f"{0:020d}{suffix}.swap")
+    loaded = kafka.load(partition, configs=SMALL)
+    assert [record.value for record in loaded.records] == [b"2"]
+    assert not [name for name in loaded.files if name.endswith((".swap", ".cleaned"))]
+
+
+def test_the_benchmarks_log_has_its_shape(kafka: Kafka, fast_dir: Path) -> None:
+    shape = {"records": 2_050, "keys": 300, "configs": {"internal.segment.bytes": 100_000}}
+    opened = kafka.bench_generate(fast_dir / "b-0", **shape)
+    kafka.bench_generate(fast_dir / "b-1", **shape)
+    assert opened.log_end_offset == opened.segment_bases[-1] == 2_050
+    sizes = [segment.log_bytes for segment in opened.segments]
+    assert 115 < sum(sizes) / 2_050 < 119
+    first = f"{0:020d}.log"
+    assert (fast_dir / "b-0" / first).read_bytes() == (fast_dir / "b-1" / first).read_bytes()
+    seconds, cleaned = kafka.bench_clean([fast_dir / "b-0", fast_dir / "b-1"], configs=shape["configs"])
+    assert len(seconds) == 2
+    assert (cleaned.records_read, cleaned.map_entries) == (2_050, cleaned.records_written)
+
+
+def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(KafkaUnavailable, match="no java"):
+        Kafka()
 
 
 def test_kafkas_exceptions_come_back_and_the_jvm_stays(kafka: Kafka, fast_dir: Path) -> None:

@@ -30,7 +30,7 @@ final class Bench {
         int keys = request.get("keys").asInt();
         Compression codec = Batches.compression(request.path("codec").asText("none"));
         SplittableRandom random = new SplittableRandom(request.path("seed").asLong(1));
-        byte[] value = new byte[request.path("value_bytes").asInt(90)];
+        byte[] value = new byte[request.path("value_bytes").asInt(91)];
         byte[] filler = FILLER.getBytes(StandardCharsets.US_ASCII);
         for (int i = 0; i < value.length; i++) {
             value[i] = filler[i % filler.length];
