@@ -418,7 +418,11 @@ def _raise(proof: _Proof, code: int, index_paths: dict[str, str]) -> None:
     elif code in _SOURCE:
         kind, what, remedy = CorruptLog, _SOURCE[code], _SOURCE_REMEDY
     else:
-        kind, what, remedy = Refused, "a transactional or control batch cannot be proven yet", "Nothing was replaced"
+        kind, what, remedy = (
+            Refused,
+            "a transactional or control batch cannot be proven yet",
+            "Nothing was replaced",
+        )
     raise kind(
         what,
         path=window.path,

@@ -97,7 +97,7 @@ FIRST_VIOLATION = 10
     STATE_SIZE,
 ) = range(36)
 
-PENDING = 4096
+PENDING = 1024
 SLOT_WORDS = 3
 _HEADER = 61
 _SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
@@ -317,6 +317,14 @@ def _check_times(source, p, output, q, first, newest, nulls, state):
 
 
 @register_jitable
+def _attributes_of(data, p):
+    """The attributes byte of the checked record at `p`, behind its length; every rewrite makes it 0."""
+    while data[p] >= 128:
+        p += 1
+    return data[p + 1]
+
+
+@register_jitable
 def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state, pending, noted):
     """Walk the records of one source batch beside those of its output; (code, keys noted).
 
@@ -352,6 +360,8 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
                 t_delta, t_od, t_key, t_key_bytes, t_value, t_value_bytes, t_headers, t_end = read_record(
                     o_data, o, o_end
                 )
+                if t_end >= 0 and _attributes_of(o_data, o) != 0:
+                    t_end = np.int64(-1)
                 if t_end < 0 or base + t_od < offset:
                     code = OUTPUT_RECORD if t_end < 0 else OUTPUT_EXTRA_RECORD
                     return _fail(state, code, q, offset if t_end < 0 else base + t_od), noted

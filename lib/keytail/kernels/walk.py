@@ -7,13 +7,16 @@ read is bounded by `end`; a record that does not fit gives the position -1.
 from __future__ import annotations
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
-from llvmlite import ir
+
+# Inlined by LLVM whatever their size: a call that hands over an array counts references.
+_inlined = register_jitable(forceinline=True)
 
 
-@register_jitable
+@_inlined
 def be_64(a, p):
     """Signed big-endian int64 at byte `p`."""
     return np.int64(
@@ -28,7 +31,7 @@ def be_64(a, p):
     )
 
 
-@register_jitable
+@_inlined
 def be_u32(a, p):
     return np.int64(
         np.uint64(a[p]) << np.uint64(24)
@@ -38,13 +41,13 @@ def be_u32(a, p):
     )
 
 
-@register_jitable
+@_inlined
 def be_32(a, p):
     """Signed big-endian int32 at byte `p`, as int64."""
     return np.int64(np.int32(np.uint32(be_u32(a, p))))
 
 
-@register_jitable
+@_inlined
 def be_16(a, p):
     """Signed big-endian int16 at byte `p`, as int64."""
     return np.int64(np.int16(np.uint16(np.uint16(a[p]) << np.uint16(8) | np.uint16(a[p + 1]))))
@@ -66,46 +69,52 @@ def _memcmp(typingctx, a, i, b, j, n):
     return types.int32(a, types.int64, b, types.int64, types.int64), codegen
 
 
-@register_jitable
+@_inlined
 def same_bytes(a, i, b, j, n):
     """Whether `a[i:i + n]` equals `b[j:j + n]` (uint8)."""
     return _memcmp(a, i, b, j, n) == 0
 
 
 @register_jitable
-def read_varint(a, p, end):
-    """(value, position behind it) of a zig-zag varint of at most 5 bytes; position -1: not one."""
-    if p < end:
-        byte = np.uint32(a[p])
-        if byte < 128:
-            return np.int64(np.int32(byte >> np.uint32(1)) ^ -np.int32(byte & np.uint32(1))), p + 1
-    value = np.uint32(0)
-    for i in range(5):
-        if p + i >= end:
-            break
-        byte = np.uint32(a[p + i])
-        value |= (byte & np.uint32(127)) << np.uint32(7 * i)
-        if byte < 128:
-            folded = np.int32(value >> np.uint32(1)) ^ -np.int32(value & np.uint32(1))
-            return np.int64(folded), p + i + 1
-    return np.int64(0), np.int64(-1)
-
-
-@register_jitable
-def read_varlong(a, p, end):
-    """(value, position behind it) of a zig-zag varlong of at most 10 bytes; position -1: not one."""
+def _read_long_varint(a, p, end, most_bytes):
+    """(raw value, position behind it) of a variable-length number; position -1: not one."""
     value = np.uint64(0)
-    for i in range(10):
-        if p + i >= end:
-            break
+    for i in range(min(most_bytes, end - p)):
         byte = np.uint64(a[p + i])
         value |= (byte & np.uint64(127)) << np.uint64(7 * i)
         if byte < 128:
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), p + i + 1
-    return np.int64(0), np.int64(-1)
+            return value, p + i + 1
+    return value, np.int64(-1)
 
 
-@register_jitable
+@_inlined
+def read_varint(a, p, end):
+    """(value, position behind it) of a zig-zag varint of at most 5 bytes; position -1: not one."""
+    if end - p >= 2:
+        byte = np.int64(a[p])
+        if byte < 128:
+            return byte >> 1 ^ -(byte & 1), p + 1
+        second = np.int64(a[p + 1])
+        if second < 128:
+            raw = byte & 127 | second << 7
+            return raw >> 1 ^ -(raw & 1), p + 2
+    value, p = _read_long_varint(a, p, end, 5)
+    raw = np.int64(value & np.uint64(0xFFFFFFFF))  # of the fifth byte four bits count
+    return raw >> 1 ^ -(raw & 1), p
+
+
+@_inlined
+def read_varlong(a, p, end):
+    """(value, position behind it) of a zig-zag varlong of at most 10 bytes; position -1: not one."""
+    if p < end:
+        byte = np.int64(a[p])
+        if byte < 128:
+            return byte >> 1 ^ -(byte & 1), p + 1
+    value, p = _read_long_varint(a, p, end, 10)
+    return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), p
+
+
+@_inlined
 def read_span(a, p, end):
     """(start, length, position behind) of bytes with a varint length in front; length -1: null."""
     length, p = read_varint(a, p, end)
@@ -132,7 +141,7 @@ def read_headers(a, p, end):
     return p if p == end else np.int64(-1)
 
 
-@register_jitable
+@_inlined
 def read_record(a, p, end):
     """One record from byte `p`, as far as its headers, which are checked too.
 
