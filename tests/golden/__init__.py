@@ -23,6 +23,8 @@ MANIFEST = HERE / "manifest.json"
 RECORDS = HERE / "records.jsonl.xz"
 PROPERTIES = HERE / "server.properties"
 LOG_DIR = "kafka-logs"
+# Overrides that say nothing about a topic's files, which keytail's configuration does not know.
+NOT_ABOUT_FILES = frozenset({"min.insync.replicas", "unclean.leader.election.enable"})
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ def partitions() -> list[tuple[str, int]]:
 
 
 def topic_config_arguments() -> list[str]:
-    """What tells keytail every override of every topic, as words of a command line."""
+    """What tells keytail every override that it knows of every topic, as words of a command line."""
     return [
         word
         for topic in TOPICS.values()
         for key, value in sorted(topic.configs.items())
+        if key not in NOT_ABOUT_FILES
         for word in ("--topic-config", f"{topic.name}:{key}={value}")
     ]
 

@@ -140,9 +140,7 @@ def _wrapping_sequence(client: BrokerClient) -> None:
     for base, count in ((2**31 - 8, 20), (12, 5)):
         at_ms = START_MS + 90_000_000 + base % 100
         records = [(at_ms + number, b"wrap-%d" % number, b"at %d" % base) for number in range(count)]
-        error, _ = client.raw_produce(
-            "idempotent", 0, records, producer_id=WRAPPING_PRODUCER, epoch=3, sequence=base
-        )
+        error, _ = client.raw_produce("idempotent", 0, records, producer_id=WRAPPING_PRODUCER, epoch=3, sequence=base)
         if error != "NONE":
             raise RuntimeError(f"the batch with sequence {base} was answered {error}")
 

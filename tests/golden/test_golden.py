@@ -17,7 +17,6 @@ from tests.golden import generate
 from tests.reference.batches import Batch, all_records, decode_log
 
 LIMIT_BYTES = 5_000_000
-IGNORED_CONFIGS = {"min.insync.replicas", "unclean.leader.election.enable"}  # say nothing about files
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def test_every_partition_belongs_to_a_topic_of_the_manifest(log_dir: Path) -> No
 
 
 def test_topic_configs_are_ones_that_keytail_reads() -> None:
-    known = {key.name for key in TOPIC_KEYS} | IGNORED_CONFIGS
+    known = {key.name for key in TOPIC_KEYS} | golden.NOT_ABOUT_FILES
     for topic in golden.TOPICS.values():
         assert topic.configs.keys() <= known, topic.name
 

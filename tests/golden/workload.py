@@ -46,8 +46,7 @@ def topics(now_ms: int) -> list[Topic]:
     """All topics with generated traffic, in the order in which they are made."""
     cleaned = {"min_cleanable_dirty_ratio": "0.01", "file_delete_delay_ms": "0"}
     every_codec = [
-        Topic(codec, f"every batch {codec}", _compact(16_384), codecs=(codec,), batches=110)
-        for codec in CODECS[1:]
+        Topic(codec, f"every batch {codec}", _compact(16_384), codecs=(codec,), batches=110) for codec in CODECS[1:]
     ]
     return [
         Topic(
@@ -163,9 +162,7 @@ def _odd_key(rng: random.Random, usual: bytes | None) -> bytes | None:
 
 
 def _odd_value(rng: random.Random, usual: bytes | None) -> bytes | None:
-    return rng.choice(
-        (usual, usual, usual, usual, usual, b"", None, bytes(range(256)), b"large " * rng.randrange(900))
-    )
+    return rng.choice((usual, usual, usual, usual, usual, b"", None, bytes(range(256)), b"large " * rng.randrange(900)))
 
 
 def _odd_header(rng: random.Random) -> tuple[str, bytes | None]:

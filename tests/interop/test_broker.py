@@ -1,0 +1,396 @@
+"""A real broker on a log dir that keytail compacted: it starts without recovery or complaint and serves it.
+
+One story, told once for the module: the golden log dir gets live traffic, the broker stops, keytail compacts,
+the broker starts, takes more traffic, and restarts, at last with its own cleaner on. Each test looks at one
+promise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import golden
+from tests.interop.broker import Broker, BrokerClient, LogLine, Served, from_wire
+from tests.interop.kafka import KafkaUnavailable
+
+pytestmark = [pytest.mark.interop, pytest.mark.spark]
+
+INTERNAL = ("__consumer_offsets", "__transaction_state")
+# Several closed segments with superseded keys, and a policy and lag that allow compaction.
+SHRINKING = (
+    "none gzip snappy lz4 zstd mixed-codecs tombstones odd-records idempotent append-time compact-and-delete"
+    " cleaned-horizon-ahead cleaned-horizon-past __consumer_offsets"
+).split()
+UNTOUCHED = "recent one-segment empty events transactional __transaction_state".split()
+# Where a tombstone may be gone after compaction: elsewhere its horizon lies a day or more ahead.
+TOMBSTONES_MAY_GO = ("cleaned-horizon-past",)
+HARMLESS = (
+    "Performing controller activation",
+    "The config `log.cleaner.enable` is deprecated",
+    "Attempting to close NetworkClient that has already been closed",  # at every shutdown of a combined node
+    "Error processing append operation on partition",  # the gap in sequences that this module provokes
+)
+REPAIRS = re.compile(
+    r"recovering unflushed|rebuil|truncat|corrupt|orphan|swap|stray|offline|could not find|"
+    r"not found|no clean shutdown|found file|deleting|uncleanable|unclean",
+    re.IGNORECASE,
+)
+LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of today
+RAW_PRODUCER = 800_001  # no broker hands out such an id in a test
+
+NO_REPAIRS = ("clean shutdown file was found", "Reloading from producer snapshot and rebuilding producer state")
+
+State = dict[bytes | None, bytes]
+
+
+@dataclass
+class Story:
+    """What was seen: `before` compaction, `after` it, `later` (more traffic, another restart), `cleaned` (by the
+    broker's own cleaner)."""
+
+    log_dir: Path
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    files: set[str] = field(default_factory=set)  # between compaction and start
+    log: dict[str, list[LogLine]] = field(default_factory=dict)
+    served: dict[str, list[Served]] = field(default_factory=dict)
+    committed: dict[str, list[Served]] = field(default_factory=dict)
+    offsets: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    producers: dict[str, dict[str, list[dict[str, int]]]] = field(default_factory=dict)
+    groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    log_dir_errors: dict[str, list[str | None]] = field(default_factory=dict)
+    resent: list[tuple[tuple[str, int], tuple[str, int]]] = field(default_factory=list)
+    out_of_order: str = ""
+    went_on: dict[str, list[int]] = field(default_factory=dict)
+    produced: dict[tuple[str, int], list[Served]] = field(default_factory=dict)
+
+    def look(self, when: str, client: BrokerClient) -> None:
+        everything = golden.partitions()
+        self.offsets[when] = client.offsets(everything)
+        self.served[when] = client.consume(everything)
+        self.committed[when] = client.consume([("transactional", 0)], isolation="read_committed")
+        self.producers[when] = {f"{t}-{n}": client.describe_producers(t, n) for t, n in everything}
+        self.groups[when] = {f"group-{n}": client.committed_offsets(f"group-{n}") for n in range(8)}
+        self.log_dir_errors[when] = [one["error"] for one in client.describe_log_dirs().values()]
+
+    def of(self, when: str, topic: str) -> list[Served]:
+        return [record for record in self.served[when] if record.topic == topic]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    root = tmp_path_factory.mktemp("broker")
+    log_dir = golden.unpack(root)
+    try:
+        client = BrokerClient()
+    except KafkaUnavailable as reason:
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no broker to start: {reason}")
+        pytest.skip(f"no broker to start: {reason}")
+    seen = Story(log_dir)
+    with client:
+        _tell(seen, root, client)
+    yield seen
+
+
+def _tell(seen: Story, root: Path, client: BrokerClient) -> None:
+    broker = Broker(seen.log_dir, root / "work")  # one object, so that producers find it on the same port
+    with broker:
+        client.connect(broker)
+        seen.served["golden"] = client.consume(golden.partitions())
+        last_batches = [_live_traffic(client, topic) for topic in LIVE]
+        seen.look("before", client)
+    seen.rows = compact(seen.log_dir)
+    seen.files = {path.relative_to(seen.log_dir).as_posix() for path in seen.log_dir.rglob("*")}
+    with broker:
+        client.connect(broker)
+        seen.look("after", client)
+        _ask_for_sequences(seen, client, last_batches)
+        _go_on(seen, client)
+        seen.offsets["produced"] = client.offsets(golden.partitions())
+    seen.log["after"] = broker.log_lines()
+    with broker:
+        client.connect(broker)
+        seen.look("later", client)
+    seen.log["later"] = broker.log_lines()
+    cleaning = {
+        "log.cleaner.enable": "true",
+        "log.cleaner.backoff.ms": "200",
+        "log.cleaner.min.cleanable.ratio": "0",
+    }
+    with Broker(seen.log_dir, root / "cleaning", properties=cleaning) as broker:
+        client.connect(broker)
+        _wait_for_cleaner(seen, "zstd")
+        seen.look("cleaned", client)
+    seen.log["cleaned"] = broker.log_lines()
+
+
+def _ask_for_sequences(seen: Story, client: BrokerClient, last_batches: list[tuple[str, int, int]]) -> None:
+    """Send a producer's last batch again, as after a lost answer, and one that leaves a gap."""
+    for topic, sequence, base_offset in last_batches:
+        again = client.raw_produce(
+            topic, 0, _raw_records(sequence), producer_id=RAW_PRODUCER, epoch=1, sequence=sequence
+        )
+        seen.resent.append((("NONE", base_offset), again))
+    seen.out_of_order, _ = client.raw_produce(
+        "idempotent", 0, _raw_records(9), producer_id=RAW_PRODUCER, epoch=1, sequence=10_000
+    )
+    seen.offsets["resent"] = client.offsets(golden.partitions())
+
+
+def _cleaner_checkpoint(log_dir: Path, topic: str) -> int:
+    lines = (log_dir / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
+    found = [int(line.split()[2]) for line in lines if line.split()[:2] == [topic, "0"]]
+    return found[0] if found else 0
+
+
+def _wait_for_cleaner(seen: Story, topic: str) -> None:
+    """Until the broker's cleaner went on where keytail stopped."""
+    give_up = time.monotonic() + 60
+    while _cleaner_checkpoint(seen.log_dir, topic) < seen.offsets["after"][f"{topic}-0"][1]:
+        assert time.monotonic() < give_up, "the broker's cleaner did not go on"
+        time.sleep(0.2)
+
+
+def compact(log_dir: Path) -> list[dict[str, Any]]:
+    """Run the command as a user does; its rows."""
+    command = [str(Path(sys.executable).with_name("keytail")), "compact", "--log-dirs", str(log_dir)]
+    command += ["--config", str(log_dir.parent / "server.properties"), *golden.topic_config_arguments()]
+    done = subprocess.run([*command, "--execute", "--output", "json"], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
+    """Idempotent producers of today: one stops early, so that its last batch ends up in a segment that is
+    cleaned, its keys superseded. Gives the last batch of the raw one: topic, sequence, base offset."""
+    now_ms = int(time.time() * 1000)
+    last = (topic, -1, -1)
+    for number in range(40):
+        keys = [b"user-%05d" % (key % 150) for key in range(number, number + 30)]
+        records = [(now_ms + number, key, b"live %d of %s" % (number, key) * 6) for key in keys]
+        if number < 3:
+            client.produce(f"{topic} early", topic, 0, records, idempotent=True)
+        client.produce(f"{topic} late", topic, 0, records, codec="lz4" if number % 2 else "none", idempotent=True)
+        if number < 5:
+            sequence = number * len(_raw_records(0))
+            error, base_offset = client.raw_produce(
+                topic, 0, _raw_records(sequence), producer_id=RAW_PRODUCER, epoch=1, sequence=sequence
+            )
+            assert error == "NONE"
+            last = (topic, sequence, base_offset)
+    # Supersedes what the early and the raw producer wrote, and rolls past it.
+    for number in range(4):
+        records = [(now_ms + 100, b"user-%05d" % key, b"newer %d" % number * 8) for key in range(200)]
+        records += [(now_ms + 100, b"raw-%d" % key, b"newer") for key in range(10)]
+        client.produce(f"{topic} late", topic, 0, records, idempotent=True)
+    return last
+
+
+def _raw_records(sequence: int) -> list[tuple[int, bytes, bytes]]:
+    now_ms = int(time.time() * 1000)
+    return [(now_ms, b"raw-%d" % number, b"sequence %d" % sequence) for number in range(10)]
+
+
+def _go_on(seen: Story, client: BrokerClient) -> None:
+    """More traffic to every partition: the same producers, and a new one; a transaction; offset commits."""
+    now_ms = int(time.time() * 1000)
+    for topic in LIVE:
+        for who in ("early", "late"):
+            records = [(now_ms, b"went on", who.encode())]
+            seen.went_on[f"{topic} {who}"] = client.produce(f"{topic} {who}", topic, 0, records)
+    for topic, number in golden.partitions():
+        if topic in INTERNAL:
+            continue
+        for batch in range(3):
+            new = [(now_ms, b"new %d" % key, b"batch %d" % batch, (("h", None),)) for key in range(5)]
+            offsets = client.produce("afterwards", topic, number, new)
+            seen.produced[topic, number] = [
+                Served(topic, number, offset, at_ms, "CreateTime", key, value, headers)
+                for offset, (at_ms, key, value, headers) in zip(offsets, new, strict=True)
+            ]
+    for number in range(4):  # rolls, so that the broker's cleaner finds something to do
+        records = [(now_ms, b"user-%05d" % key, b"newest %d" % number * 8) for key in range(150)]
+        client.produce("afterwards", "zstd", 0, records)
+    client.transaction("tx-new", "begin", transactional_id="tx-new")
+    client.produce("tx-new", "transactional", 0, [(now_ms, b"in a transaction", b"1")])
+    client.transaction("tx-new", "commit")
+    for number in range(2, 8):
+        client.commit_offsets(f"group-{number}", "none", 1, [500 + number])
+
+
+def _state(records: Iterable[Served]) -> dict[int, State]:
+    """By partition, what a table of the topic holds: each key's newest value, tombstones taken out."""
+    tables: dict[int, State] = defaultdict(dict)
+    for record in records:
+        if record.value is None:
+            tables[record.partition].pop(record.key, None)
+        else:
+            tables[record.partition][record.key] = record.value
+    return tables
+
+
+def _newest(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
+    return {(record.partition, record.key): record for record in records}
+
+
+def _complaints(lines: Iterable[LogLine]) -> list[LogLine]:
+    return [
+        line
+        for line in lines
+        if line.level in ("WARN", "ERROR", "FATAL") and not any(known in line.text for known in HARMLESS)
+    ]
+
+
+def _repairs(lines: Iterable[LogLine]) -> list[LogLine]:
+    """What loading says about mending a log; the metadata log always starts with recovery."""
+    return [
+        line
+        for line in lines
+        if line.logger.rpartition(".")[2] in ("LogLoader", "LogManager", "UnifiedLog")
+        and "__cluster_metadata" not in line.text
+        and not any(normal in line.text for normal in NO_REPAIRS)
+        and REPAIRS.search(line.text)
+    ]
+
+
+def test_golden_log_dir_is_served_as_it_was(story: Story) -> None:
+    assert story.served["golden"] == [from_wire(row) for row in golden.record_rows()]
+
+
+def test_every_partition_was_compacted_or_left_for_a_reason(story: Story) -> None:
+    status = {(row["topic"], row["partition"]): row["status"] for row in story.rows}
+    assert status.keys() == set(golden.partitions())
+    for (topic, number), found in status.items():
+        if topic in SHRINKING:
+            assert found == "compacted", (topic, number)
+        elif topic == "transactional":
+            assert found == "refused"
+        else:
+            assert found in ("clean", "skipped"), (topic, number)
+    assert set(SHRINKING) | set(UNTOUCHED) == set(golden.TOPICS)
+
+
+def test_only_a_brokers_own_files_are_left(story: Story) -> None:
+    assert ".kafka_cleanshutdown" in story.files
+    assert ".lock" not in story.files
+    suffixes = {name.rpartition(".")[2] for name in story.files if re.search(r"/\d{20}\.", name)}
+    assert suffixes <= {"log", "index", "timeindex", "snapshot", "checkpoint"}
+
+
+@pytest.mark.parametrize("when", ["after", "later", "cleaned"])
+def test_broker_starts_without_recovery_or_complaint(story: Story, when: str) -> None:
+    lines = story.log[when]
+    count = len(golden.partitions())
+    skipped = [line.text for line in lines if line.text.startswith("Skipping recovery of")]
+    assert skipped == [f"Skipping recovery of {count} logs from {story.log_dir} since clean shutdown file was found"]
+    assert not _complaints(lines)
+    assert not _repairs(lines)
+    assert story.log_dir_errors[when] == [None]
+
+
+def test_offsets_did_not_change(story: Story) -> None:
+    assert story.offsets["after"] == story.offsets["before"]
+
+
+def test_every_record_served_was_there_before(story: Story) -> None:
+    before = {record[:3]: record for record in story.served["before"]}
+    for record in story.served["after"]:
+        assert record == before[record[:3]]
+
+
+@pytest.mark.parametrize("topic", SHRINKING)
+def test_newest_record_of_every_key_is_there(story: Story, topic: str) -> None:
+    before, after = story.of("before", topic), story.of("after", topic)
+    assert len(after) < len(before), "nothing was compacted"
+    assert _state(after) == _state(before)
+    newest = _newest(after)
+    for key, record in _newest(before).items():
+        if record.value is None and topic in TOMBSTONES_MAY_GO and key not in newest:
+            continue
+        assert newest[key] == record
+
+
+def test_tombstones_past_their_horizon_are_gone(story: Story, tmp_path: Path) -> None:
+    (topic,) = TOMBSTONES_MAY_GO
+    # Those that the broker's cleaner had already kept for a while; the newer ones only get their horizon now.
+    cleaned_to = _cleaner_checkpoint(golden.unpack(tmp_path), topic)
+    old = [r for r in story.of("before", topic) if r.value is None and r.offset < cleaned_to]
+    assert old
+    assert not {r.offset for r in old} & {r.offset for r in story.of("after", topic)}
+
+
+@pytest.mark.parametrize("topic", UNTOUCHED)
+def test_other_topics_are_as_they_were(story: Story, topic: str) -> None:
+    assert story.of("after", topic) == story.of("before", topic)
+
+
+def test_transactions_are_as_they_were(story: Story) -> None:
+    assert story.committed["after"] == story.committed["before"]
+    assert len(story.committed["after"]) < len(story.of("after", "transactional"))
+
+
+def test_groups_keep_their_offsets(story: Story) -> None:
+    assert story.groups["after"] == story.groups["before"]
+    assert story.groups["after"]["group-7"] == {"none-0": 109, "none-1": 89}
+    assert story.groups["later"]["group-7"] == {"none-0": 109, "none-1": 507}
+
+
+def test_live_producers_are_known_as_before(story: Story) -> None:
+    assert story.producers["after"] == story.producers["before"]
+    for topic in LIVE:
+        assert len(story.producers["after"][f"{topic}-0"]) == 3  # early, late, raw
+
+
+def test_a_batch_sent_again_is_recognised(story: Story) -> None:
+    assert len(story.resent) == 3
+    for expected, answered in story.resent:
+        assert answered == expected
+    assert story.offsets["resent"] == story.offsets["after"]
+
+
+def test_a_gap_in_sequences_is_recognised(story: Story) -> None:
+    assert story.out_of_order == "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def test_idempotent_producers_go_on(story: Story) -> None:
+    for name, (offset,) in story.went_on.items():
+        assert offset >= story.offsets["after"][f"{name.split()[0]}-0"][1]
+
+
+def test_new_records_go_to_every_partition_and_survive_a_restart(story: Story) -> None:
+    assert story.produced.keys() == {one for one in golden.partitions() if one[0] not in INTERNAL}
+    later = {record[:3]: record for record in story.served["later"]}
+    for (topic, number), records in story.produced.items():
+        assert records[0].offset >= story.offsets["after"][f"{topic}-{number}"][1]
+        for record in records:
+            found = later[record[:3]]
+            if topic == "append-time":
+                found = found._replace(timestamp_ms=record.timestamp_ms, timestamp_type=record.timestamp_type)
+            assert found == record
+
+
+def test_a_restart_changes_nothing(story: Story) -> None:
+    assert story.offsets["later"] == story.offsets["produced"]
+    ends = story.offsets["after"]
+    old = [r for r in story.served["later"] if r.offset < ends[f"{r.topic}-{r.partition}"][1]]
+    assert old == story.served["after"]
+
+
+def test_the_brokers_own_cleaner_goes_on_from_there(story: Story) -> None:
+    assert story.offsets["cleaned"] == story.offsets["later"]
+    assert len(story.of("cleaned", "zstd")) < len(story.of("later", "zstd"))
+    for topic in SHRINKING:
+        assert _state(story.of("cleaned", topic)) == _state(story.of("later", topic)), topic
