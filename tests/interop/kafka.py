@@ -188,9 +188,7 @@ def step_batch(
         "delete_horizon_ms": delete_horizon_ms,
     }
     batch |= {name: value for name, value in optional.items() if value is not None}
-    return {
-        "batch": batch | {"leader_epoch": leader_epoch, "follower": follower, "transactional": transactional}
-    }
+    return {"batch": batch | {"leader_epoch": leader_epoch, "follower": follower, "transactional": transactional}}
 
 
 def step_marker(
@@ -306,9 +304,7 @@ class Kafka:
             ),
         )
 
-    def recover(
-        self, partition: Path, base_offset: int, *, configs: Mapping[str, Any] | None = None
-    ) -> Indexes:
+    def recover(self, partition: Path, base_offset: int, *, configs: Mapping[str, Any] | None = None) -> Indexes:
         """The indexes that LogSegment.recover builds from one `.log`; the directory is not touched."""
         with tempfile.TemporaryDirectory() as work_dir:
             answer = self._ask(
@@ -423,9 +419,7 @@ class Kafka:
         if not line:
             status = process.wait()
             self._process = None  # the next request starts a new one
-            raise RuntimeError(
-                f"the JVM died with status {status} in {request['command']}: {self._last_words()}"
-            )
+            raise RuntimeError(f"the JVM died with status {status} in {request['command']}: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise KafkaError(answer["error"], answer["messages"])
@@ -470,42 +464,48 @@ def _jars() -> Path:
     pom = HERE / "pom.xml"
     jars, stamp = TARGET / "jars", TARGET / "jars.stamp"
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
+    if stamp.exists() and stamp.read_text() == digest and jars.is_dir():
         return jars
     maven = shutil.which("mvn")
     if maven is None:
         raise KafkaUnavailable("no mvn on PATH, and tests/interop/target/jars is not filled")
-    shutil.rmtree(jars, ignore_errors=True)
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
-    done = subprocess.run(
-        [maven, "-q", "-B", "-f", str(pom), *goal], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[-500:]}")
+    TARGET.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TARGET) as work:
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={work}/jars", "-DincludeScope=runtime"]
+        command = [maven, "-q", "-B", "-f", str(pom), *goal]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[-500:]}")
+        shutil.rmtree(jars, ignore_errors=True)
+        Path(work, "jars").rename(jars)
     stamp.write_text(digest)
     return jars
 
 
 def _compiled(jars: Sequence[Path]) -> Path:
-    """target/classes, compiled by javac once for each state of java/."""
+    """target/classes/<digest of java/>, compiled by javac once; a JVM at work keeps the classes it began with."""
     sources = sorted((HERE / "java").rglob("*.java"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-    classes, stamp = TARGET / "classes", TARGET / "classes.stamp"
-    if stamp.exists() and stamp.read_text() == digest:
+    classes = TARGET / "classes" / digest[:16]
+    if classes.is_dir():
         return classes
     javac = str(Path(_java()).with_name("javac"))
     if not Path(javac).exists():
         javac = shutil.which("javac") or ""
     if not javac:
         raise KafkaUnavailable("no javac: a JDK is needed, a JRE is not enough")
-    shutil.rmtree(classes, ignore_errors=True)
-    classes.mkdir(parents=True)
+    classes.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(str(jar) for jar in jars)
-    command = [javac, "-nowarn", "-encoding", "UTF-8", "-d", str(classes), "-cp", path, *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the Java harness does not compile:\n{done.stdout}{done.stderr}")
-    stamp.write_text(digest)
+    with tempfile.TemporaryDirectory(dir=TARGET) as work:
+        command = [javac, "-nowarn", "-encoding", "UTF-8", "-d", f"{work}/classes", "-cp", path]
+        done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"the Java harness does not compile:\n{done.stdout}{done.stderr}")
+        try:
+            Path(work, "classes").rename(classes)
+        except OSError:
+            if not classes.is_dir():  # else another process was first, with the same
+                raise
     return classes
 
 
