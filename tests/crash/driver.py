@@ -1,7 +1,7 @@
 """Runs an action once for every file operation in it, stopped before that one, and looks at what is left.
 
-Each stop gives several states: the directory as it is, a power cut that drops all that was not fsynced, and
-power cuts that drop some of it. Equal states are checked once.
+Each stop gives several states: the directory as it is, a power cut that drops all that was not fsynced,
+and power cuts that drop some of it, in order and in any order. Equal states are checked once.
 """
 
 from __future__ import annotations
@@ -89,10 +89,17 @@ def _check_states(
     rng: random.Random,
     partial_cuts: int,
 ) -> None:
+    def in_order(target: Path) -> None:
+        fs.partial_power_cut(target, rng, in_order=True)
+
+    def in_any_order(target: Path) -> None:
+        fs.partial_power_cut(target, rng, in_order=False)
+
     ways: list[tuple[str, Callable[[Path], None]]] = [
         ("as it is", fs.as_it_is),
         ("power cut", fs.power_cut),
-        *((f"partial power cut {i}", lambda to: fs.partial_power_cut(to, rng)) for i in range(partial_cuts)),
+        *((f"partial power cut {i}", in_order) for i in range(partial_cuts)),
+        *((f"unordered power cut {i}", in_any_order) for i in range(2 * partial_cuts)),
     ]
     for way, materialise in ways:
         left = work_dir / "left"

@@ -107,14 +107,23 @@ class RecordingFileSystem(FileSystem):
         other, new = self._split(target)
         assert directory == other, "a rename between directories is not modelled"
 
+        moved = self._now[directory][old]
+
         def move(entries: dict[str, _File]) -> None:
-            entries[new] = entries.pop(old)
+            if entries.get(old) is moved:
+                entries[new] = entries.pop(old)
 
         self._name_change(directory, move)
 
     def _did_unlink(self, path: str, _: None) -> None:
         directory, name = self._split(path)
-        self._name_change(directory, lambda entries: entries.pop(name))
+        gone = self._now[directory][name]
+
+        def remove(entries: dict[str, _File]) -> None:
+            if entries.get(name) is gone:
+                del entries[name]
+
+        self._name_change(directory, remove)
 
     def _did_set_mtime_ns(self, path: str, mtime_ns: int, _: None) -> None:
         directory, name = self._split(path)
@@ -139,14 +148,20 @@ class RecordingFileSystem(FileSystem):
         """Everything is dropped that was not fsynced."""
         self._materialise(target, self._durable, lambda file: (file.durable_content, file.durable_mtime_ns))
 
-    def partial_power_cut(self, target: Path, rng: random.Random) -> None:
-        """Of each directory, some of the unsynced changes are there, the earliest ones; of each file too."""
+    def partial_power_cut(self, target: Path, rng: random.Random, *, in_order: bool) -> None:
+        """Some of the unsynced changes are there: of each directory the earliest ones, or any, of each file too.
+
+        Journaling file systems keep the order of changes to names; that nothing relies on it is what shows
+        whether every fsync is where it must be.
+        """
         names = {}
         for directory, durable in self._durable.items():
             entries = dict(durable)
             pending = self._pending[directory]
-            for change in pending[: rng.randint(0, len(pending))]:
-                change(entries)
+            first, chance = rng.randint(0, len(pending)), rng.random()
+            for number, change in enumerate(pending):
+                if number < first if in_order else rng.random() < chance:
+                    change(entries)
             names[directory] = entries
 
         def content(file: _File) -> tuple[bytes, int]:

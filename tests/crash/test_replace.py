@@ -66,7 +66,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         assert all(replaced) or not state.action_ended
         for_every_stop(
             lambda path: shutil.copytree(state.root, path), recover, check_within_recovery,
-            work_dir=tmp_path / "recovery", counts=in_recovery, partial_cuts=2, seed=1,
+            work_dir=tmp_path / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
         )  # fmt: skip
         assert recover_for_good(partition, state.root) == replaced
 

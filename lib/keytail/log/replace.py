@@ -46,7 +46,7 @@ def commit_group(fs: FileSystem, partition_path: str, group: GroupOutput) -> Non
     The scratch files must be durable and proven. Raises before anything is changed when the directory or a
     scratch file is not as expected; an OSError later leaves a state that `recover` resolves.
     """
-    _check_before(fs, partition_path, group)
+    end = _check_before(fs, partition_path, group)
     guard = os.path.join(partition_path, names.guard_file(group.base_offset))
     source_log = os.path.join(partition_path, names.segment_file(group.base_offset, names.LOG))
     fs.close(fs.create(guard, fs.stat(source_log)))
@@ -61,7 +61,7 @@ def commit_group(fs: FileSystem, partition_path: str, group: GroupOutput) -> Non
     fs.fsync_dir(partition_path)
     fs.unlink(guard)
     fs.fsync_dir(partition_path)
-    _finish(fs, partition_path, group.base_offset, group.source_bases)
+    _finish(fs, partition_path, group.base_offset, end, group.source_bases)
 
 
 def recover(fs: FileSystem, partition_path: str) -> list[str]:
@@ -85,8 +85,11 @@ def recover(fs: FileSystem, partition_path: str) -> list[str]:
     return done
 
 
-def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> None:
-    """What must hold before the guard is made: after that, undoing is the recovery's work."""
+def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> int:
+    """What must hold before the guard is made: after that, undoing is the recovery's work.
+
+    The output's next offset, which is also where a broker stops deleting sources.
+    """
     files = _named_files(fs, path)
     _refuse_fatal(files, path)
     pending = [file.name for file in files if file.kind in ("cleaned", "swap")]
@@ -101,14 +104,12 @@ def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> None:
         raise KeytailError(
             f"sources {group.source_bases} cannot give a segment at {group.base_offset}", path=path
         )
-    present = sorted(
+    bases = sorted(
         file.base_offset
         for file in files
-        if file.kind == "live"
-        and file.suffix == names.LOG
-        and file.base_offset is not None
-        and sources[0] <= file.base_offset <= sources[-1]
+        if file.kind == "live" and file.suffix == names.LOG and file.base_offset is not None
     )
+    present = [base for base in bases if sources[0] <= base <= sources[-1]]
     if tuple(present) != sources:
         raise KeytailError(
             f"the segments to replace are {list(sources)}, but on disk are {present}",
@@ -116,7 +117,24 @@ def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> None:
             offset=group.base_offset,
             remedy="Something else changed the partition meanwhile; nothing was replaced",
         )
-    missing = [suffix for suffix in _NEEDED if suffix not in [file.suffix for file in group.files]]
+    by_suffix = _check_files(fs, path, group)
+    log_path = os.path.join(path, by_suffix[names.LOG].name)
+    end = log_end(fs, log_path, group.base_offset, os.path.join(path, by_suffix[names.INDEX].name))
+    following = [base for base in bases if base > sources[-1]]
+    if end.tail_bytes or (following and end.next_offset > following[0]):
+        raise KeytailError(
+            "the output does not end with a whole batch below the next segment; nothing was replaced",
+            path=log_path,
+            byte_position=end.end_position,
+            offset=end.next_offset,
+        )
+    return end.next_offset
+
+
+def _check_files(fs: FileSystem, path: str, group: GroupOutput) -> dict[str, CleanFile]:
+    """The output's files by suffix: all there, and of the size that their task saw."""
+    by_suffix = {file.suffix: file for file in group.files}
+    missing = [suffix for suffix in _NEEDED if suffix not in by_suffix]
     if missing:
         raise KeytailError(f"the output has no {' and no '.join(missing)}", path=path)
     for file in group.files:
@@ -128,31 +146,53 @@ def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> None:
                 path=where,
                 remedy="Are the log dirs mounted alike on driver and executors? Nothing was replaced",
             )
+    return by_suffix
 
 
-def _finish(fs: FileSystem, path: str, base_offset: int, replaced: Iterable[int]) -> None:
-    """From a committed `.log.swap` to the final state; `replaced` are the bases of the sources."""
+def _finish(fs: FileSystem, path: str, base_offset: int, end: int, replaced: Iterable[int]) -> None:
+    """From a committed `.log.swap` to the final state; `replaced` are the bases of the sources.
+
+    A recovery that knows the output only, a broker's or ours, keeps sources at or above `end`. Those must go
+    in order, one after the other: what a later one deletes stays deleted only while the earlier ones are gone.
+    """
     there = {entry.name for entry in fs.scan(path)}
     bases = sorted({base_offset, *replaced})
-    for base in bases:
+    for number, base in enumerate(bases):
         for suffix in names.SEGMENT_SUFFIXES:
             live = names.segment_file(base, suffix)
             if live in there:
                 fs.rename(os.path.join(path, live), os.path.join(path, live + names.DELETED))
                 there.add(live + names.DELETED)
+        if number + 1 == len(bases) or bases[number + 1] >= end:
+            fs.fsync_dir(path)
+    _promote(fs, path, base_offset, there, (names.LOG,))
+    # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
+    _promote(fs, path, base_offset, there, _INDEXES, [base for base in bases if base != base_offset])
+    for base in bases:
+        for suffix in names.SEGMENT_SUFFIXES:
+            deleted = names.segment_file(base, suffix + names.DELETED)
+            if deleted in there:
+                fs.unlink(os.path.join(path, deleted))
     fs.fsync_dir(path)
-    # The log first: an index without its log's swap is taken over as it is, a log without its index's is not.
-    for suffixes in ((names.LOG,), _INDEXES):
-        for suffix in suffixes:
-            live = names.segment_file(base_offset, suffix)
-            if live + names.SWAP in there:
-                fs.rename(os.path.join(path, live + names.SWAP), os.path.join(path, live))
-        fs.fsync_dir(path)
-    gone = [names.segment_file(base, names.SNAPSHOT) for base in bases if base != base_offset]
-    gone += [names.segment_file(b, s + names.DELETED) for b in bases for s in names.SEGMENT_SUFFIXES]
-    for name in gone:
-        if name in there:
-            fs.unlink(os.path.join(path, name))
+
+
+def _promote(
+    fs: FileSystem,
+    path: str,
+    base_offset: int,
+    there: set[str],
+    suffixes: Iterable[str],
+    merged_away: Iterable[int] = (),
+) -> None:
+    """`.swap` files to their final names; with them go the snapshots of segments that are no more."""
+    for suffix in suffixes:
+        live = names.segment_file(base_offset, suffix)
+        if live + names.SWAP in there:
+            fs.rename(os.path.join(path, live + names.SWAP), os.path.join(path, live))
+    for base in merged_away:
+        snapshot = names.segment_file(base, names.SNAPSHOT)
+        if snapshot in there:
+            fs.unlink(os.path.join(path, snapshot))
     fs.fsync_dir(path)
 
 
@@ -275,7 +315,7 @@ def _finish_left(fs: FileSystem, path: str, base: int, end: int) -> list[str]:
         and file.suffix in names.SEGMENT_SUFFIXES
         and base <= file.base_offset < end
     }
-    _finish(fs, path, base, replaced)
+    _finish(fs, path, base, end, replaced)
     return done
 
 
@@ -315,6 +355,8 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
         if base is not None and base in gone and base < newest:
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: its segment was replaced")
+    if done:
+        fs.fsync_dir(path)  # what tells that they must go is removed next
     for file in files:  # a `.deleted` without a number is nothing of Kafka's or ours
         if file.kind == "scratch" or (file.kind == "deleted" and file.base_offset is not None):
             fs.unlink(os.path.join(path, file.name))
