@@ -287,7 +287,7 @@ def test_only_a_brokers_own_files_are_left(story: Story) -> None:
     assert ".kafka_cleanshutdown" in story.files
     assert ".lock" not in story.files
     suffixes = {name.rpartition(".")[2] for name in story.files if re.search(r"/\d{20}\.", name)}
-    assert suffixes <= {"log", "index", "timeindex", "snapshot", "checkpoint"}
+    assert suffixes <= {"log", "index", "timeindex", "txnindex", "snapshot", "checkpoint"}
 
 
 @pytest.mark.parametrize("when", ["after", "later", "cleaned"])
