@@ -6,7 +6,9 @@ beside this one. Exit statuses: 0 done, 3 partly, 1 nothing or a finding, 2 wron
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
@@ -236,8 +238,20 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     return f"{len(bad)} not done and {kept}; the reasons, and what to do, are given above."
 
 
+def _separate_standard_error() -> None:
+    """spark-submit sends both streams of its Python driver to standard output; rows must be alone there.
+
+    Its own standard error is that of the parent process. Where that cannot be opened, all stays together.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+
 def run_as_job(verb: str) -> NoReturn:
     """The `verb` with the flags of this process, in a Spark session of spark-submit's making."""
+    _separate_standard_error()
     main([verb, *sys.argv[1:]], submitted=True)
 
 

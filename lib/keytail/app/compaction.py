@@ -65,17 +65,19 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """A row for each chosen partition: what `compact --execute` would do to it. Changes and locks nothing."""
     rules = request.rules()
     chosen = choose(fs, request.choice)
-    return [planned.row() for planned in plan_all(fs, chosen, request.configuration, rules)]
+    with contextlib.ExitStack() as run:
+        if request.submitted:
+            _session(request, run)
+        return [planned.row() for planned in plan_all(fs, chosen, request.configuration, rules)]
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Compact the chosen partitions that are due; a row for each chosen one."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as run:
-        # On a cluster a submitted application that never makes its session counts as failed.
-        spark = _session(request, run) if request.submitted else None
         rules = request.rules()
         choose(fs, request.choice)  # mistakes in flags, before any lock
+        spark = _session(request, run) if request.submitted else None
         if not request.shared_storage:
             refuse_shared_storage(request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
@@ -99,6 +101,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _session(request: Request, run: contextlib.ExitStack) -> Any:
+    """The session, stopped with `run`. A cluster calls a submitted application that never makes one failed."""
     from keytail.spark.session import local_session, submitted_session  # noqa: PLC0415
 
     spark = submitted_session() if request.submitted else local_session(request.master or "local[*]")

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition
+from keytail.clean.plan import CompactionConfig
+from keytail.errors import CorruptLog
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.spark.compact import Compaction, scratch_bytes
+from keytail.spark.rows import ResultRow
+from keytail.spark.storage import ScratchSpace
+from tests.app.log_dirs import (
+    BASE_MS,
+    newest_by_key,
+    random_records,
+    records_of,
+    snapshot,
+    write_log_dir,
+)
+
+pytestmark = pytest.mark.spark
+
+NOW_MS = BASE_MS + 1_000_000
+CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}), min_cleanable_dirty_ratio=0.0)
+
+
+def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[CleaningTask]]:
+    """A log dir with partitions `t-0` ... and the task that compacts each up to its active segment."""
+    log_dir = write_log_dir(path, {f"t-{n}": random_records(n, records + 40 * n) for n in range(count)})
+    [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
+    tasks = []
+    for entry in facts.partitions:
+        survey = survey_partition(LOCAL, facts, entry)
+        assert survey.problems == ()
+        tasks.append(
+            CleaningTask(
+                topic=survey.topic,
+                partition=survey.partition,
+                partition_path=survey.path,
+                segments=survey.segments,
+                snapshots=survey.snapshots,
+                log_start_offset=survey.log_start_offset,
+                log_end_offset=survey.log_end_offset,
+                first_dirty_offset=0,
+                first_uncleanable_offset=survey.segments[-1].base_offset,
+                now_ms=NOW_MS,
+                config=CONFIG,
+                run_id="test",
+            )
+        )
+    return log_dir, tasks
+
+
+def compaction(spark: Any, log_dir: Path, tasks: list[CleaningTask], **more: Any) -> Compaction:
+    of_dirs = {facts.path: hosted([facts]) for facts in survey_log_dirs(LOCAL, [str(log_dir)])}
+    return Compaction(spark, tasks, more.pop("space", ScratchSpace(LOCAL)), of_dirs, **more)
+
+
+def checkpoint(log_dir: Path) -> dict[tuple[str, int], int]:
+    return read_offsets(LOCAL, str(log_dir / "cleaner-offset-checkpoint"))
+
+
+def assert_compacted(log_dir: Path, row: ResultRow, task: CleaningTask, seed: int) -> None:
+    before = random_records(seed, row.records_before or 0)
+    after = records_of(log_dir / f"t-{row.partition}")
+    assert row.status == "compacted"
+    assert (row.records_before, row.records_after) == (len(before), len(after))
+    assert len(after) < len(before)
+    assert set(after) <= set(before)
+    newest = newest_by_key(before)
+    gone = {key for key, record in newest.items() if record.value is not None} - set(newest_by_key(after))
+    assert not gone
+    assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
+    assert row.end_dirty_offset == task.first_uncleanable_offset
+
+
+def test_partitions_are_replaced_and_checkpointed(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs")
+    heard: list[ResultRow] = []
+    rows = compaction(spark, log_dir, tasks, on_row=heard.append).run()
+    assert [row.partition for row in rows] == [0, 1, 2, 3, 4]
+    assert sorted(heard, key=lambda row: row.partition) == rows
+    for row, task in zip(rows, tasks, strict=True):
+        assert_compacted(log_dir, row, task, row.partition)
+    assert checkpoint(log_dir) == {("t", t.partition): t.first_uncleanable_offset for t in tasks}
+    assert not list(log_dir.rglob("*.clean"))
+    assert all(row.start_ms and row.end_ms and row.start_ms <= row.end_ms for row in rows)
+
+
+def kill_worker_of_2(task: CleaningTask, attempt: str) -> CleaningResult:
+    if task.partition == 2:
+        Path(task.partition_path, f"{0:020d}.log.r{task.run_id}.a{attempt}.clean").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.1)
+    return clean_partition(LOCAL, replace(task, attempt=attempt))
+
+
+def test_a_killed_worker_fails_one_partition(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs")
+    untouched = snapshot(log_dir / "t-2")
+    rows = compaction(spark, log_dir, tasks, clean=kill_worker_of_2).run()
+    assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"]
+    assert "killed, twice" in rows[2].error
+    assert rows[2].bytes_after == rows[2].bytes_before
+    assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be gone and its segments stay"
+    assert ("t", 2) not in checkpoint(log_dir)
+    assert not list(log_dir.rglob("*.clean"))
+    for row in rows:
+        if row.partition != 2:
+            assert_compacted(log_dir, row, tasks[row.partition], row.partition)
+
+
+def corrupt_1(task: CleaningTask, attempt: str) -> CleaningResult:
+    if task.partition == 1:
+        raise CorruptLog("a byte is wrong", path=task.partition_path, byte_position=3)
+    return clean_partition(LOCAL, replace(task, attempt=attempt))
+
+
+def test_one_corrupt_partition_leaves_the_others_done(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=3)
+    untouched = snapshot(log_dir / "t-1")
+    rows = compaction(spark, log_dir, tasks, clean=corrupt_1).run()
+    assert [row.status for row in rows] == ["compacted", "corrupt", "compacted"]
+    assert "byte position 3" in rows[1].error
+    assert snapshot(log_dir / "t-1") == untouched
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_the_rest_goes_on(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=3)
+    limit = scratch_bytes(tasks[1])
+    assert scratch_bytes(tasks[2]) > limit
+    untouched = snapshot(log_dir / "t-2")
+    rows = compaction(spark, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
+    assert [row.status for row in rows] == ["compacted", "compacted", "refused"]
+    assert str(scratch_bytes(tasks[2])) in rows[2].error
+    assert str(limit) in rows[2].error
+    assert snapshot(log_dir / "t-2") == untouched
+
+
+def test_scratch_in_flight_stays_within_the_limit(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs")
+    limit = max(scratch_bytes(task) for task in tasks)
+
+    class Watched(ScratchSpace):
+        peak = 0
+
+        def reserve(self, needs: Any) -> None:
+            super().reserve(needs)
+            Watched.peak = max(Watched.peak, *self.reserved_bytes.values())
+
+    rows = compaction(spark, log_dir, tasks, space=Watched(LOCAL, limit)).run()
+    assert {row.status for row in rows} == {"compacted"}
+    assert 0 < Watched.peak <= limit
+
+
+def test_past_the_deadline_nothing_begins(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=2)
+    untouched = snapshot(log_dir)
+    rows = compaction(spark, log_dir, tasks, deadline_s=time.monotonic()).run()
+    assert [(row.status, "--deadline" in row.error) for row in rows] == [("skipped", True)] * 2
+    assert snapshot(log_dir) == untouched
+
+
+def test_sources_that_change_after_planning_are_refused_with_the_host(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=2)
+    log = Path(tasks[0].partition_path, f"{0:020d}.log")
+    os.utime(log, ns=(1, 1))
+    untouched = snapshot(log_dir / "t-0")
+    rows = compaction(spark, log_dir, tasks).run()
+    assert [row.status for row in rows] == ["refused", "compacted"]
+    assert os.uname().nodename in rows[0].error
+    assert snapshot(log_dir / "t-0") == untouched
+
+
+class FullDisk(FileSystem):
+    """The driver's file system, on which no rename succeeds."""
+
+    def rename(self, source: str, target: str) -> None:
+        raise OSError(28, "No space left on device", target)
+
+
+def test_the_checkpoint_stays_when_replacing_fails(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=1)
+    before = records_of(log_dir / "t-0")
+    [row] = compaction(spark, log_dir, tasks, fs=FullDisk()).run()
+    assert row.status == "failed"
+    assert "No space left" in row.error
+    assert "--max-scratch-bytes" in row.error
+    assert checkpoint(log_dir) == {}
+    assert records_of(log_dir / "t-0") == before
+
+
+def test_a_mistake_of_the_driver_ends_the_run(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=1)
+
+    def wrong(row: ResultRow) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        compaction(spark, log_dir, tasks, on_row=wrong).run()

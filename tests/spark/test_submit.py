@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+SUBMIT = Path(sys.executable).with_name("spark-submit")
+JOB = ROOT / "jobs" / "compact.py"
+
+
+def submit(*arguments: str, activated: bool = True) -> subprocess.CompletedProcess[str]:
+    """spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
+
+    Nothing names the interpreter of driver or workers.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
+    environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
+    if activated:
+        folders.insert(0, str(SUBMIT.parent))
+    else:
+        environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    environment["PATH"] = os.pathsep.join(folders)
+    return subprocess.run(
+        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    partitions = {f"orders-{n}": random_records(n, 400) for n in range(3)}
+    return write_log_dir(tmp_path / "logs", partitions)
+
+
+def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
+    before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
+    flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
+    done = submit("--master", "local[2]", str(JOB), *flags, "--execute")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["status"] for row in rows] == ["compacted"] * 3
+    for n in range(3):
+        after = records_of(log_dir / f"orders-{n}")
+        assert len(after) < len(before[n])
+        newest = newest_by_key(before[n])
+        assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
+
+    again = submit("--master", "local[2]", str(JOB), *flags, "--execute")
+    assert again.returncode == 0, again.stderr
+    assert {row["status"] for row in json.loads(again.stdout)} == {"clean"}
+
+
+@pytest.mark.skipif(shutil.which("python3", path="/usr/bin:/bin") is None, reason="needs another python3")
+def test_the_job_finds_its_interpreter_beside_spark(log_dir: Path) -> None:
+    flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
+    done = submit("--master", "local[1]", str(JOB), *flags, activated=False)
+    assert done.returncode == 0, done.stderr
+    assert {row["status"] for row in json.loads(done.stdout)} == {"would-compact"}
+
+
+def test_the_job_refuses_a_master_of_its_own(log_dir: Path) -> None:
+    done = submit("--master", "local[1]", str(JOB), "--log-dirs", str(log_dir), "--master", "local[2]")
+    assert done.returncode == 2
+    assert "before the job's name" in done.stderr
+    assert done.stdout == ""
