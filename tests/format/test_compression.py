@@ -69,7 +69,7 @@ ACCEPTED = {
     "snappy header alone": (SNAPPY, XERIAL, b""),
     "snappy and less than a length": (SNAPPY, SN + b"\0\0\x01", TEXT),
     "snappy chunks of any size": (SNAPPY, XERIAL + chunk(RAW) + chunk(b"\x00") + chunk(RAW), TEXT * 2),
-    "snappy and what begins as a header": (SNAPPY, SN + XERIAL[:4] + bytes(12) + SN[16:], TEXT),
+    "snappy and what begins as a header": (SNAPPY, SN + XERIAL[:4] + bytes(12) + SN[16:], TEXT * 2),
     "lz4 with larger blocks": (LZ4, lz4_frame(TEXT * 9000, block_size=7), TEXT * 9000),
     "lz4 with block checksums": (LZ4, lz4_frame(TEXT, block_checksum=True), TEXT),
     "lz4 with size and checksum": (LZ4, lz4_frame(TEXT, store_size=True, content_checksum=True), TEXT),

@@ -171,11 +171,9 @@ def _snappy_chunks(view: memoryview) -> list[memoryview]:
     chunks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
     while at + 4 <= end:  # less than a length at the end is ignored
         size = int.from_bytes(view[at : at + 4], "big")
-        if size == _XERIAL_FIRST_WORD:  # another frame, appended
+        if size == _XERIAL_FIRST_WORD:  # another frame, appended: only these 4 bytes of its header matter
             if at + _XERIAL_HEADER_BYTES > end:
                 raise ValueError("snappy: data ends inside a second header")
-            if view[at : at + 8] != _XERIAL_MAGIC:
-                break
             at += _XERIAL_HEADER_BYTES
             continue
         at += 4
