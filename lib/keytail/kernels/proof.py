@@ -371,12 +371,11 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
             if t_offset == offset:
                 kept = True
                 t_offset = np.int64(-1)
-                timestamp = append_time
-                same = True
-                if attributes & 8 == 0:
-                    timestamp = base_timestamp + delta
-                    same = timestamp == o_base_timestamp + t_delta
-                same = same and key_bytes == t_key_bytes and value_bytes == t_value_bytes
+                timestamp = append_time if attributes & 8 else base_timestamp + delta
+                # A rewrite gives records of an append-time batch that time, and nulls the length -1.
+                same = timestamp == o_base_timestamp + t_delta
+                same = same and max(key_bytes, -1) == t_key_bytes
+                same = same and max(value_bytes, -1) == t_value_bytes
                 if key_bytes > 0:
                     same = same and same_bytes(s_data, key, o_data, t_key, key_bytes)
                 if value_bytes > 0:

@@ -116,13 +116,11 @@ def read_varlong(a, p, end):
 
 @_inlined
 def read_span(a, p, end):
-    """(start, length, position behind) of bytes with a varint length in front; length -1: null."""
+    """(start, length, position behind) of bytes with a varint length in front; any negative one is a null."""
     length, p = read_varint(a, p, end)
     if p < 0 or length > end - p:
         return np.int64(0), np.int64(0), np.int64(-1)
-    if length < 0:
-        return p, np.int64(-1), p
-    return p, length, p + length
+    return p, length, p + max(length, 0)
 
 
 @register_jitable
@@ -146,7 +144,7 @@ def read_record(a, p, end):
     """One record from byte `p`, as far as its headers, which are checked too.
 
     (timestamp delta, offset delta, key start, key length, value start, value length, headers start,
-    position behind the record); lengths -1 for null; the last one -1 for a malformed record.
+    position behind the record); lengths below 0 for null; the last one -1 for a malformed record.
     """
     no = np.int64(0)
     bad = np.int64(-1)
@@ -177,7 +175,7 @@ def read_record(a, p, end):
 
 @register_jitable
 def same_headers(a, p, a_end, b, q, b_end):
-    """Whether two checked header blocks hold the same headers; varints may be written differently."""
+    """Whether the second of two checked header blocks is the first, or the first written minimally."""
     if a_end - p == b_end - q and same_bytes(a, p, b, q, a_end - p):
         return True
     count, p = read_varint(a, p, a_end)
@@ -187,6 +185,6 @@ def same_headers(a, p, a_end, b, q, b_end):
     for _ in range(2 * count):
         start, length, p = read_span(a, p, a_end)
         other, other_length, q = read_span(b, q, b_end)
-        if length != other_length or (length > 0 and not same_bytes(a, start, b, other, length)):
+        if max(length, -1) != other_length or (length > 0 and not same_bytes(a, start, b, other, length)):
             return False
     return True
