@@ -28,7 +28,7 @@ def test_version_is_read_without_starting_java(tmp_path: Path, text: str, major:
 def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text('#!/bin/sh\necho \'openjdk version "11.0.2" 2019-01-15\' >&2\n')
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
     assert java_version(str(java)) == 11
 
@@ -49,7 +49,7 @@ def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageProblem, match="No Java was found.*Install a JDK 17"):
+    with pytest.raises(UsageProblem, match=r"No Java was found.*Install a JDK 17"):
         require_java()
 
 

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keytail import __version__
+from tests.app.conftest import Run, rows_of
+from tests.app.log_dirs import random_records, snapshot, write_log_dir
+
+ORDERS = ("--topic-config", "orders:cleanup.policy=compact")
+USERS = ("--topic-config", "users:cleanup.policy=compact")
+ROW_FIELDS = [
+    "topic",
+    "partition",
+    "log_dir",
+    "status",
+    "error",
+    "first_dirty_offset",
+    "end_dirty_offset",
+    "segments_before",
+    "segments_after",
+    "bytes_before",
+    "bytes_after",
+    "records_before",
+    "records_after",
+    "tombstones_removed",
+    "markers_removed",
+    "start_ms",
+    "end_ms",
+]
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"keytail {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", ["plan", "compact"])
+def test_help_has_an_example(run: Run, verb: str) -> None:
+    result = run(verb, "--help")
+    assert result.exit_code == 0
+    assert f"keytail {verb} --log-dirs" in result.stdout
+
+
+def test_a_dry_run_changes_nothing_and_says_how_to_do_it(run: Run, log_dir: Path) -> None:
+    before = snapshot(log_dir)
+    result = run("compact", "--log-dirs", log_dir, *ORDERS, *USERS)
+    assert result.exit_code == 0
+    assert "Dry run: nothing was changed" in result.stdout
+    assert "--execute" in result.stderr
+    assert snapshot(log_dir) == before
+    assert not (log_dir / ".lock").exists()
+
+
+def test_json_is_an_array_of_rows_and_nothing_else(run: Run, log_dir: Path) -> None:
+    result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, "--output", "json")
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)
+    assert [list(row) for row in rows] == [ROW_FIELDS] * 3
+    row = rows_of(result)["orders-0"]
+    assert row["status"] == "would-compact"
+    assert row["log_dir"] == str(log_dir)
+    assert (row["first_dirty_offset"], row["end_dirty_offset"]) == (0, 300)
+    assert row["segments_before"] == 4
+    assert row["bytes_before"] == sum(f.stat().st_size for f in (log_dir / "orders-0").glob("*.log"))
+
+
+def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path) -> None:
+    result = run("plan", "--log-dirs", log_dir, *ORDERS, "--output", "json")
+    assert result.exit_code == 3
+    rows = rows_of(result)
+    assert rows["orders-0"]["status"] == "would-compact"
+    assert rows["users-0"]["status"] == "refused"
+    assert "topic config unknown" in rows["users-0"]["error"]
+
+
+def test_no_overrides_means_the_brokers_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"log.dirs={log_dir}\nlog.cleanup.policy=compact\nsasl.password=secret\n")
+    result = run("plan", "--config", properties, "--topics-have-no-overrides", "--output", "json")
+    assert result.exit_code == 0
+    assert {row["status"] for row in rows_of(result).values()} == {"would-compact"}
+    deleting = run("plan", "--log-dirs", log_dir, "--topics-have-no-overrides", "--output", "json")
+    assert deleting.exit_code == 0
+    assert {row["status"] for row in rows_of(deleting).values()} == {"skipped"}
+
+
+def test_a_skipped_partition_that_was_named_counts_as_refused(run: Run, log_dir: Path) -> None:
+    flags = ("--log-dirs", log_dir, "--topics-have-no-overrides", *ORDERS, "--output", "json")
+    assert run("plan", *flags).exit_code == 0
+    assert run("plan", *flags, "--partitions", "orders-0,users-0").exit_code == 3
+    assert run("plan", *flags, "--partitions", "users-0").exit_code == 1
+
+
+def test_selection(run: Run, log_dir: Path) -> None:
+    def chosen(*flags: str) -> list[str]:
+        result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--output", "json")
+        return list(rows_of(result))
+
+    assert chosen("--topic", "ord.*") == ["orders-0", "orders-1"]
+    assert chosen("--topic", "ord.*", "--topic", "users") == ["orders-0", "orders-1", "users-0"]
+    assert chosen("--topic-list", "users,orders") == ["orders-0", "orders-1", "users-0"]
+    assert chosen("--topic-list", "users") == ["users-0"]
+    assert chosen("--partitions", "orders-1,users-0") == ["orders-1", "users-0"]
+    assert chosen("--topic", "orders", "--partitions", "orders-1") == ["orders-1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--topic", "order"), "The topics are: orders, users"),
+        (("--topic", "(orders"), "no regular expression"),
+        (("--topic-list", "order"), "Did you mean orders?"),
+        (("--partitions", "orders-7"), "Did you mean orders-"),
+        (("--topic-config", "orders:cleanup.polcy=compact"), "Did you mean cleanup.policy?"),
+        (("--topic-config", "cleanup.policy=compact"), "named topics only"),
+        (("--config", "/nowhere/server.properties"), "--config cannot be read"),
+    ],
+)
+def test_wrong_values_are_usage_errors(run: Run, log_dir: Path, flags: tuple[str, ...], message: str) -> None:
+    result = run("plan", "--log-dirs", log_dir, *flags, "--output", "json")
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_regular_expression_must_match_the_whole_topic(run: Run, log_dir: Path) -> None:
+    assert run("plan", "--log-dirs", log_dir, "--topic", "rders").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "right"),
+    [("--exeute", "--execute"), ("--log-dir", "--log-dirs"), ("--topics-have-no-override", "--topics-have-no")],
+)
+def test_a_wrong_flag_is_answered_with_the_right_one(run: Run, flag: str, right: str) -> None:
+    result = run("compact", flag)
+    assert result.exit_code == 2
+    assert right in result.stderr
+    assert result.stdout == ""
+
+
+def test_no_log_dirs(run: Run) -> None:
+    result = run("plan")
+    assert result.exit_code == 2
+    assert "Give --log-dirs" in result.stderr
+
+
+def test_dirs_that_are_no_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        (tmp_path / "absent", "no such log dir"),
+        (tmp_path / "empty", "empty, not a log dir"),
+        (tmp_path, "not a log dir"),
+        (log_dir / "orders-0", "not a log dir"),
+        (log_dir / "meta.properties", "must be a directory"),
+    ):
+        result = run("plan", "--log-dirs", path)
+        assert result.exit_code == 2, path
+        assert message in result.stderr
+        assert str(path) in result.stderr
+
+
+def test_no_high_watermark(run: Run, tmp_path: Path) -> None:
+    path = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 100)}, high_watermarks=False)
+    flags = ("plan", "--log-dirs", path, *ORDERS, "--output", "json")
+    refused = run(*flags)
+    assert refused.exit_code == 1
+    assert "no high watermark" in rows_of(refused)["orders-0"]["error"]
+    stated = run(*flags, "--high-watermark", "log-end")
+    assert stated.exit_code == 0
+    assert rows_of(stated)["orders-0"]["status"] == "would-compact"
+
+
+def test_a_broken_checkpoint_is_named_with_its_line(run: Run, log_dir: Path) -> None:
+    path = log_dir / "replication-offset-checkpoint"
+    path.write_text("0\n1\norders 0 many\n")
+    result = run("plan", "--log-dirs", log_dir, *ORDERS, *USERS, "--output", "json")
+    assert result.exit_code == 1
+    for row in rows_of(result).values():
+        assert row["status"] in ("refused", "corrupt")
+        assert str(path) in row["error"]
+        assert "line 3" in row["error"]
+
+
+def test_now_far_from_the_clock_needs_a_statement(run: Run, log_dir: Path) -> None:
+    before = snapshot(log_dir)
+    flags = ("--log-dirs", log_dir, *ORDERS, "--topic-list", "orders", "--now", str(10**12), "--output", "json")
+    assert run("compact", *flags).exit_code in (0, 1), "a dry run may use any time"
+    result = run("compact", *flags, "--execute")
+    assert result.exit_code == 1
+    assert "--unsafe-clock" in result.stderr
+    assert json.loads(result.stdout) == []
+    assert snapshot(log_dir) == before
+
+
+def test_force_ignores_the_dirty_ratio_only(run: Run, log_dir: Path) -> None:
+    (log_dir / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 200\n")
+    flags = ("plan", "--log-dirs", log_dir, *ORDERS, "--partitions", "orders-0", "--output", "json")
+    blocked = rows_of(run(*flags))["orders-0"]
+    assert blocked["status"] == "skipped"
+    assert "dirty ratio" in blocked["error"]
+    assert rows_of(run(*flags, "--force"))["orders-0"]["first_dirty_offset"] == 200
+    assert rows_of(run(*flags, "--from-log-start"))["orders-0"]["first_dirty_offset"] == 0
+
+
+@pytest.mark.parametrize(("text", "size"), [("512m", 512 << 20), ("4g", 4 << 30), ("1.5GiB", 3 << 29), ("7", 7)])
+def test_sizes(text: str, size: int) -> None:
+    from keytail.app.options import size_bytes
+
+    assert size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4x", "-1", "g"])
+def test_what_is_no_size(run: Run, log_dir: Path, text: str) -> None:
+    result = run("compact", "--log-dirs", log_dir, f"--map-memory={text}")
+    assert result.exit_code == 2
+
+
+def test_planning_loads_neither_spark_nor_the_compiler(log_dir: Path) -> None:
+    code = (
+        "import sys; from keytail.app.cli import app\n"
+        f"app(['plan', '--log-dirs', {str(log_dir)!r}, '--output', 'json'], standalone_mode=False)\n"
+        "sys.stderr.write(str(sorted({'pyspark', 'numba'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)) == 3
+    assert done.stderr.endswith("[]"), done.stderr
