@@ -334,8 +334,6 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
         else:
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: there is no log for it")
-    if done:
-        fs.fsync_dir(path)
     return done
 
 

@@ -1,0 +1,148 @@
+"""Fails any test in which a module of keytail other than log/fs.py changes something inside a log dir.
+
+An audit hook sees every open for writing, rename, link, removal, truncation and creation of this process. It
+looks closer only when the innermost frame of package keytail is not log/fs.py, and the path is under a
+directory that a test registered, or under pytest's temporary directory in or beside a partition directory
+with a log in it. There is no way to opt out; processes that a test starts are not watched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import keytail
+
+PACKAGE = os.path.dirname(os.path.realpath(keytail.__file__)) + os.sep
+TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep
+FILE_SYSTEM = os.path.join(PACKAGE, "log", "fs.py")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+# Event -> which of its arguments are paths that change.
+CHANGING = {
+    "open": (0,),
+    "os.rename": (0, 1),
+    "os.link": (0, 1),
+    "os.symlink": (1,),
+    "os.remove": (0,),
+    "os.rmdir": (0,),
+    "os.mkdir": (0,),
+    "os.truncate": (0,),
+    "os.utime": (0,),
+    "os.chmod": (0,),
+    "os.chown": (0,),
+    "os.setxattr": (0,),
+    "os.removexattr": (0,),
+    "shutil.rmtree": (0,),
+    "shutil.move": (0, 1),
+    "shutil.copyfile": (1,),
+}
+
+
+class Watch:
+    """What the audit hook knows; there is one, as hooks cannot be removed."""
+
+    def __init__(self) -> None:
+        self.registered: set[str] = set()
+        self.temporary = ""
+        self.violations: list[str] = []
+        self._looking = False
+
+    def __call__(self, event: str, arguments: tuple) -> None:
+        if event not in CHANGING or self._looking or not (self.registered or self.temporary):
+            return
+        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITING):
+            return
+        module = _module_of_keytail(sys._getframe(1))
+        if module is None or module == FILE_SYSTEM:
+            return
+        before = len(self.violations)
+        self._looking = True
+        try:
+            for position in CHANGING[event]:
+                path = _path(arguments[position])
+                if path is not None and self.is_in_a_log_dir(path):
+                    self.violations.append(f"{module} did {event} on {path}; only log/fs.py may")
+        finally:
+            self._looking = False
+        if len(self.violations) > before:
+            raise AssertionError(self.violations[-1])
+
+    def is_in_a_log_dir(self, path: str) -> bool:
+        if any(path == root or path.startswith(root + os.sep) for root in self.registered):
+            return True
+        if not (self.temporary and path.startswith(self.temporary)):
+            return False
+        directory = os.path.dirname(path)
+        return _is_partition_dir(directory) or _is_partition_dir(path) or _holds_partitions(directory)
+
+
+def _module_of_keytail(frame: FrameType | None) -> str | None:
+    """The innermost module of the package on the stack, unless a test's own code was called from there."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(TESTS):
+            return None
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return frame.f_code.co_filename
+        frame = frame.f_back
+    return None
+
+
+def _path(argument: object) -> str | None:
+    """Absolute; of a descriptor, where it leads."""
+    if isinstance(argument, int):
+        try:
+            return os.readlink(f"/proc/self/fd/{argument}")
+        except OSError:
+            return None
+    if isinstance(argument, (str, bytes, os.PathLike)):
+        return os.path.realpath(os.fsdecode(argument))
+    return None
+
+
+def _is_partition_dir(path: str) -> bool:
+    stem, dash, number = os.path.basename(path).rpartition("-")
+    if not (stem and dash and number.isdecimal()):
+        return False
+    try:
+        return any(name.endswith((".log", ".log.swap")) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+def _holds_partitions(path: str) -> bool:
+    try:
+        return any(_is_partition_dir(os.path.join(path, name)) for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+watch = Watch()
+sys.addaudithook(watch)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> None:
+    watch.temporary = os.path.realpath(tmp_path_factory.getbasetemp()) + os.sep
+
+
+@pytest.fixture
+def register_log_dir() -> Iterator[Callable[[Path], None]]:
+    """For log dirs outside of `tmp_path`, or without a partition in them yet."""
+    before = set(watch.registered)
+    yield lambda path: watch.registered.add(os.path.realpath(path))
+    watch.registered = before
+
+
+@pytest.fixture(autouse=True)
+def only_fs_changes_log_dirs() -> Iterator[None]:
+    """The hook raises where it happens; this catches what swallowed that."""
+    watch.violations.clear()
+    yield
+    violations, watch.violations = watch.violations, []
+    assert not violations, "\n".join(violations)

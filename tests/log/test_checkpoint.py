@@ -1,0 +1,154 @@
+"""Text checkpoints: what a broker reads is read, what it refuses is an error with a line, writes are atomic."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from keytail.errors import CorruptLog
+from keytail.log.checkpoint import read_epochs, read_offsets, update_offset, write_offsets
+from keytail.log.fs import LOCAL
+from tests.crash.driver import Counts, State, for_every_stop
+
+
+def _write(tmp_path: Path, text: str | bytes) -> str:
+    path = tmp_path / "cleaner-offset-checkpoint"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("", {}),
+        ("0\n", {}),
+        ("0\n0\n", {}),
+        ("0\n2\norders 0 308\norders 1 12\n", {("orders", 0): 308, ("orders", 1): 12}),
+        ("0\n1\norders 0 308", {("orders", 0): 308}),
+        ("0\r\n1\r\norders\t 0  308 \r\n", {("orders", 0): 308}),
+        ("0\n2\norders 0 1\norders 0 2\n", {("orders", 0): 2}),
+        ("+0\n1\na-b.c_d 7 -1\n", {("a-b.c_d", 7): -1}),
+    ],
+)
+def test_reads_what_a_broker_reads(text: str, entries: dict, tmp_path: Path) -> None:
+    assert read_offsets(LOCAL, _write(tmp_path, text)) == entries
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1\n0\n", 1),
+        ("x\n0\n", 1),
+        ("\n", 1),
+        ("0 \n0\n", 1),
+        ("0\nmany\n", 2),
+        ("0\n2\norders 0 308\n", 2),
+        ("0\n0\norders 0 308\n", 2),
+        ("0\n1\norders 0 308\n\n", 4),
+        ("0\n1\norders 308\n", 3),
+        ("0\n1\n orders 0 308\n", 3),
+        ("0\n1\norders 0 308 9\n", 3),
+        ("0\n1\norders zero 308\n", 3),
+        ("0\n1\norders 0 12x\n", 3),
+        (f"0\n1\norders 0 {2**63}\n", 3),
+        (f"0\n1\norders {2**31} 0\n", 3),
+        (b"0\n1\nord\xff 0 308\n", 3),
+    ],
+)
+def test_refuses_what_a_broker_refuses(text: str | bytes, line: int, tmp_path: Path) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(CorruptLog, match=f"line {line} of the checkpoint") as caught:
+        read_offsets(LOCAL, path)
+    assert caught.value.path == path
+
+
+def test_a_missing_file_holds_nothing(tmp_path: Path) -> None:
+    assert read_offsets(LOCAL, str(tmp_path / "none")) == {}
+    assert read_epochs(LOCAL, str(tmp_path / "none")) == []
+
+
+def test_epochs(tmp_path: Path) -> None:
+    assert read_epochs(LOCAL, _write(tmp_path, "0\n2\n0 0\n5 100\n")) == [(0, 0), (5, 100)]
+    with pytest.raises(CorruptLog, match="line 3"):
+        read_epochs(LOCAL, _write(tmp_path, "0\n1\n0 0 0\n"))
+
+
+_topics = st.text("abcXYZ019._-", min_size=1, max_size=20)
+_entries = st.dictionaries(
+    st.tuples(_topics, st.integers(0, 2**31 - 1)), st.integers(-(2**63), 2**63 - 1), max_size=20
+)
+
+
+@given(entries=_entries)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+def test_what_was_written_is_read(entries: dict, tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoint")
+    write_offsets(LOCAL, path, entries)
+    assert read_offsets(LOCAL, path) == entries
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
+def test_the_form_is_kafkas(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    write_offsets(LOCAL, str(path), {("orders", 1): 12, ("orders", 0): 308})
+    assert path.read_bytes() == b"0\n2\norders 0 308\norders 1 12\n"
+
+
+def test_an_update_keeps_the_others_but_those_not_hosted_any_more(tmp_path: Path) -> None:
+    path = _write(tmp_path, "0\n3\na 0 1\nb 0 2\nc 0 3\n")
+    update_offset(LOCAL, path, ("a", 0), 9, hosted={("a", 0), ("b", 0)})
+    assert read_offsets(LOCAL, path) == {("a", 0): 9, ("b", 0): 2}
+
+
+def test_updates_from_many_threads_are_all_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "checkpoint")
+    hosted = {("t", number) for number in range(20)}
+    threads = [
+        threading.Thread(
+            target=update_offset, args=(LOCAL, path, ("t", number), number), kwargs={"hosted": hosted}
+        )
+        for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read_offsets(LOCAL, path) == {("t", number): number for number in range(20)}
+
+
+def test_the_mode_of_the_old_file_stays(tmp_path: Path) -> None:
+    path = _write(tmp_path, "0\n0\n")
+    os.chmod(path, 0o640)
+    update_offset(LOCAL, path, ("a", 0), 1, hosted=())
+    assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+def test_every_stop_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
+    old, new = {("a", 0): 1, ("b", 0): 2}, {("a", 0): 50, ("b", 0): 2}
+    counts = Counts()
+
+    def make(path: Path) -> None:
+        path.mkdir()
+        write_offsets(LOCAL, str(path / "checkpoint"), old)
+        (path / "checkpoint.tmp").write_text("0\n9")  # of an earlier crash
+
+    def check(state: State) -> None:
+        found = read_offsets(LOCAL, str(state.root / "checkpoint"))
+        assert found == new if state.action_ended else found in (old, new)
+        update_offset(LOCAL, str(state.root / "checkpoint"), ("a", 0), 50, hosted=old)
+        assert read_offsets(LOCAL, str(state.root / "checkpoint")) == new
+
+    for_every_stop(
+        make,
+        lambda fs, root: update_offset(fs, str(root / "checkpoint"), ("a", 0), 50, hosted=old),
+        check,
+        work_dir=tmp_path / "work",
+        counts=counts,
+        partial_cuts=5,
+    )
+    assert counts.distinct_states > 5

@@ -1,0 +1,235 @@
+"""The file system: whole reads and writes, errors with paths, new files that look like those they replace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keytail.errors import Refused
+from keytail.log import fs as module
+from keytail.log.fs import LOCAL, FileStat, FileSystem
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+
+
+def test_scan_sees_kinds(tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    found = {entry.name: entry for entry in LOCAL.scan(str(tmp_path))}
+    assert [(e.is_dir, e.is_regular, e.is_symlink) for _, e in sorted(found.items())] == [
+        (True, False, False),
+        (False, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]
+    assert found["file"].size_bytes == 3
+    assert found["file"].mtime_ns == os.stat(tmp_path / "file").st_mtime_ns
+
+
+def test_reads_fill_the_buffer_or_end_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(100)))
+    fd = LOCAL.open_read(str(path))
+    buffer = np.zeros(40, np.uint8)
+    assert LOCAL.read_into(fd, buffer, 10) == 40
+    assert bytes(buffer) == bytes(range(10, 50))
+    assert LOCAL.read_into(fd, buffer, 90) == 10
+    assert LOCAL.read_into(fd, buffer, 100) == 0
+    assert LOCAL.read_into(fd, np.zeros(0, np.uint8), 0) == 0
+    assert LOCAL.fd_stat(fd).size_bytes == 100
+    LOCAL.close(fd)
+    assert LOCAL.read_at(str(path), 98, 10) == b"bc"
+    assert LOCAL.read_bytes(str(path)) == bytes(range(100))
+
+
+def test_short_system_reads_and_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv, write = os.preadv, os.write
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7]], at))
+    monkeypatch.setattr(os, "write", lambda fd, view: write(fd, view[:7]))
+    path = str(tmp_path / "file")
+    fd = LOCAL.create(path, None)
+    assert LOCAL.write(fd, np.arange(25, dtype=np.uint32)) == 100
+    LOCAL.close(fd)
+    fd, buffer = LOCAL.open_read(path), bytearray(100)
+    assert LOCAL.read_into(fd, buffer, 0) == 100
+    LOCAL.close(fd)
+    assert bytes(buffer) == np.arange(25, dtype=np.uint32).tobytes()
+
+
+def test_a_fifo_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="Not a regular file") as caught:
+        LOCAL.open_read(str(tmp_path / "fifo"))
+    assert caught.value.filename == str(tmp_path / "fifo")
+
+
+def test_errors_of_descriptors_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fd = LOCAL.create(str(tmp_path / "file"), None)
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
+    for act in (
+        lambda: LOCAL.write(fd, b"x"),
+        lambda: LOCAL.fsync(fd),
+        lambda: LOCAL.fsync_dir(str(tmp_path)),
+    ):
+        with pytest.raises(OSError, match=str(tmp_path)):
+            act()
+    LOCAL.close(fd)
+
+
+def test_create_takes_no_name_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(FileExistsError, match="file"):
+        LOCAL.create(str(tmp_path / "file"), None)
+    assert (tmp_path / "file").read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o660, 0o444])
+def test_a_new_file_has_the_mode_of_the_old(mode: int, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.touch()
+    old.chmod(mode)
+    umask = os.umask(0o077)
+    try:
+        LOCAL.write_file(str(tmp_path / "new"), b"data", LOCAL.stat(str(old)))
+    finally:
+        os.umask(umask)
+    assert (tmp_path / "new").stat().st_mode & 0o7777 == mode
+    assert (tmp_path / "new").read_bytes() == b"data"
+
+
+def test_a_file_like_a_directory_cannot_be_executed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+    LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(tmp_path)))
+    assert (tmp_path / "new").stat().st_mode & 0o7777 == 0o640
+
+
+@root_only
+def test_a_new_file_has_the_owner_of_the_old(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.touch()
+    os.chown(old, 1234, 4321)
+    LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
+    made = (tmp_path / "new").stat()
+    assert (made.st_uid, made.st_gid) == (1234, 4321)
+
+
+def _acl(*entries: tuple[int, int, int]) -> bytes:
+    """As the kernel keeps it: tag, permissions, id."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+USER_OBJ, USER, GROUP_OBJ, MASK, OTHER, NOBODY = 1, 2, 4, 16, 32, 0xFFFFFFFF
+SHARED = _acl(
+    (USER_OBJ, 6, NOBODY), (USER, 6, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 0, NOBODY)
+)
+
+
+def _set_acl(path: Path, value: bytes, name: str = module.ACCESS_ACL) -> None:
+    try:
+        os.setxattr(path, name, value)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            pytest.skip(f"the file system of {path} keeps no ACLs")
+        raise
+
+
+def test_a_new_file_has_the_acl_of_the_old(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.touch()
+    _set_acl(old, SHARED)
+    LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
+    assert os.getxattr(tmp_path / "new", module.ACCESS_ACL) == SHARED
+    assert (tmp_path / "new").stat().st_mode == old.stat().st_mode
+
+
+def test_a_directorys_default_acl_is_not_added(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.touch()
+    _set_acl(tmp_path, SHARED, "system.posix_acl_default")
+    LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(old)))
+    assert module.ACCESS_ACL not in os.listxattr(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode == old.stat().st_mode
+
+
+def test_the_acl_of_a_directory_comes_without_execute(tmp_path: Path) -> None:
+    entries = (
+        (USER_OBJ, 7, NOBODY),
+        (USER, 7, 1234),
+        (GROUP_OBJ, 5, NOBODY),
+        (MASK, 7, NOBODY),
+        (OTHER, 1, NOBODY),
+    )
+    _set_acl(tmp_path, _acl(*entries))
+    LOCAL.write_file(str(tmp_path / "new"), b"", LOCAL.stat(str(tmp_path)))
+    wanted = _acl(*((tag, bits & 6, who) for tag, bits, who in entries))
+    assert os.getxattr(tmp_path / "new", module.ACCESS_ACL) == wanted
+
+
+@root_only
+def test_another_user_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    log_dir = tmp_path / "logs"
+    log_dir.mkdir()
+    (log_dir / "old").touch()
+    os.chown(log_dir / "old", 1234, 4321)
+    log_dir.chmod(0o777)
+    script = f"""
+import os
+from keytail.log.fs import LOCAL
+from keytail.errors import Refused
+like = LOCAL.stat({str(log_dir / "old")!r})
+os.chdir({str(log_dir)!r})  # the directories above may be closed to others
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+for act in (lambda: LOCAL.refuse_unless_like(like), lambda: LOCAL.create("new", like)):
+    try:
+        act()
+    except Refused as error:
+        print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 2, ran.stderr
+    assert all("Run as user id 1234" in line for line in lines)
+    assert os.listdir(log_dir) == ["old"]
+
+
+def test_refuse_unless_like_lets_the_owner_and_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = FileStat("/x", 0, 0, 77, 78, 0o644, 1, 1, False, True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    LOCAL.refuse_unless_like(like)
+    monkeypatch.setattr(os, "geteuid", lambda: 77)
+    monkeypatch.setattr(os, "getgroups", lambda: [78])
+    LOCAL.refuse_unless_like(like)
+    monkeypatch.setattr(os, "getgroups", list)
+    with pytest.raises(Refused, match="Run as user id 77 or root"):
+        LOCAL.refuse_unless_like(like)
+
+
+def test_every_change_passes_the_hook(tmp_path: Path) -> None:
+    seen = []
+
+    class Watched(FileSystem):
+        def _change(self, operation, arguments, action):
+            seen.append(operation)
+            return action()
+
+    fs, path = Watched(), str(tmp_path / "a")
+    fs.write_file(path, b"x", None)
+    fs.set_mtime_ns(path, 10**18)
+    fs.rename(path, path + "b")
+    fs.fsync_dir(str(tmp_path))
+    fs.unlink(path + "b")
+    fs.close(fs.open_lock_file(path, fs.stat(str(tmp_path)))[0])
+    assert seen == ["create", "write", "fsync", "set_mtime_ns", "rename", "fsync_dir", "unlink", "create"]
