@@ -15,7 +15,7 @@ from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
 from tests.reference.loader import Loaded, load
 
-INTERVAL_BYTES = 100
+INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
 PARTITION = "orders-0"
 
 
