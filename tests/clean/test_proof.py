@@ -14,6 +14,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.window import Window
 from tests.clean.dull_cleaner import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import crc32c
@@ -158,7 +159,7 @@ def test_a_correct_compaction_passes(tmp_path, codec, timestamp_type):
 
 
 def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_module, "_WINDOW_BYTES", 64)
+    monkeypatch.setattr(proof_module, "Window", lambda fs: Window(fs, 64))
     monkeypatch.setattr(proof_module, "_FIRST_SLOTS", 2)
     monkeypatch.setattr(proof_module.kernels, "PENDING", 1)
     for codec in (0, 3):

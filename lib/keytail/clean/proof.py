@@ -20,12 +20,12 @@ from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
 from keytail.log.fs import FileSystem
+from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import CleanFile, GroupOutput
 
-_WINDOW_BYTES = 2 << 20
 _MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
 _SLOT_BYTES = 8 * kernels.SLOT_WORDS
 _FIRST_SLOTS = 1 << 16
@@ -91,73 +91,14 @@ class ProofReport:
     bytes_read: int
 
 
-class _Window:
-    """A part of a file in a reused buffer: `buffer[:filled]` begins at byte `position` of the file."""
-
-    def __init__(self, fs: FileSystem) -> None:
-        self._fs = fs
-        self._buffer = np.empty(_WINDOW_BYTES, dtype=np.uint8)
-        self._fd = -1
-        self.path = ""
-        self.size_bytes = 0
-        self.position = 0
-        self.filled = 0
-
-    def open(self, path: str, size_bytes: int) -> None:
-        self.close()
-        self._fd = self._fs.open_read(path)
-        self.path, self.size_bytes, self.position, self.filled = path, size_bytes, 0, 0
-        found = self._fs.stat(path).size_bytes
-        if found != size_bytes:
-            raise KeytailError(
-                f"the file has {found} bytes instead of {size_bytes}", path=path, remedy=_REMEDY
-            )
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
-
-    @property
-    def is_all(self) -> bool:
-        return self.position + self.filled == self.size_bytes
-
-    @property
-    def bytes(self) -> np.ndarray:
-        view = self._buffer[:]
-        view.flags.writeable = False  # so that windows and decompressed blocks are of one kind
-        return view
-
-    def advance(self, used: int, wanted_bytes: int) -> None:
-        """Drop the first `used` bytes and read on, until at least `wanted_bytes` or the file's end."""
-        rest = self.filled - used
-        # What a batch says of its size is believed only as far as the file goes.
-        wanted_bytes = min(wanted_bytes, self.size_bytes - self.position - used)
-        kept = self._buffer[used : self.filled]
-        if wanted_bytes > len(self._buffer):
-            self._buffer = np.empty(max(wanted_bytes, 2 * len(self._buffer)), dtype=np.uint8)
-        self._buffer[:rest] = kept
-        self.position += used
-        room = min(len(self._buffer), self.size_bytes - self.position) - rest
-        count = self._fs.read_into(self._fd, self._buffer[rest : rest + room], self.position + rest)
-        if count < room:
-            raise KeytailError(
-                "the file became shorter while it was read",
-                path=self.path,
-                byte_position=self.position + rest + count,
-                remedy="Stop whatever else writes to this directory",
-            )
-        self.filled = rest + count
-
-
 class _Proof:
     """One proof under way: windows, the table of keys, and the state that the kernels share."""
 
     def __init__(self, fs: FileSystem, memory_bytes: int) -> None:
         self.fs = fs
         self.memory_bytes = memory_bytes
-        self.source = _Window(fs)
-        self.output = _Window(fs)
+        self.source = Window(fs)
+        self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self.slots = np.zeros(0, dtype=np.uint64)
         self.bytes_read = 0
@@ -271,7 +212,7 @@ def _prove_group(
 ) -> None:
     files = {file.suffix: file for file in group.files}
     log = files[names.LOG]
-    proof.output.open(f"{partition_path}/{log.name}", log.size_bytes)
+    _open(proof, proof.output, f"{partition_path}/{log.name}", log.size_bytes)
     index = _read_index(proof, partition_path, files[names.INDEX])
     time_index = _read_index(proof, partition_path, files[names.TIME_INDEX])
     index_paths = {suffix: f"{partition_path}/{file.name}" for suffix, file in files.items()}
@@ -290,7 +231,7 @@ def _prove_group(
         state[at] = value
     for segment in sources:
         source_path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
-        proof.source.open(source_path, segment.log_bytes)
+        _open(proof, proof.source, source_path, segment.log_bytes)
         state[kernels.SOURCE_FROM] = 0
         before = segment.base_offset - 1
         state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), before)
@@ -298,6 +239,14 @@ def _prove_group(
         proof.bytes_read += segment.log_bytes
     _finish_output(proof, index, time_index, index_paths)
     proof.bytes_read += log.size_bytes + len(index) + len(time_index)
+
+
+def _open(proof: _Proof, window: Window, path: str, size_bytes: int) -> None:
+    found = proof.fs.stat(path).size_bytes
+    if found != size_bytes:
+        what = f"the file has {found} bytes instead of {size_bytes}"
+        raise KeytailError(what, path=path, remedy=_REMEDY)
+    window.open(path, size_bytes)
 
 
 def _read_index(proof: _Proof, partition_path: str, file: CleanFile) -> np.ndarray:
@@ -359,7 +308,7 @@ def _show_windows(proof: _Proof) -> None:
     state[kernels.OUTPUT_POSITION] = proof.output.position
 
 
-def _open_block(window: _Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
+def _open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
     """The decompressed records of the batch at index `at`, read-only."""
     header = window.bytes
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
