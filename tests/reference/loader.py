@@ -59,8 +59,10 @@ def _drop_unfinished(files: dict[str, bytes]) -> None:
     cleaned = [name for name in files if name.endswith(".cleaned")]
     lowest = min((_number(name) for name in cleaned), default=None)
     for name in list(files):
-        if name.endswith(".swap") and lowest is not None and _number(name) >= lowest:
-            del files[name]
+        if name.endswith(".swap"):
+            number = _number(name)  # parsed whether or not there is a `.cleaned`
+            if lowest is not None and number >= lowest:
+                del files[name]
     for name in cleaned:
         del files[name]
 

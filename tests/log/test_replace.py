@@ -1,0 +1,187 @@
+"""What a commit checks before it changes anything, and what it leaves when all goes well."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import KeytailError, Refused
+from keytail.log import replace
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.replace import GroupOutput
+from tests.crash.driver import digest_of
+from tests.crash.partitions import PARTITION, Group, Partition, log_of
+from tests.reference.loader import load
+
+CASE = Partition(
+    {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
+    (Group((0, 10), (1, 4, 8, 12, 15)),),
+)
+
+
+def _path(tmp_path: Path, case: Partition = CASE) -> Path:
+    case.make(tmp_path)
+    return tmp_path / PARTITION
+
+
+def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    inodes = {name: (path / name).stat().st_ino for name in os.listdir(path) if name[:20] >= f"{20:020d}"}
+    times = {
+        file.name.removesuffix(".r1.a1.clean"): file.stat().st_mtime_ns
+        for file in path.iterdir()
+        if file.name.endswith(".clean")
+    }
+    replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
+    assert CASE.judge(load(path)) == [True]
+    names = set(os.listdir(path))
+    assert names == {f"{0:020d}{s}" for s in (".log", ".index", ".timeindex")} | inodes.keys()
+    assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "others were not touched"
+    assert times == {name: (path / name).stat().st_mtime_ns for name in times}
+    assert replace.recover(LOCAL, str(path)) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+def test_the_guard_has_the_owner_and_mode_of_the_source(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    source = path / f"{0:020d}.log"
+    os.chown(source, 1234, 4321)
+    source.chmod(0o640)
+    seen = []
+
+    class Watched(FileSystem):
+        def rename(self, source: str, target: str) -> None:
+            guard = path / f"{0:020d}.log.cleaned"
+            if guard.exists():
+                facts = guard.stat()
+                seen.append((facts.st_uid, facts.st_gid, facts.st_mode & 0o7777, facts.st_size))
+            super().rename(source, target)
+
+    replace.commit_group(Watched(), str(path), CASE.outputs()[0])
+    assert set(seen) == {(1234, 4321, 0o640, 0)}
+
+
+def _without(suffix: str) -> Callable[[GroupOutput], GroupOutput]:
+    return lambda group: dataclasses.replace(
+        group, files=tuple(file for file in group.files if file.suffix != suffix)
+    )
+
+
+def _resized(suffix: str) -> Callable[[GroupOutput], GroupOutput]:
+    return lambda group: dataclasses.replace(
+        group,
+        files=tuple(
+            dataclasses.replace(file, size_bytes=file.size_bytes + (file.suffix == suffix))
+            for file in group.files
+        ),
+    )
+
+
+def _sources(*bases: int) -> Callable[[GroupOutput], GroupOutput]:
+    return lambda group: dataclasses.replace(group, source_bases=bases)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (_without(".log"), "has no .log"),
+        (_without(".index"), "has no .index"),
+        (_without(".timeindex"), "has no .timeindex"),
+        (_resized(".log"), "bytes here, its task wrote"),
+        (_resized(".timeindex"), "bytes here, its task wrote"),
+        (_sources(0), "does not end with a whole batch below the next segment"),
+        (_sources(0, 20), "but on disk are"),
+        (_sources(0, 10, 15), "but on disk are"),
+        (_sources(10, 20), "cannot give a segment at 0"),
+        (_sources(10, 0), "cannot give a segment at 0"),
+        (_sources(), "cannot give a segment at 0"),
+    ],
+)
+def test_an_output_that_is_not_as_expected_changes_nothing(
+    change: Callable[[GroupOutput], GroupOutput], complaint: str, tmp_path: Path
+) -> None:
+    path = _path(tmp_path)
+    before = digest_of(path)
+    with pytest.raises(KeytailError, match=complaint):
+        replace.commit_group(LOCAL, str(path), change(CASE.outputs()[0]))
+    assert digest_of(path) == before
+
+
+def test_a_scratch_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    (path / CASE.outputs()[0].files[1].name).unlink()
+    before = digest_of(path)
+    with pytest.raises(FileNotFoundError):
+        replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
+    assert digest_of(path) == before
+
+
+def test_an_output_that_ends_in_a_batch_changes_nothing(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    log = path / CASE.outputs()[0].files[0].name
+    log.write_bytes(log.read_bytes()[:-1] + b"")
+    group = CASE.outputs()[0]
+    files = (dataclasses.replace(group.files[0], size_bytes=group.files[0].size_bytes - 1), *group.files[1:])
+    before = digest_of(path)
+    with pytest.raises(KeytailError, match="does not end with a whole batch"):
+        replace.commit_group(LOCAL, str(path), dataclasses.replace(group, files=files))
+    assert digest_of(path) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["00000000000000000030.log.cleaned", "00000000000000000020.index.swap", "foo.log"]
+)
+def test_leftovers_of_others_are_resolved_first_or_refused(name: str, tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    (path / name).touch()
+    before = digest_of(path)
+    with pytest.raises(Refused, match=r"not finished|no broker writes"):
+        replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
+    assert digest_of(path) == before
+
+
+def test_a_name_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    os.mkfifo(path / "00000000000000000020.index.swap")
+    for act in (
+        lambda: replace.recover(LOCAL, str(path)),
+        lambda: replace.commit_group(LOCAL, str(path), CASE.outputs()[0]),
+    ):
+        with pytest.raises(Refused, match="not a regular file"):
+            act()
+
+
+@pytest.mark.parametrize("failing", range(1, 12))
+def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_path: Path) -> None:
+    path = _path(tmp_path)
+
+    class Failing(FileSystem):
+        count = 0
+
+        def _change(self, operation, arguments, action):
+            self.count += 1
+            if self.count == failing:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+            return action()
+
+    with pytest.raises(OSError, match="Input/output error"):
+        replace.commit_group(Failing(), str(path), CASE.outputs()[0])
+    found = CASE.judge(load(path))
+    replace.recover(LOCAL, str(path))
+    assert CASE.judge(load(path)) == found
+    assert not [name for name in os.listdir(path) if name.count(".") > 1]
+
+
+def test_a_foreign_deleted_file_is_not_ours_to_remove(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    (path / "notes.deleted").write_text("mine")
+    (path / "00000000000000000000-0000000000.checkpoint.deleted").write_text("a snapshot's")
+    replace.recover(LOCAL, str(path))
+    assert (path / "notes.deleted").exists()
+    assert (path / "00000000000000000000-0000000000.checkpoint.deleted").exists()
+    assert log_of(range(10)) == (path / f"{0:020d}.log").read_bytes()

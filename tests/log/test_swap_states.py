@@ -1,0 +1,216 @@
+"""One test for each row of the table of states in lib/keytail/log/SWAP.md: a broker's loader, and our recovery."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import keytail.log
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.log import replace
+from keytail.log.fs import LOCAL
+from tests.crash.driver import digest_of
+from tests.crash.partitions import PARTITION, Group, Partition, log_of, segment_data, write_segment
+from tests.reference.loader import BrokerDoesNotStart, load
+
+CLEAN = ".r1.a1.clean"
+SOURCES = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
+OUT = (1, 4, 8, 12, 15, 23, 29)
+INDEXES = (".index", ".timeindex")
+FILES = (".log", *INDEXES)
+
+Logs = dict[int, bytes]
+
+
+class Dir:
+    """The partition of the table, to be brought into a state."""
+
+    def __init__(self, root: Path, kept: tuple[int, ...] = OUT) -> None:
+        self.path = root / PARTITION
+        self.kept = kept
+        Partition(SOURCES, (Group((0, 10, 20), kept),)).make(root)
+
+    def stage(self, base: int, suffixes: tuple[str, ...], before: str, after: str) -> None:
+        for suffix in suffixes:
+            name = f"{base:020d}{suffix}"
+            (self.path / (name + before)).rename(self.path / (name + after))
+
+    def delete(self, *bases: int) -> None:
+        for base in bases:
+            self.stage(base, FILES, "", ".deleted")
+
+    def touch(self, name: str) -> None:
+        (self.path / name).touch()
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self.path / name).unlink()
+
+    def guard(self) -> None:
+        self.touch(f"{0:020d}.log.cleaned")
+
+    def swap(self) -> None:
+        self.stage(0, FILES, CLEAN, ".swap")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Logs that a broker, and our recovery followed by a broker, end with; None: as the broker."""
+
+    build: Callable[[Dir], object]
+    broker: Logs | type[Exception]
+    ours: Logs | type[KeytailError] | None = None
+    kept: tuple[int, ...] = OUT
+    without_snapshots: tuple[int, ...] = ()
+
+
+def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
+    """Of the sources, with changes: base (after an underscore) -> offsets, None for no such segment."""
+    offsets = {**SOURCES, **{int(name[1:]): kept for name, kept in changed.items()}}
+    return {base: log_of(kept) for base, kept in offsets.items() if kept is not None}
+
+
+ALL_SOURCES = _logs()
+OUTPUT = _logs(_0=OUT, _10=None, _20=None)
+SPLIT = _logs(_0=range(4), _4=range(4, 10))
+
+
+def _final_log(d: Dir) -> None:
+    d.swap()
+    d.delete(0, 10, 20)
+    d.stage(0, (".log",), ".swap", "")
+
+
+def _final(d: Dir) -> None:
+    _final_log(d)
+    d.stage(0, INDEXES, ".swap", "")
+
+
+def _split(d: Dir) -> None:
+    d.remove(*(f"{0:020d}{suffix}{CLEAN}" for suffix in FILES))
+    write_segment(d.path, 0, log_of(range(4)), ".swap")
+    write_segment(d.path, 4, log_of(range(4, 10)), ".swap")
+
+
+def _half_split(d: Dir) -> None:
+    _split(d)
+    d.stage(0, FILES, ".swap", ".cleaned")
+
+
+def _two_swaps(d: Dir) -> None:
+    d.remove(*(f"{0:020d}{suffix}{CLEAN}" for suffix in FILES))
+    write_segment(d.path, 0, log_of((1, 4, 8)), ".swap")
+    write_segment(d.path, 20, log_of((23, 29)), ".swap")
+
+
+def _steps(*steps: Callable[[Dir], object]) -> Callable[[Dir], object]:
+    def build(d: Dir) -> None:
+        for step in steps:
+            step(d)
+
+    return build
+
+
+def _cut_swap(d: Dir) -> None:
+    path = d.path / f"{0:020d}.log.swap"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+ROWS = {
+    1: Row(lambda d: None, ALL_SOURCES),
+    2: Row(Dir.guard, ALL_SOURCES),
+    3: Row(_steps(Dir.guard, lambda d: d.stage(0, (".log",), CLEAN, ".swap")), ALL_SOURCES),
+    4: Row(_steps(Dir.guard, Dir.swap), ALL_SOURCES),
+    5: Row(Dir.swap, OUTPUT, without_snapshots=(10, 20)),
+    6: Row(_steps(Dir.swap, lambda d: d.delete(0)), OUTPUT, without_snapshots=(10, 20)),
+    7: Row(_steps(Dir.swap, lambda d: d.delete(0, 10, 20)), OUTPUT, without_snapshots=(10, 20)),
+    8: Row(_final_log, OUTPUT, without_snapshots=(10, 20)),
+    9: Row(
+        _steps(_final_log, lambda d: d.stage(0, (".index",), ".swap", "")), OUTPUT, without_snapshots=(10, 20)
+    ),
+    10: Row(_final, OUTPUT, without_snapshots=(10, 20)),
+    11: Row(Dir.swap, _logs(_0=()), kept=()),
+    12: Row(Dir.swap, _logs(_0=(1, 12), _10=None), kept=(1, 12), without_snapshots=(10,)),
+    13: Row(lambda d: d.stage(0, FILES, CLEAN, ".cleaned"), ALL_SOURCES),
+    14: Row(
+        _steps(
+            lambda d: d.stage(0, INDEXES, CLEAN, ".cleaned"), lambda d: d.stage(0, (".log",), CLEAN, ".swap")
+        ),
+        ALL_SOURCES,
+    ),
+    15: Row(_split, SPLIT),
+    16: Row(_half_split, ALL_SOURCES),
+    17: Row(
+        _two_swaps,
+        _logs(_0=(1, 4, 8), _10=None, _20=(23, 29)),
+        _logs(_0=(1, 4, 8), _20=(23, 29)),
+    ),
+    18: Row(
+        _steps(Dir.swap, lambda d: d.touch(f"{30:020d}.log.cleaned")), OUTPUT, without_snapshots=(10, 20)
+    ),
+    19: Row(_steps(Dir.guard, Dir.swap, lambda d: d.delete(0)), _logs(_0=None), Refused),
+    20: Row(_steps(Dir.swap, lambda d: d.remove(f"{0:020d}.index.swap")), OUTPUT, without_snapshots=(10, 20)),
+    21: Row(lambda d: d.touch(f"{5:020d}.index.swap"), ALL_SOURCES),
+    22: Row(
+        _steps(_final, lambda d: d.touch(f"{34:020d}.snapshot"), lambda d: d.touch(f"{34:020d}.log.deleted")),
+        OUTPUT,
+        without_snapshots=(10, 20),
+    ),
+    23: Row(lambda d: d.touch("foo.swap"), BrokerDoesNotStart, Refused),
+    24: Row(_steps(Dir.swap, _cut_swap), ValueError, CorruptLog),
+}
+
+
+def test_the_table_has_a_test_a_row() -> None:
+    page = (Path(next(iter(keytail.log.__path__))) / "SWAP.md").read_text()
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]
+    assert numbers == list(ROWS)
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
+    row, d = ROWS[number], Dir(tmp_path, ROWS[number].kept)
+    row.build(d)
+    if isinstance(row.broker, type):
+        with pytest.raises(row.broker):
+            load(d.path).records()
+        return
+    assert {base: segment.log for base, segment in load(d.path).segments.items()} == row.broker
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
+    row, d = ROWS[number], Dir(tmp_path, ROWS[number].kept)
+    row.build(d)
+    before, wanted = digest_of(tmp_path), row.broker if row.ours is None else row.ours
+    if isinstance(wanted, type):
+        with pytest.raises(wanted):
+            replace.recover(LOCAL, str(d.path))
+        assert digest_of(tmp_path) == before
+        return
+    done = replace.recover(LOCAL, str(d.path))
+    assert done, "something was left over in every row"
+    loaded = load(d.path)
+    assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
+    for base, segment in loaded.segments.items():
+        data = segment_data(base, segment.log, None)
+        if number == 20 and base == 0:
+            assert segment.index is None, "to be rebuilt by the broker"
+        else:
+            assert (segment.index, segment.time_index) == (data[".index"], data[".timeindex"])
+    present = {file.name for file in d.path.iterdir()}
+    assert not [name for name in present if name.count(".") > 1]
+    kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
+    assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept
+    assert replace.recover(LOCAL, str(d.path)) == []
+
+
+def test_row_20_a_broker_alone_goes_on_with_zeros(tmp_path: Path) -> None:
+    d = Dir(tmp_path)
+    ROWS[20].build(d)
+    index = load(d.path).segments[0].index
+    assert index is not None and set(index) == {0}
