@@ -64,9 +64,7 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
-_LINE = re.compile(
-    r"^\d\d:\d\d:\d\d\.\d{3} \[(?P<thread>.*?)\] (?P<level>[A-Z]+) (?P<logger>\S+) - (?P<text>.*)"
-)
+_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \[(?P<thread>.*?)\] (?P<level>[A-Z]+) (?P<logger>\S+) - (?P<text>.*)")
 
 
 class LogLine(NamedTuple):
@@ -324,12 +322,16 @@ class BrokerClient:
         )
         return answer["error"], answer["base_offset"]
 
-    def consume(
-        self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted"
-    ) -> list[Served]:
+    def consume(self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted") -> list[Served]:
         """Every record of these partitions, from the start to the end that each has now."""
         rows = self._ask("consume", partitions=[list(one) for one in partitions], isolation=isolation)
         return sorted((from_wire(row) for row in rows), key=lambda record: record[:3])
+
+    def first_from(self, topic: str, partition: int, offsets: Iterable[int]) -> list[int | None]:
+        """For each offset, that of the first record a consumer gets which begins there; None at the end."""
+        asked = list(offsets)
+        answer: list[int | None] = self._ask("first_from", topic=topic, partition=partition, offsets=asked)
+        return answer
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
         """Log start and log end offset, by "topic-partition"."""
@@ -348,13 +350,9 @@ class BrokerClient:
         """Raise the log start offset. Kafka allows it only where the policy has `delete`."""
         self._ask("delete_records", topic=topic, partition=partition, before_offset=before_offset)
 
-    def commit_offsets(
-        self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = ""
-    ) -> None:
+    def commit_offsets(self, group: str, topic: str, partition: int, offsets: Iterable[int], note: str = "") -> None:
         """Commit each offset in turn, a request each."""
-        self._ask(
-            "commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note
-        )
+        self._ask("commit_offsets", group=group, topic=topic, partition=partition, offsets=list(offsets), note=note)
 
     def committed_offsets(self, group: str) -> dict[str, int]:
         """The group's offsets by "topic-partition"."""
@@ -390,7 +388,8 @@ class BrokerClient:
             raise RuntimeError(f"the client JVM ended with status {self._process.wait()} in {op}")
         reply = json.loads(line)
         if "error" in reply:
-            raise ClientError(f"{op}: {reply['error']}")
+            where = f" {fields['topic']}-{fields['partition']}" if "partition" in fields else ""
+            raise ClientError(f"{op}{where}: {reply['error']}")
         return reply["ok"]
 
 
