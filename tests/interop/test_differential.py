@@ -13,6 +13,7 @@ import pytest
 
 from keytail.clean.cleaner import CleaningTask, clean_partition, install
 from keytail.clean.plan import CompactionConfig, select
+from keytail.clean.producers import first_unstable_offset
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from tests.interop.kafka import Kafka
@@ -23,9 +24,10 @@ pytestmark = pytest.mark.interop
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "200"))
 
 
-def test_a_round_leaves_what_kafkas_cleaner_leaves(kafka: Kafka, fast_dir: Path) -> None:
-    seen = run_cases(kafka, fast_dir, keytail_round, logs=LOGS)
-    if LOGS >= 100:
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+def test_a_round_leaves_what_kafkas_cleaner_leaves(kafka: Kafka, fast_dir: Path, transactional: bool) -> None:
+    seen = run_cases(kafka, fast_dir, keytail_round, logs=LOGS, transactional=transactional)
+    if LOGS >= 100 and not transactional:
         missing = [
             name
             for name in (
@@ -50,7 +52,14 @@ def keytail_round(log_dir: Path, now: Circumstances) -> Outcome:
     assert facts.leftovers == ()
     assert facts.log_end_offset == now.log_end_offset
     config = compaction_config(now)
-    selection = select(facts, config, now.now_ms)
+    unstable = first_unstable_offset(
+        LOCAL,
+        facts,
+        facts.high_watermark,
+        expiration_ms=config.producer_id_expiration_ms,
+        now_ms=now.now_ms,
+    )
+    selection = select(facts, config, now.now_ms, first_unstable_offset=unstable)
     choice = {name: getattr(selection, name) for name in CHOICE}
     if not selection.cleanable_bytes:
         return Outcome(choice, None)

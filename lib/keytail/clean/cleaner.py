@@ -12,20 +12,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import CompactionConfig, group_segments, segments_between
-from keytail.clean.producers import active_producers
+from keytail.clean.producers import load_producers
 from keytail.clean.proof import prove
 from keytail.clean.rewrite import Rewriter
-from keytail.clean.survivors import Progress, SurvivorBuilder, Survivors
-from keytail.errors import Refused
+from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
+from keytail.clean.transactions import (
+    NATIVE_ENTRY,
+    Contradiction,
+    Transactions,
+    TransactionTracker,
+    aborted_from_log,
+    read_aborted,
+)
+from keytail.errors import CorruptLog, Refused
 from keytail.format import names
+from keytail.format.index import parse_offset_index
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
-from keytail.log.stride import SegmentReader, refuse_unsupported
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
 from keytail.log.writer import SegmentWriter
 
 
@@ -93,11 +104,7 @@ def clean_partition(
     _check_hash(task)
     reader, scanner = SegmentReader(fs), RecordScanner()
 
-    cut, _ = segments_between(task.segments, task.first_uncleanable_offset, 2**63 - 1)
-    with clock.phase("check"):
-        untouched_records = _check_untouched(task, reader, (cut, len(task.segments)), progress)
-    with clock.phase("map"):
-        survivors = _build_survivors(task, reader, scanner, progress)
+    survivors, transactions, untouched_records = _read_log(fs, task, reader, scanner, clock, progress)
     groups = group_segments(
         task.segments,
         survivors.end_offset,
@@ -105,14 +112,14 @@ def clean_partition(
         task.config.segment_bytes,
         task.config.segment_index_bytes,
     )
-    with clock.phase("check"):
-        rewritten = groups[-1][1] if groups else 0
-        untouched_records += _check_untouched(task, reader, (rewritten, cut), progress)
+    untouched_records += survivors.records_from(groups[-1][1] if groups else 0)
     writers: list[SegmentWriter] = []
     try:
         with clock.phase("write"):
-            rewriter = _make_rewriter(fs, task, reader, scanner, survivors)
-            outputs = [_write_group(fs, task, rewriter, group, writers, progress) for group in groups]
+            rewriter = _make_rewriter(fs, task, reader, scanner, survivors, transactions)
+            outputs = [
+                _write_group(fs, task, rewriter, transactions, group, writers, progress) for group in groups
+            ]
             _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
         result = _result(task, survivors, rewriter, groups, outputs, writers, untouched_records)
         # The proof needs a table as large as the map: one of them at a time.
@@ -172,11 +179,93 @@ def _check_hash(task: CleaningTask) -> None:
         )
 
 
-def _check_untouched(
+def _read_log(
+    fs: FileSystem,
+    task: CleaningTask,
+    reader: SegmentReader,
+    scanner: RecordScanner,
+    clock: _PhaseClock,
+    progress: Progress,
+) -> tuple[Survivors, Transactions, int]:
+    """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
+    the number of records in segments that the map did not reach.
+
+    The transaction indexes are believed until the log contradicts them; then the log is read again, with the
+    aborted transactions that it shows itself.
+    """
+    known = np.empty(0, NATIVE_ENTRY)
+    try:
+        known = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
+        return _follow_log(fs, task, reader, scanner, known, clock, progress)
+    except Contradiction:
+        with clock.phase("check"):
+            tables = (stride.table for stride in _strides(task, reader, (0, len(task.segments)), progress))
+            aborted = aborted_from_log(tables, known, task.log_start_offset)
+    try:
+        return _follow_log(fs, task, reader, scanner, aborted, clock, progress)
+    except Contradiction as contradiction:
+        raise CorruptLog(
+            "the markers and the data of transactions contradict each other",
+            path=task.partition_path,
+            offset=contradiction.offset,
+            remedy=CORRUPT_REMEDY,
+        ) from None
+
+
+def _follow_log(
+    fs: FileSystem,
+    task: CleaningTask,
+    reader: SegmentReader,
+    scanner: RecordScanner,
+    aborted: np.ndarray,
+    clock: _PhaseClock,
+    progress: Progress,
+) -> tuple[Survivors, Transactions, int]:
+    tracker = TransactionTracker(aborted, task.log_start_offset)
+    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    with clock.phase("check"):
+        for stride in _strides(task, reader, (0, first), progress):
+            tracker.follow(stride.table)
+    with clock.phase("map"):
+        # The indexes of the dirty section's segments and those above; an entry lies where its marker lies.
+        mapped = aborted["last_offset"] >= task.segments[first].base_offset
+        mapped &= aborted["first_offset"] < task.first_uncleanable_offset
+        mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
+        followers = Followers(tracker, mapping, _map_position(fs, task, task.segments[first]))
+        builder = SurvivorBuilder(
+            reader, scanner, OffsetMap(task.map_memory_bytes, task.map_max_entries), task.hash_seed
+        )
+        survivors = builder.build(
+            task.partition_path,
+            task.segments,
+            (first, end),
+            task.first_dirty_offset,
+            task.first_uncleanable_offset,
+            followers,
+            progress,
+        )
+        _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)
+    unread_records = 0
+    with clock.phase("check"):
+        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments)), progress):
+            tracker.follow(stride.table)
+            unread_records += int(stride.table["record_count"].sum())
+    return survivors, tracker.finish(), unread_records
+
+
+def _map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
+    """Byte position in the first dirty segment of the batch that its index names for the first dirty offset."""
+    if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
+        return 0
+    entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
+    at = np.searchsorted(entries["relative_offset"], task.first_dirty_offset - segment.base_offset, side="right")
+    return int(entries["position"][at - 1]) if at else 0
+
+
+def _strides(
     task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int], progress: Progress
-) -> int:
-    """Records in segments that this round leaves alone; Refused if a batch there forbids cleaning the others."""
-    records = 0
+) -> Iterator[Stride]:
+    """Checked headers of whole segments; Refused for a batch that forbids cleaning the others."""
     for number in range(*numbers):
         segment = task.segments[number]
         is_last = number + 1 == len(task.segments)
@@ -184,26 +273,8 @@ def _check_untouched(
         torn_tail = is_last and not task.clean_shutdown
         for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
             refuse_unsupported(stride)
-            records += int(stride.table["record_count"].sum())
             progress("check", len(stride.raw))
-    return records
-
-
-def _build_survivors(
-    task: CleaningTask, reader: SegmentReader, scanner: RecordScanner, progress: Progress
-) -> Survivors:
-    offset_map = OffsetMap(task.map_memory_bytes, task.map_max_entries)
-    dirty = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
-    survivors = SurvivorBuilder(reader, scanner, offset_map, task.hash_seed).build(
-        task.partition_path,
-        task.segments,
-        dirty,
-        task.first_dirty_offset,
-        task.first_uncleanable_offset,
-        progress,
-    )
-    _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)
-    return survivors
+            yield stride
 
 
 def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
@@ -217,9 +288,14 @@ def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
 
 
 def _make_rewriter(
-    fs: FileSystem, task: CleaningTask, reader: SegmentReader, scanner: RecordScanner, survivors: Survivors
+    fs: FileSystem,
+    task: CleaningTask,
+    reader: SegmentReader,
+    scanner: RecordScanner,
+    survivors: Survivors,
+    transactions: Transactions,
 ) -> Rewriter:
-    producers = active_producers(
+    producers = load_producers(
         fs,
         reader,
         task.partition_path,
@@ -235,7 +311,8 @@ def _make_rewriter(
         reader,
         scanner,
         survivors,
-        producers,
+        transactions,
+        producers.active(),
         seed=task.hash_seed,
         first_dirty_offset=task.first_dirty_offset,
         first_uncleanable_offset=task.first_uncleanable_offset,
@@ -248,6 +325,7 @@ def _write_group(
     fs: FileSystem,
     task: CleaningTask,
     rewriter: Rewriter,
+    transactions: Transactions,
     group: tuple[int, int],
     writers: list[SegmentWriter],
     progress: Progress,
@@ -266,7 +344,9 @@ def _write_group(
     writers.append(writer)
     rewriter.rewrite(task.partition_path, task.segments, group, writer, progress)
     bases = tuple(segment.base_offset for segment in sources)
-    return writer.finish(bases, sources[-1].log_mtime_ns // 1_000_000)
+    end = task.segments[group[1]].base_offset if group[1] < len(task.segments) else task.log_end_offset
+    txn_index = transactions.index_bytes(sources[0].base_offset, end)
+    return writer.finish(bases, sources[-1].log_mtime_ns // 1_000_000, txn_index)
 
 
 def _result(
@@ -290,7 +370,7 @@ def _result(
         records_before=rewriter.counts.records_read + untouched_records,
         records_after=sum(writer.records for writer in writers) + untouched_records,
         tombstones_removed=rewriter.counts.tombstones_removed,
-        markers_removed=0,
+        markers_removed=rewriter.counts.markers_removed,
         keys=survivors.offset_map.used,
     )
 

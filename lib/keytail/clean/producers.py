@@ -1,4 +1,4 @@
-"""Which producers are active, and the last data batch of each: what compaction must not let vanish.
+"""The producers of a partition: what of each must not vanish, and which transactions are not settled.
 
 The state is that of the newest good producer snapshot at or below the log end, with the batches behind it
 replayed, and idle producers forgotten, as a broker does when it loads the log (format/SNAPSHOT.md).
@@ -8,31 +8,90 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from keytail.format import names
+from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry, parse_snapshot
 from keytail.log.fs import FileSystem
-from keytail.log.partition import SegmentFacts
+from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.stride import SegmentReader
 
 
 @dataclass(frozen=True)
 class ActiveProducers:
-    """Sorted `ids` (int64) and the last data offset of each (int64, -1: none is known)."""
+    """Sorted `ids` (int64), the last data offset of each (int64, -1: none is known), and its epoch (int64)."""
 
     ids: np.ndarray
     last_data_offsets: np.ndarray
+    epochs: np.ndarray
 
     def ends_a_producer(self, table: np.ndarray) -> np.ndarray:
-        """For each batch (BATCH_TABLE rows): is it the last data batch of an active producer?"""
+        """For each batch (BATCH_TABLE rows): does what is known of an active producer hang on it?
+
+        That is its last data batch; where none is known, each control batch of its epoch.
+        """
         if not len(self.ids):
             return np.zeros(len(table), bool)
         at = np.minimum(np.searchsorted(self.ids, table["producer_id"]), len(self.ids) - 1)
         is_active = (self.ids[at] == table["producer_id"]) & (table["producer_id"] >= 0)
-        return is_active & (self.last_data_offsets[at] == table["last_offset"])
+        last = self.last_data_offsets[at]
+        is_control = (table["attributes"] & CONTROL) != 0
+        by_epoch = is_control & (self.epochs[at] == table["producer_epoch"])
+        return is_active & np.where(last >= 0, last == table["last_offset"], by_epoch)
+
+
+@dataclass
+class ProducerState:
+    """One producer as batches go by; -1 where nothing is known."""
+
+    epoch: int = -1
+    last_offset: int = -1
+    timestamp_ms: int = -1
+    txn_first_offset: int = -1
+
+
+@dataclass
+class ProducerStates:
+    """All producers of a partition, up to some offset, and the transactions completed on the way there."""
+
+    states: dict[int, ProducerState] = field(default_factory=dict)
+    completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
+
+    def replay(self, table: np.ndarray, start: int, end: int) -> None:
+        """Batches of [start, end), in order, as a follower takes them (format/SNAPSHOT.md, "Replay")."""
+        for row in table[(table["producer_id"] >= 0) & (table["base_offset"] >= start) & (table["last_offset"] < end)]:
+            state = self.states.setdefault(int(row["producer_id"]), ProducerState())
+            if not row["attributes"] & CONTROL:
+                state.epoch = int(row["producer_epoch"])
+                state.last_offset = int(row["last_offset"])
+                state.timestamp_ms = int(row["max_timestamp_ms"])
+                if row["attributes"] & TRANSACTIONAL and state.txn_first_offset < 0:
+                    state.txn_first_offset = int(row["base_offset"])
+            elif row["record_count"]:
+                if state.epoch != row["producer_epoch"]:
+                    state.last_offset = -1
+                state.epoch = int(row["producer_epoch"])
+                state.timestamp_ms = int(row["max_timestamp_ms"])
+                if state.txn_first_offset >= 0:
+                    self.completed.append((state.txn_first_offset, int(row["base_offset"])))
+                    state.txn_first_offset = -1
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """First offset of the earliest transaction that is open, or ended at or above the high watermark."""
+        unstable = [s.txn_first_offset for s in self.states.values() if s.txn_first_offset >= 0]
+        unstable += [first for first, marker in self.completed if marker >= high_watermark]
+        return min(unstable, default=None)
+
+    def active(self) -> ActiveProducers:
+        ids = sorted(self.states)
+        return ActiveProducers(
+            np.array(ids, np.int64),
+            np.array([self.states[i].last_offset for i in ids], np.int64),
+            np.array([self.states[i].epoch for i in ids], np.int64),
+        )
 
 
 def newest_snapshot(
@@ -49,7 +108,7 @@ def newest_snapshot(
     return None
 
 
-def active_producers(
+def load_producers(
     fs: FileSystem,
     reader: SegmentReader,
     partition_path: str,
@@ -61,37 +120,69 @@ def active_producers(
     clean_shutdown: bool,
     expiration_ms: int,
     now_ms: int,
-) -> ActiveProducers:
+) -> ProducerStates:
     """The state a broker would have after loading the log at `now_ms`."""
     found = newest_snapshot(fs, partition_path, snapshots, log_end_offset)
     if found is None and clean_shutdown:
-        return _sorted({})  # a broker starts with no producers then, whatever the log holds
+        return ProducerStates()  # a broker starts with no producers then, whatever the log holds
     start, entries = found if found is not None else (log_start_offset, [])
-    state = {
-        entry.producer_id: entry.last_offset
-        for entry in entries
-        if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms
-    }
+    producers = ProducerStates(
+        {
+            entry.producer_id: ProducerState(
+                entry.epoch, entry.last_offset, entry.timestamp_ms, entry.current_txn_first_offset
+            )
+            for entry in entries
+            if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms
+        }
+    )
     for number, segment in enumerate(segments):
         is_last = number + 1 == len(segments)
-        if is_last or segments[number + 1].base_offset > start:
+        is_behind = is_last or segments[number + 1].base_offset > start
+        if start < log_end_offset and is_behind and segment.base_offset < log_end_offset:
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            if segment.base_offset < log_end_offset and start < log_end_offset:
-                for stride in reader.strides(
-                    path, segment.log_bytes, torn_tail=is_last and not clean_shutdown
-                ):
-                    _replay(state, stride.table, start, log_end_offset)
-    return _sorted(state)
+            torn_tail = is_last and not clean_shutdown
+            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+                producers.replay(stride.table, start, log_end_offset)
+    return producers
 
 
-def _replay(state: dict[int, int], table: np.ndarray, start: int, end: int) -> None:
-    rows = table[(table["producer_id"] >= 0) & (table["base_offset"] >= start) & (table["last_offset"] < end)]
-    # The last batch of each producer: first occurrence from behind.
-    ids, at = np.unique(rows["producer_id"][::-1], return_index=True)
-    for producer_id, k in zip(ids, at, strict=True):
-        state[int(producer_id)] = int(rows["last_offset"][len(rows) - 1 - k])
+def first_unstable_offset(
+    fs: FileSystem, facts: PartitionFacts, high_watermark: int | None, *, expiration_ms: int, now_ms: int
+) -> int | None:
+    """Where the earliest transaction begins that is open, or whose marker is not below the high watermark.
+
+    None: every transaction is settled. Without a high watermark the log end stands for it. As for a broker that
+    starts, a transaction that ended before the newest snapshot was taken is settled, wherever its marker lies.
+    """
+    limit = facts.log_end_offset if high_watermark is None else min(high_watermark, facts.log_end_offset)
+    reader = SegmentReader(fs)
+    producers = load_producers(
+        fs,
+        reader,
+        facts.path,
+        facts.segments,
+        facts.snapshots,
+        facts.log_start_offset,
+        facts.log_end_offset,
+        clean_shutdown=facts.clean_shutdown,
+        expiration_ms=expiration_ms,
+        now_ms=now_ms,
+    )
+    unstable = producers.first_unstable_offset(limit)
+    if unstable is None or unstable >= facts.log_start_offset:
+        return unstable
+    return _batch_at_or_after(reader, facts, facts.log_start_offset)
 
 
-def _sorted(state: dict[int, int]) -> ActiveProducers:
-    ids = np.array(sorted(state), np.int64)
-    return ActiveProducers(ids, np.array([state[int(i)] for i in ids], np.int64))
+def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
+    """Base of the first batch that does not end below `offset`, as a broker looks an offset up; else `offset`."""
+    for number, segment in enumerate(facts.segments):
+        is_last = number + 1 == len(facts.segments)
+        if is_last or facts.segments[number + 1].base_offset > offset:
+            path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+            torn_tail = is_last and not facts.clean_shutdown
+            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+                at = int(np.searchsorted(stride.table["last_offset"], offset))
+                if at < len(stride.table):
+                    return int(stride.table["base_offset"][at])
+    return offset

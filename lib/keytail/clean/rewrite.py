@@ -14,9 +14,10 @@ import numpy as np
 
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.survivors import Progress, Survivors
+from keytail.clean.transactions import Transactions
 from keytail.errors import CorruptLog
 from keytail.format import names
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from keytail.format.compression import compress
 from keytail.kernels import rewrite as kernels
 from keytail.log.partition import SegmentFacts
@@ -38,6 +39,7 @@ class Counts:
 
     records_read: int = 0
     tombstones_removed: int = 0
+    markers_removed: int = 0
     keyless: int = 0
     first_keyless_offset: int = -1
 
@@ -50,6 +52,7 @@ class _Rows:
     first_bit: np.ndarray
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
+    marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
     action: np.ndarray
     kept: np.ndarray
     kept_nulls: np.ndarray
@@ -63,6 +66,7 @@ class Rewriter:
         reader: SegmentReader,
         scanner: RecordScanner,
         survivors: Survivors,
+        transactions: Transactions,
         producers: ActiveProducers,
         *,
         seed: int,
@@ -74,6 +78,7 @@ class Rewriter:
         self._reader = reader
         self._scanner = scanner
         self._survivors = survivors
+        self._transactions = transactions
         self._producers = producers
         self._seed = seed
         self._first_dirty = first_dirty_offset
@@ -131,6 +136,10 @@ class Rewriter:
         decided_by = np.full(n, kernels.BY_MAP, np.int8)
         decided_by[table["base_offset"] > known.latest_offset] = kernels.BEYOND
         by_bits = (table["base_offset"] >= self._first_dirty) & (table["last_offset"] <= known.latest_offset)
+        if known.starts_inside_segment:
+            # The map may take committed data for aborted and not hold it (CLEANING.md, "Aborted data and the
+            # map"): then a bit that is not set says nothing, and the map itself is asked.
+            by_bits &= (table["attributes"] & TRANSACTIONAL) == 0
         decided_by[by_bits] = kernels.BY_BITS
         first_bit = np.full(n, -1, np.int64)
         has_null = np.ones(n, bool)
@@ -150,11 +159,19 @@ class Rewriter:
         action = np.full(n, kernels.OPEN, np.int8)
         action[by_bits & (live == counts) & (~has_null | waits)] = kernels.COPY
         action[(decided_by == kernels.BEYOND) & has_horizon] = kernels.COPY
-        is_dead = (counts == 0) | (by_bits & (live == 0))
+        is_control = (table["attributes"] & CONTROL) != 0
+        unneeded = self._transactions.unneeded_markers(table)
+        decided_by[is_control] = kernels.BEYOND
+        action[is_control] = np.where(has_horizon[is_control], kernels.COPY, kernels.OPEN)
+        expired = unneeded & has_horizon & (table["base_timestamp_ms"] <= self._now_ms)
+        is_dead = (counts == 0) | (by_bits & (live == 0) & ~is_control) | expired | self._transactions.aborted(table)
         action[is_dead] = dead[is_dead]
+        self.counts.markers_removed += int(np.count_nonzero(is_control & (counts > 0) & is_dead))
         zeros = np.zeros(n, np.int64)
         first_ordinal = (number << 32) + before
-        return _Rows(decided_by, first_bit, first_ordinal, retain_empty, action, zeros, zeros.copy())
+        return _Rows(
+            decided_by, first_bit, first_ordinal, retain_empty, unneeded, action, zeros, zeros.copy()
+        )
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
         """Decide record by record over the opened rows of the chunk, and with that over the rows."""
@@ -177,6 +194,8 @@ class Rewriter:
         opened = rows.action[part] == kernels.OPEN
         kept = rows.kept[part]
         has_horizon = (table["attributes"][part] & DELETE_HORIZON) != 0
+        # To the builder of batches a marker without data is one more reason for a horizon.
+        rows.kept_nulls[part] += rows.marker_horizon[part]
         whole = (kept == table["record_count"][part]) & ((rows.kept_nulls[part] == 0) | has_horizon)
         decided = np.where(whole, kernels.COPY, kernels.REBUILD)
         empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keytail.clean.offset_map import OffsetMap
+from keytail.clean.transactions import TransactionTracker
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels import records as record_kernels
@@ -30,16 +31,19 @@ Progress = Callable[[str, int], None]
 class Survivors:
     """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
 
-    `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of the first record
-    and batch of dirty segment `first_segment` + i.
+    `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as far as pass 1 came;
+    `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of its first record
+    and batch.
     """
 
     offset_map: OffsetMap
     first_segment: int
+    starts_inside_segment: bool = False
     latest_offset: int = -1
     full: bool = False
     keyless: int = 0
     first_keyless_offset: int = -1
+    segment_records: list[int] = field(default_factory=list)
     record_start: list[int] = field(default_factory=list)
     batch_start: list[int] = field(default_factory=list)
     bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
@@ -49,12 +53,37 @@ class Survivors:
     def end_offset(self) -> int:
         return self.latest_offset + 1
 
+    def records_from(self, number: int) -> int:
+        """Records in the segments that pass 1 read from segment `number` on."""
+        return sum(self.segment_records[max(0, number - self.first_segment) :])
+
     def check(self) -> None:
         """Assert that there is exactly one surviving bit a key of the map."""
         self.offset_map.check()
         assert int(np.unpackbits(self.bits).sum()) == self.offset_map.used
         assert self.record_start == sorted(self.record_start)
         assert self.batch_start == sorted(self.batch_start)
+
+
+class Followers:
+    """Who follows the batches of the dirty section: the partition's transactions, and those the map knows of.
+
+    As Kafka's, the map's own tracker starts with the batch that the offset index names for the first dirty
+    offset, knowing nothing of the markers before it (format/CLEANING.md, "Aborted data and the map").
+    """
+
+    def __init__(self, whole_log: TransactionTracker, mapping: TransactionTracker, map_position: int) -> None:
+        self._whole_log = whole_log
+        self._mapping = mapping
+        self._map_position = map_position
+
+    def follow(self, table: np.ndarray, is_first_segment: bool) -> np.ndarray:
+        """For each batch (bool): is it, to the map, data of an aborted transaction?"""
+        self._whole_log.follow(table)
+        skipped = int(np.searchsorted(table["position"], self._map_position)) if is_first_segment else 0
+        aborted = np.zeros(len(table), bool)
+        aborted[skipped:] = self._mapping.follow(table[skipped:])
+        return aborted
 
 
 class SurvivorBuilder:
@@ -76,11 +105,16 @@ class SurvivorBuilder:
         dirty: tuple[int, int],
         first_dirty_offset: int,
         first_uncleanable_offset: int,
+        followers: Followers,
         on_progress: Progress,
     ) -> Survivors:
-        """Raises CorruptLog, or Refused for batches this version does not clean."""
+        """Raises CorruptLog, or Refused for batches this version does not clean.
+
+        The last segment read is read to its end even when the map is full before, for the sake of the
+        `followers`, which see every batch of the segments read.
+        """
         first, end = dirty
-        survivors = Survivors(self._map, first)
+        survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
         records = batches = 0
         for number in range(first, end):
             survivors.record_start.append(records)
@@ -90,13 +124,15 @@ class SurvivorBuilder:
             in_segment = 0
             for stride in self._reader.strides(path, segment.log_bytes):
                 refuse_unsupported(stride)
-                self._reserve_nulls(survivors, batches + len(stride.table))
-                self._map_stride(survivors, stride, number, in_segment, batches, first_dirty_offset)
+                aborted = followers.follow(stride.table, number == first)
+                if not survivors.full:
+                    self._reserve_nulls(survivors, batches + len(stride.table))
+                    wanted = ~aborted & (stride.table["last_offset"] >= first_dirty_offset)
+                    self._map_stride(survivors, stride, wanted, number, in_segment, batches, first_dirty_offset)
                 in_segment += int(stride.table["record_count"].sum())
                 batches += len(stride.table)
                 on_progress("map", len(stride.raw))
-                if survivors.full:
-                    break
+            survivors.segment_records.append(in_segment)
             records += in_segment
             if survivors.full:
                 break
@@ -121,15 +157,17 @@ class SurvivorBuilder:
         self,
         survivors: Survivors,
         stride: Stride,
+        wanted: np.ndarray,
         number: int,
         in_segment: int,
         batches: int,
         from_offset: int,
     ) -> None:
+        """Put the records of the wanted data batches; `in_segment` records and `batches` came before them."""
         table = stride.table
         counts = table["record_count"].astype(np.int64)
         first_ordinal = (number << 32) + in_segment + np.cumsum(counts) - counts
-        wanted = (table["last_offset"] >= from_offset) & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+        wanted = wanted & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
         for opened in self._reader.open_rows(stride, wanted):
             for chunk in self._scanner.chunks(stride, opened):
                 n = len(chunk.records)

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from keytail.errors import CorruptLog, Refused
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.compression import CODECS, decompress
 from keytail.kernels import batches as kernels
 from keytail.kernels import records as record_kernels
@@ -244,14 +244,15 @@ class SegmentReader:
 
 
 def refuse_unsupported(stride: Stride) -> None:
-    """Raise Refused for batches that this version does not clean: magic 0 and 1, transactions, control batches."""
+    """Raise Refused for batches that this version does not clean: magic 0 and 1, and unreadable control batches."""
     old = np.flatnonzero(stride.table["magic"] < 2)
     if len(old):
         row = stride.table[old[0]]
         _refuse(stride, row, f"message format v{int(row['magic'])} is not supported yet")
-    special = np.flatnonzero(stride.table["attributes"] & 0x30)
-    if len(special):
-        _refuse(stride, stride.table[special[0]], "transactional batches are not supported yet")
+    control = (stride.table["attributes"] & CONTROL) != 0
+    unreadable = np.flatnonzero(control & (stride.table["record_count"] > 0) & (stride.table["control_type"] < 0))
+    if len(unreadable):
+        _refuse(stride, stride.table[unreadable[0]], "a control batch has no readable type")
 
 
 def _refuse(stride: Stride, row: np.void, what: str) -> NoReturn:

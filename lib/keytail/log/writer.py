@@ -70,12 +70,19 @@ class SegmentWriter:
         self.size_bytes += len(data)
         self.records += int(table["record_count"].sum())
 
-    def finish(self, source_bases: tuple[int, ...], mtime_ms: int) -> GroupOutput:
-        """Write the indexes, set all times to `mtime_ms`, make everything durable; what `commit_group` takes."""
+    def finish(self, source_bases: tuple[int, ...], mtime_ms: int, txn_index: bytes = b"") -> GroupOutput:
+        """Write the indexes, set all times to `mtime_ms`, make everything durable; what `commit_group` takes.
+
+        A `.txnindex` is made only of a `txn_index` with entries.
+        """
         assert self._fd is not None
         files = [self._seal(self._fd, names.LOG, mtime_ms, self.size_bytes, self._digest.hexdigest())]
         self._fd = None
-        for suffix, data in zip((names.INDEX, names.TIME_INDEX), self._indexer.close(), strict=True):
+        offset_index, time_index = self._indexer.close()
+        indexes = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
+        if txn_index:
+            indexes[names.TXN_INDEX] = txn_index
+        for suffix, data in indexes.items():
             fd = self._create(suffix)
             self._fs.write(fd, data)
             digest = file_digest()
