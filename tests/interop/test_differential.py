@@ -13,7 +13,7 @@ import pytest
 
 from keytail.clean.cleaner import CleaningTask, clean_partition, install
 from keytail.clean.plan import CompactionConfig, select
-from keytail.clean.producers import first_unstable_offset
+from keytail.clean.producers import first_unstable
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from tests.interop.kafka import Kafka
@@ -52,14 +52,10 @@ def keytail_round(log_dir: Path, now: Circumstances) -> Outcome:
     assert facts.leftovers == ()
     assert facts.log_end_offset == now.log_end_offset
     config = compaction_config(now)
-    unstable = first_unstable_offset(
-        LOCAL,
-        facts,
-        facts.high_watermark,
-        expiration_ms=config.producer_id_expiration_ms,
-        now_ms=now.now_ms,
+    unstable = first_unstable(
+        LOCAL, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now.now_ms
     )
-    selection = select(facts, config, now.now_ms, first_unstable_offset=unstable)
+    selection = select(facts, config, now.now_ms, unstable=unstable)
     choice = {name: getattr(selection, name) for name in CHOICE}
     if not selection.cleanable_bytes:
         return Outcome(choice, None)

@@ -6,7 +6,6 @@ the locks. The decisions themselves are clean/plan.py's.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterable
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING
 from keytail.app.selection import Chosen, Configuration
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
 from keytail.errors import CorruptLog, KeytailError, Refused
-from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
     from keytail.clean.cleaner import CleaningTask
-    from keytail.format.producers import ProducerEntry
+    from keytail.clean.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
 
@@ -110,7 +108,7 @@ def plan_one(
             force=rules.force,
             from_log_start=rules.from_log_start,
             high_watermark=rules.high_watermark,
-            producers=_newest_producers(fs, facts) if "compact" in config.cleanup_policy else (),
+            unstable=_first_unstable(fs, facts, config, rules.now_ms),
             unsafe_clock=rules.unsafe_clock,
         )
     except KeytailError as problem:
@@ -118,21 +116,13 @@ def plan_one(
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
 
 
-def _newest_producers(fs: FileSystem, facts: PartitionFacts) -> Iterable[ProducerEntry]:
-    """The entries of the newest snapshot; who writes one is stopped there and may have left it in doubt."""
-    if not facts.snapshots:
-        return ()
-    from keytail.format.producers import parse_snapshot  # noqa: PLC0415 (brings in the kernels)
+def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
+    """By the newest producer snapshot; batches are read only where that does not reach the log end."""
+    if "compact" not in config.cleanup_policy or facts.problems:
+        return None
+    from keytail.clean.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
 
-    path = os.path.join(facts.path, names.segment_file(max(facts.snapshots), names.SNAPSHOT))
-    try:
-        return parse_snapshot(fs.read_bytes(path))
-    except ValueError as error:
-        raise CorruptLog(
-            f"the producer snapshot cannot be read: {error}",
-            path=path,
-            remedy="A broker deletes it at its next start and rebuilds it; start and stop the broker once",
-        ) from error
+    return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
 
 
 def resolve_leftovers(

@@ -8,12 +8,12 @@ to others.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from keytail.format.producers import ProducerEntry
+    from keytail.clean.producers import Unstable
     from keytail.log.partition import PartitionFacts, SegmentFacts
 
 MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
@@ -159,13 +159,13 @@ def select(
     force: bool = False,
     from_log_start: bool = False,
     high_watermark: HighWatermarkSource = "checkpoint",
-    first_unstable_offset: int | None = None,
+    unstable: Unstable | None = None,
 ) -> Selection:
     """The section that a round at `now_ms` would clean, and whether one is due.
 
     `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without
     a checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed
-    one is always believed). `first_unstable_offset`: where the first undecided transaction begins.
+    one is always believed). `unstable`: where the first undecided transaction begins.
     """
     if not facts.segments:
         blocker = "the partition has no segments"
@@ -178,7 +178,7 @@ def select(
         now_ms,
         first_dirty,
         high_watermark=high_watermark,
-        first_unstable_offset=first_unstable_offset,
+        unstable=unstable,
     )
 
     clean_bytes = sum(s.log_bytes for s in facts.segments if s.base_offset < first_dirty)
@@ -228,7 +228,7 @@ def _first_uncleanable(
     first_dirty: int,
     *,
     high_watermark: HighWatermarkSource,
-    first_unstable_offset: int | None,
+    unstable: Unstable | None,
 ) -> tuple[int, Limit, str]:
     """The segment base where cleaning ends, the rule that says so, and that rule in words with its numbers.
 
@@ -245,9 +245,8 @@ def _first_uncleanable(
         bounds.append((facts.high_watermark, "high watermark", why))
     elif high_watermark == "checkpoint":
         bounds.append((start, "high watermark", "the partition has no high watermark"))
-    if first_unstable_offset is not None:
-        unstable = max(first_unstable_offset, start)
-        bounds.append((unstable, "open transaction", f"an open transaction starts at offset {unstable}"))
+    if unstable is not None:
+        bounds.append((max(unstable.offset, start), "open transaction", unstable.why))
     if not facts.clean_shutdown:
         point = facts.recovery_point
         bounds.append((point, "recovery point", f"the recovery point after an unclean shutdown is {point}"))
@@ -292,12 +291,11 @@ def refusals(
     now_ms: int,
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
-    producers: Iterable[ProducerEntry] = (),
     unsafe_clock: bool = False,
 ) -> list[str]:
     """Why records of this partition must not be removed, each with what to do; empty if nothing forbids it.
 
-    `producers` is the newest producer snapshot. A policy without `compact` is no reason: that is a skip.
+    A policy without `compact` is no reason, nor is an open transaction: those are skips.
     """
     reasons = list(facts.problems)
     if not topic_overrides_known:
@@ -322,15 +320,7 @@ def refusals(
             f"the clock ({now_ms} ms) is {newest_ms - now_ms} ms older than the newest segment "
             f"(modified at {newest_ms} ms): set the clock right"
         )
-    reasons += [_open_transaction(p, now_ms) for p in producers if p.current_txn_first_offset >= 0]
     return reasons
-
-
-def _open_transaction(producer: ProducerEntry, now_ms: int) -> str:
-    return (
-        f"open transaction of producer id {producer.producer_id}, epoch {producer.epoch}, "
-        f"first offset {producer.current_txn_first_offset}, age {now_ms - producer.timestamp_ms} ms"
-    )
 
 
 def decide(
@@ -342,7 +332,7 @@ def decide(
     force: bool = False,
     from_log_start: bool = False,
     high_watermark: HighWatermarkSource = "checkpoint",
-    producers: Iterable[ProducerEntry] = (),
+    unstable: Unstable | None = None,
     unsafe_clock: bool = False,
 ) -> Decision:
     """The partition's status in a plan: a known policy without `compact` is skipped, then refusals count."""
@@ -352,7 +342,6 @@ def decide(
         topic_overrides_known,
         now_ms,
         high_watermark=high_watermark,
-        producers=producers,
         unsafe_clock=unsafe_clock,
     )
     skipped = topic_overrides_known and "compact" not in config.cleanup_policy
@@ -365,6 +354,7 @@ def decide(
         force=force,
         from_log_start=from_log_start,
         high_watermark=high_watermark,
+        unstable=unstable,
     )
     if selection.eligible:
         return Decision("would-compact", "", selection)

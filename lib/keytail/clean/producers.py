@@ -79,11 +79,12 @@ class ProducerStates:
                     self.completed.append((state.txn_first_offset, int(row["base_offset"])))
                     state.txn_first_offset = -1
 
-    def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """First offset of the earliest transaction that is open, or ended at or above the high watermark."""
-        unstable = [s.txn_first_offset for s in self.states.values() if s.txn_first_offset >= 0]
-        unstable += [first for first, marker in self.completed if marker >= high_watermark]
-        return min(unstable, default=None)
+    def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
+        """First offset and producer id (-1: it has ended) of the earliest transaction that is open, or whose
+        marker is not below the high watermark."""
+        unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
+        unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
+        return min(unsettled, default=None)
 
     def active(self) -> ActiveProducers:
         ids = sorted(self.states)
@@ -146,15 +147,25 @@ def load_producers(
     return producers
 
 
-def first_unstable_offset(
-    fs: FileSystem, facts: PartitionFacts, high_watermark: int | None, *, expiration_ms: int, now_ms: int
-) -> int | None:
+@dataclass(frozen=True)
+class Unstable:
+    """From `offset` on transactions are not settled; `why` names the earliest of them."""
+
+    offset: int
+    why: str
+
+
+def first_unstable(
+    fs: FileSystem, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
+) -> Unstable | None:
     """Where the earliest transaction begins that is open, or whose marker is not below the high watermark.
 
     None: every transaction is settled. Without a high watermark the log end stands for it. As for a broker that
     starts, a transaction that ended before the newest snapshot was taken is settled, wherever its marker lies.
     """
-    limit = facts.log_end_offset if high_watermark is None else min(high_watermark, facts.log_end_offset)
+    limit = facts.log_end_offset
+    if facts.high_watermark is not None:
+        limit = min(limit, facts.high_watermark)
     reader = SegmentReader(fs)
     producers = load_producers(
         fs,
@@ -168,10 +179,21 @@ def first_unstable_offset(
         expiration_ms=expiration_ms,
         now_ms=now_ms,
     )
-    unstable = producers.first_unstable_offset(limit)
-    if unstable is None or unstable >= facts.log_start_offset:
-        return unstable
-    return _batch_at_or_after(reader, facts, facts.log_start_offset)
+    earliest = producers.earliest_unsettled(limit)
+    if earliest is None:
+        return None
+    offset, producer_id = earliest
+    if producer_id >= 0:
+        state = producers.states[producer_id]
+        why = (
+            f"open transaction of producer id {producer_id}, epoch {state.epoch}, first offset {offset}, "
+            f"age {now_ms - state.timestamp_ms} ms"
+        )
+    else:
+        why = f"the transaction from offset {offset} on ended at or above the high watermark {limit}"
+    if offset < facts.log_start_offset:
+        offset = _batch_at_or_after(reader, facts, facts.log_start_offset)
+    return Unstable(offset, why)
 
 
 def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
