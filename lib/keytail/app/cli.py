@@ -208,6 +208,34 @@ def compact(
     _finish(rows, output, "Compacted", _after_compact(rows), named)
 
 
+@app.command()
+@_reported
+def verify(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
+
+    keytail verify --log-dirs /var/kafka --topic 'orders|users'
+    """
+    from keytail.app import verification  # noqa: PLC0415
+
+    configuration = read_configuration(config, (), False)
+    choice = _choice(configuration, log_dirs, topic, topic_list, partitions)
+    rows = verification.verify(choice, master=master, submitted=context.obj == _SUBMITTED)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verification.print_table(rows)
+    raise typer.Exit(verification.exit_status(rows))
+
+
 def _after_plan(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "would-compact" for row in rows):
         return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
