@@ -68,7 +68,7 @@ def verify(
     choice: Choice, *, master: str | None = None, submitted: bool = False, fs: FileSystem = LOCAL
 ) -> list[VerifyRow]:
     """A row for each chosen partition. Starts Spark only where there is much to read, or it has been started."""
-    from keytail.spark.session import local_session, submitted_session  # noqa: PLC0415
+    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415
     from keytail.spark.verify import VerifyTask, verify_here, verify_on_spark  # noqa: PLC0415
 
     chosen = choose(fs, choice)
@@ -83,6 +83,8 @@ def verify(
         if submitted or (size >= SPARK_FROM_BYTES and len(tasks) > 1):
             reporter.note("starting Spark")
             spark = submitted_session() if submitted else local_session(master or "local[*]")
+            if not submitted:
+                run.callback(end_jvm)
             run.callback(spark.stop)
             verify_on_spark(spark, tasks, state.heard)
         else:
