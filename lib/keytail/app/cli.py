@@ -75,6 +75,11 @@ def _reported(verb: Callable[..., None]) -> Callable[..., None]:
             if not usage and kwargs.get("output") == o.Output.json:
                 show.print_json([])
             raise typer.Exit(2 if usage else 1) from problem
+        except KeyboardInterrupt:
+            text = "interrupted. Partitions already reported are done; what was begun is as it was, or is "
+            text += "finished or undone by the next run with --execute, and by a broker that starts"
+            show.error_console().print(f"\n[bold red]keytail:[/] {text}", soft_wrap=True)
+            raise typer.Exit(130) from None
 
     return run
 
