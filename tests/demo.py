@@ -105,8 +105,10 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
         name = f"{row['topic']}-{row['partition']}"
         about = TOPICS[row["topic"]].what if row["topic"] in TOPICS else ""
         print(f"  {name} ({about}) {row['status']}: {row['error']}")
-    verdict = "found nothing wrong" if verified == 0 else f"ended with status {verified}: see above"
-    print(f"\nverify {verdict}. A broker that starts on this log dir finds a clean shutdown, opens every")
+    if verified != 0:
+        print(f"\nverify ended with status {verified}: see above. Do not start a broker on this.")
+        return
+    print("\nverify found nothing wrong. A broker that starts on this log dir finds a clean shutdown, opens every")
     print("partition without recovery, and serves each key's newest record at its old offset.")
 
 

@@ -6,6 +6,7 @@ The outputs are made by hand: what matters here is which bytes a broker finds, n
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.reference.loader import Loaded, load
 
 INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
 PARTITION = "orders-0"
+SCRATCH = ".r1.a1.clean"
+NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot without entries
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Partition:
         for base, offsets in self.segments.items():
             write_segment(path, base, log_of(offsets), "", self.txn_indexes.get(base))
             if base:
-                (path / f"{base:020d}.snapshot").write_bytes(b"state")
+                (path / f"{base:020d}.snapshot").write_bytes(NO_PRODUCERS)
         for group in self.groups:
-            write_segment(path, group.base, group.log, ".r1.a1.clean", group.txn_index)
+            write_segment(path, group.base, group.log, SCRATCH, group.txn_index)
 
     def outputs(self) -> list[GroupOutput]:
         return [
@@ -67,7 +70,7 @@ class Partition:
                 tuple(
                     CleanFile(
                         suffix,
-                        f"{group.base:020d}{suffix}.r1.a1.clean",
+                        f"{group.base:020d}{suffix}{SCRATCH}",
                         len(data),
                         hashlib.sha256(data).hexdigest(),
                     )
@@ -132,15 +135,20 @@ def log_of(offsets: Sequence[int]) -> bytes:
     return b"".join(batches)
 
 
-def segment_data(base: int, log: bytes, txn_index: bytes | None) -> dict[str, bytes]:
+def txn_index(*marker_offsets: int) -> bytes:
+    """Entries of aborted transactions that began at offset 0 and ended with these markers."""
+    return b"".join(struct.pack(">hqqqq", 0, 1, 0, offset, offset + 1) for offset in marker_offsets)
+
+
+def segment_data(base: int, log: bytes, txn_entries: bytes | None) -> dict[str, bytes]:
     index, time_index = index_files(log, base, INTERVAL_BYTES)
     data = {".log": log, ".index": index, ".timeindex": time_index}
-    return data if txn_index is None else {**data, ".txnindex": txn_index}
+    return data if txn_entries is None else {**data, ".txnindex": txn_entries}
 
 
-def write_segment(path: Path, base: int, log: bytes, stage: str, txn_index: bytes | None = None) -> None:
+def write_segment(path: Path, base: int, log: bytes, stage: str, txn_entries: bytes | None = None) -> None:
     """The files of one segment, each with `stage` after its name."""
-    for suffix, data in segment_data(base, log, txn_index).items():
+    for suffix, data in segment_data(base, log, txn_entries).items():
         (path / f"{base:020d}{suffix}{stage}").write_bytes(data)
 
 

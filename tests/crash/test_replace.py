@@ -11,9 +11,7 @@ import pytest
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from tests.crash.driver import Counts, State, digest_of, for_every_stop
-from tests.crash.partitions import PARTITION, Group, Partition
-
-ENTRY = bytes(34)  # of a transaction index, whose contents do not matter here
+from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 
 CASES = {
     "three into one": Partition(
@@ -21,12 +19,14 @@ CASES = {
         (Group((0, 10, 20), (1, 4, 8, 12, 15, 23, 29)),),
     ),
     "one by itself, with a transaction index that stays": Partition(
-        {0: range(10), 10: range(10, 20), 20: ()}, (Group((10,), (12, 19), ENTRY),), {10: ENTRY * 2}
+        {0: range(10), 10: range(10, 20), 20: ()},
+        (Group((10,), (12, 19), txn_index(19)),),
+        {10: txn_index(12, 19)},
     ),
     "a transaction index that goes": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 22)},
         (Group((0, 10), (5, 19)),),
-        {0: ENTRY, 10: ENTRY},
+        {0: txn_index(9), 10: txn_index(19)},
     ),
     "the output ends below its last sources": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 33)},
@@ -37,8 +37,8 @@ CASES = {
     ),
     "two groups, one after the other": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 40), 40: range(40, 42)},
-        (Group((0, 10), (1, 12, 19)), Group((20, 30), (22, 39), ENTRY)),
-        {30: ENTRY},
+        (Group((0, 10), (1, 12, 19)), Group((20, 30), (22, 39), txn_index(39))),
+        {30: txn_index(39)},
     ),
 }
 

@@ -148,7 +148,7 @@ def _page(name: str) -> str:
     return (Path(keytail.__file__).parent / "format" / name).read_text("utf-8")
 
 
-PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "CLEANING.md"]
+PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "METADATA.md", "LEGACY.md", "CLEANING.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -22,7 +22,8 @@ from typing import Any
 
 from tests.golden import ARCHIVE, MANIFEST, RECORDS
 from tests.golden.workload import START_MS, Topic, topics, traffic
-from tests.interop.broker import CLUSTER_ID, NODE_ID, Broker, BrokerClient, Served, to_wire
+from tests.interop.broker import CLUSTER_ID, NODE_ID, Broker
+from tests.interop.broker_client import BrokerClient, Served, to_wire
 
 LIMIT_BYTES = 5_000_000
 WRAPPING_PRODUCER = 900_001

@@ -13,6 +13,7 @@ from keytail.inspection.findings import KINDS
 from keytail.inspection.verify import VerifyReport, verify_partition
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.window import Window
+from tests import golden
 from tests.clean.dull_cleaner import index_bytes
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.varints import crc32c
@@ -369,3 +370,12 @@ def test_whatever_the_bytes_are_there_is_no_exception(tmp_path_factory, data):
                 changed = changed[:17] + crc + changed[21:]
         (directory / file).write_bytes(changed)
     verify_partition(LOCAL, str(directory), live=data.draw(st.booleans()))
+
+
+def test_what_a_real_broker_wrote_is_sound(tmp_path):
+    log_dir = golden.unpack(tmp_path)
+    directories = sorted(p for p in log_dir.iterdir() if p.is_dir())
+    reports = {directory.name: _verify(directory) for directory in directories}
+    assert {name: report.findings for name, report in reports.items() if report.findings} == {}
+    assert sum(report.counts.records for report in reports.values()) > 20_000
+    assert sum(report.counts.index_entries for report in reports.values()) > 500

@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from tests import golden
-from tests.interop.broker import Broker, BrokerClient, LogLine, Served, from_wire
+from tests.interop.broker import Broker, LogLine
+from tests.interop.broker_client import BrokerClient, Served, from_wire
 from tests.interop.kafka import KafkaUnavailable
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]

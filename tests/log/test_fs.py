@@ -233,3 +233,12 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     fs.unlink(path + "b")
     fs.close(fs.open_lock_file(path, fs.stat(str(tmp_path)))[0])
     assert seen == ["create", "write", "fsync", "set_mtime_ns", "rename", "fsync_dir", "unlink", "create"]
+
+
+def test_the_type_of_a_file_system_is_the_kernels_name(tmp_path: Path) -> None:
+    assert LOCAL.file_system_type("/proc") == "proc"
+    told = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
+    if told.stdout.strip() == "tmpfs":
+        assert LOCAL.file_system_type("/dev/shm") == "tmpfs"
+    assert LOCAL.file_system_type(str(tmp_path)) != "proc"
+    assert LOCAL.free_bytes(str(tmp_path)) > 0

@@ -190,6 +190,13 @@ def test_a_log_larger_than_the_window(tmp_path: Path) -> None:
     assert _end(tmp_path, log, None) == LogEnd(6003, len(log), 0)
 
 
+def test_an_index_that_points_at_a_batch_within_a_value(tmp_path: Path) -> None:
+    """Kafka's own logs are produced to topics, too: bytes like a batch's are no batch."""
+    inner = encode_batch([Rec(700, 1, b"k", b"v" * 100)])
+    log = encode_batch([Rec(0, 1, b"k", inner), Rec(1, 1, b"k", b"v")])
+    assert _end(tmp_path, log, struct.pack(">ii", 1, log.index(inner))) == LogEnd(2, len(log), 0)
+
+
 def test_legacy_batches_end_with_their_own_offset(tmp_path: Path) -> None:
     log = _legacy(3, 0, 0) + _legacy(9, 1, 5)
     assert _end(tmp_path, log, None) == LogEnd(10, len(log), 0)

@@ -15,7 +15,7 @@ from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.replace import GroupOutput
 from tests.crash.driver import digest_of
-from tests.crash.partitions import PARTITION, Group, Partition, log_of
+from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of
 from tests.reference.loader import load
 
 CASE = Partition(
@@ -32,11 +32,8 @@ def _path(tmp_path: Path, case: Partition = CASE) -> Path:
 def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
     path = _path(tmp_path)
     inodes = {name: (path / name).stat().st_ino for name in os.listdir(path) if name[:20] >= f"{20:020d}"}
-    times = {
-        file.name.removesuffix(".r1.a1.clean"): file.stat().st_mtime_ns
-        for file in path.iterdir()
-        if file.name.endswith(".clean")
-    }
+    scratch = [file for file in path.iterdir() if file.name.endswith(SCRATCH)]
+    times = {file.name.removesuffix(SCRATCH): file.stat().st_mtime_ns for file in scratch}
     replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
     assert CASE.judge(load(path)) == [True]
     names = set(os.listdir(path))

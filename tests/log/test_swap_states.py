@@ -14,10 +14,9 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log import replace
 from keytail.log.fs import LOCAL
 from tests.crash.driver import digest_of
-from tests.crash.partitions import PARTITION, Group, Partition, log_of, segment_data, write_segment
+from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of, segment_data, write_segment
 from tests.reference.loader import BrokerDoesNotStart, load
 
-CLEAN = ".r1.a1.clean"
 SOURCES = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
 OUT = (1, 4, 8, 12, 15, 23, 29)
 INDEXES = (".index", ".timeindex")
@@ -54,7 +53,7 @@ class Dir:
         self.touch(f"{0:020d}.log.cleaned")
 
     def swap(self) -> None:
-        self.stage(0, FILES, CLEAN, ".swap")
+        self.stage(0, FILES, SCRATCH, ".swap")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _final(d: Dir) -> None:
 
 
 def _split(d: Dir) -> None:
-    d.remove(*(f"{0:020d}{suffix}{CLEAN}" for suffix in FILES))
+    d.remove(*(f"{0:020d}{suffix}{SCRATCH}" for suffix in FILES))
     write_segment(d.path, 0, log_of(range(4)), ".swap")
     write_segment(d.path, 4, log_of(range(4, 10)), ".swap")
 
@@ -102,7 +101,7 @@ def _half_split(d: Dir) -> None:
 
 
 def _two_swaps(d: Dir) -> None:
-    d.remove(*(f"{0:020d}{suffix}{CLEAN}" for suffix in FILES))
+    d.remove(*(f"{0:020d}{suffix}{SCRATCH}" for suffix in FILES))
     write_segment(d.path, 0, log_of((1, 4, 8)), ".swap")
     write_segment(d.path, 20, log_of((23, 29)), ".swap")
 
@@ -123,7 +122,7 @@ def _cut_swap(d: Dir) -> None:
 ROWS = {
     1: Row(lambda d: None, ALL_SOURCES),
     2: Row(Dir.guard, ALL_SOURCES),
-    3: Row(_steps(Dir.guard, lambda d: d.stage(0, (".log",), CLEAN, ".swap")), ALL_SOURCES),
+    3: Row(_steps(Dir.guard, lambda d: d.stage(0, (".log",), SCRATCH, ".swap")), ALL_SOURCES),
     4: Row(_steps(Dir.guard, Dir.swap), ALL_SOURCES),
     5: Row(Dir.swap, OUTPUT, without_snapshots=(10, 20)),
     6: Row(_steps(Dir.swap, lambda d: d.delete(0)), OUTPUT, without_snapshots=(10, 20)),
@@ -135,10 +134,11 @@ ROWS = {
     10: Row(_final, OUTPUT, without_snapshots=(10, 20)),
     11: Row(Dir.swap, _logs(_0=()), kept=()),
     12: Row(Dir.swap, _logs(_0=(1, 12), _10=None), kept=(1, 12), without_snapshots=(10,)),
-    13: Row(lambda d: d.stage(0, FILES, CLEAN, ".cleaned"), ALL_SOURCES),
+    13: Row(lambda d: d.stage(0, FILES, SCRATCH, ".cleaned"), ALL_SOURCES),
     14: Row(
         _steps(
-            lambda d: d.stage(0, INDEXES, CLEAN, ".cleaned"), lambda d: d.stage(0, (".log",), CLEAN, ".swap")
+            lambda d: d.stage(0, INDEXES, SCRATCH, ".cleaned"),
+            lambda d: d.stage(0, (".log",), SCRATCH, ".swap"),
         ),
         ALL_SOURCES,
     ),

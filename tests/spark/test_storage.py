@@ -1,43 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from keytail.errors import Refused
 from keytail.log.fs import FileStat, FileSystem
-from keytail.spark import storage
-from keytail.spark.storage import ScratchSpace, file_system_type, is_network, refuse_shared_storage
-
-MOUNTS = """\
-/dev/vda / ext4 rw 0 0
-proc /proc proc rw 0 0
-nas:/kafka /mnt/nas nfs4 rw,vers=4.2 0 0
-nas:/old /mnt/with\\040blank nfs rw 0 0
-/dev/vdb /mnt/nas/local xfs rw 0 0
-user@host: /home/me/remote fuse.sshfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "point", "kind"),
-    [
-        ("/var/kafka", "/", "ext4"),
-        ("/mnt/nas", "/mnt/nas", "nfs4"),
-        ("/mnt/nas/a/b", "/mnt/nas", "nfs4"),
-        ("/mnt/nasty", "/", "ext4"),
-        ("/mnt/nas/local/logs", "/mnt/nas/local", "xfs"),
-        ("/mnt/with blank/logs", "/mnt/with blank", "nfs"),
-        ("/home/me/remote/x", "/home/me/remote", "fuse.sshfs"),
-    ],
-)
-def test_the_longest_mount_point_that_contains_a_path(path: str, point: str, kind: str) -> None:
-    assert file_system_type(path, MOUNTS) == (point, kind)
-
-
-def test_a_later_mount_hides_an_earlier_one_at_the_same_point() -> None:
-    assert file_system_type("/mnt/nas/x", MOUNTS + "/dev/vdc /mnt/nas ext4 rw 0 0\n") == ("/mnt/nas", "ext4")
+from keytail.spark.storage import ScratchSpace, is_network, refuse_shared_storage
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "fuse.sshfs", "ceph", "lustre", "9p", "fuse.s3fs"])
@@ -50,12 +19,15 @@ def test_local_types(kind: str) -> None:
     assert not is_network(kind)
 
 
-def test_a_log_dir_on_nfs_is_refused_with_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"nas:/kafka {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(storage, "_MOUNTS", str(mounts))
-    with pytest.raises(Refused, match=f"network file system .nfs4, mounted at {tmp_path}.*--shared-storage"):
-        refuse_shared_storage((str(tmp_path / "logs"),))
+class OnNfs(FileSystem):
+    def file_system_type(self, path: str) -> str:
+        return "nfs4" if path.startswith("/mnt") else "ext4"
+
+
+def test_a_log_dir_on_nfs_is_refused_with_its_path() -> None:
+    refuse_shared_storage(OnNfs(), ["/var/kafka"])
+    with pytest.raises(Refused, match=r"network file system .nfs4.*/mnt/logs.*--shared-storage"):
+        refuse_shared_storage(OnNfs(), ["/var/kafka", "/mnt/logs"])
 
 
 class FakeStorage(FileSystem):

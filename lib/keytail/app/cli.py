@@ -75,6 +75,11 @@ def _reported(verb: Callable[..., None]) -> Callable[..., None]:
             if not usage and kwargs.get("output") == o.Output.json:
                 show.print_json([])
             raise typer.Exit(2 if usage else 1) from problem
+        except KeyboardInterrupt:
+            text = "interrupted. Partitions already reported are done; what was begun is as it was, or is "
+            text += "finished or undone by the next run with --execute, and by a broker that starts"
+            show.error_console().print(f"\n[bold red]keytail:[/] {text}", soft_wrap=True)
+            raise typer.Exit(130) from None
 
     return run
 
@@ -206,6 +211,34 @@ def compact(
         _finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
     rows = compaction.compact(request)
     _finish(rows, output, "Compacted", _after_compact(rows), named)
+
+
+@app.command()
+@_reported
+def verify(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
+
+    keytail verify --log-dirs /var/kafka --topic 'orders|users'
+    """
+    from keytail.app import verification  # noqa: PLC0415
+
+    configuration = read_configuration(config, (), False)
+    choice = _choice(configuration, log_dirs, topic, topic_list, partitions)
+    rows = verification.verify(choice, master=master, submitted=context.obj == _SUBMITTED)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verification.print_table(rows)
+    raise typer.Exit(verification.exit_status(rows))
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

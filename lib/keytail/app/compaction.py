@@ -79,7 +79,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         choose(fs, request.choice)  # mistakes in flags, before any lock
         spark = _session(request, run) if request.submitted else None
         if not request.shared_storage:
-            refuse_shared_storage(request.choice.log_dirs)
+            refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
         chosen = choose(fs, request.choice)
         planned = _plan_resolved(fs, chosen, request.configuration, rules)
@@ -102,9 +102,13 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 def _session(request: Request, run: contextlib.ExitStack) -> Any:
     """The session, stopped with `run`. A cluster calls a submitted application that never makes one failed."""
-    from keytail.spark.session import local_session, submitted_session  # noqa: PLC0415
+    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415
 
-    spark = submitted_session() if request.submitted else local_session(request.master or "local[*]")
+    if request.submitted:
+        spark = submitted_session()
+    else:
+        spark = local_session(request.master or "local[*]")
+        run.callback(end_jvm)
     run.callback(spark.stop)
     return spark
 

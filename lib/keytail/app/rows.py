@@ -27,6 +27,7 @@ _STYLES = {
     "sound": "green",
     "skipped": "yellow",
     "refused": "bold yellow",
+    "suspect": "bold yellow",
     "damaged": "bold red",
     "corrupt": "bold red",
     "failed": "bold red",

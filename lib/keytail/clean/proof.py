@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
 _SLOT_BYTES = 8 * kernels.SLOT_WORDS
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
+_LEAST_MEMORY_BYTES = 4 << 20
+_NO_LIMIT = 2**62
 _NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 
 _SOURCE = {
@@ -96,7 +98,9 @@ class _Proof:
 
     def __init__(self, fs: FileSystem, memory_bytes: int) -> None:
         self.fs = fs
-        self.memory_bytes = memory_bytes
+        self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
+        # As in the offset map: the last doubling holds one and a half tables at once.
+        self.max_slots = self.memory_bytes * 2 // (3 * _SLOT_BYTES)
         self.source = Window(fs)
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
@@ -109,27 +113,25 @@ class _Proof:
         self.digests = np.empty((2, records), dtype=np.uint64)
 
     def make_room(self, records: int) -> None:
-        """Room in the table for `records` more keys, and for as many in one batch."""
+        """Room in the table for `records` more keys if it can grow, and for as many in one batch."""
         if records > self.pending.shape[1]:
             self._resize_pending(2 * records)
-        state = self.state
-        need = int(state[kernels.TABLE_USED]) + records
-        old_bytes = self.slots.nbytes
-        if need <= state[kernels.TABLE_LIMIT]:
+        need = int(self.state[kernels.TABLE_USED]) + records
+        if need <= self.state[kernels.TABLE_LIMIT]:
             return
-        wanted = max(_FIRST_SLOTS, 2 * (old_bytes // _SLOT_BYTES), int(need / _LOAD) + 1)
-        slots = min(wanted, (self.memory_bytes - old_bytes) // _SLOT_BYTES)
-        limit = int(slots * _LOAD) if slots == wanted else int(slots * 0.9)
-        if limit < need:
-            raise KeytailError(
-                f"the proof needs more than its {self.memory_bytes} bytes of memory for "
-                f"{need} keys at {_SLOT_BYTES} bytes each",
-                remedy="Give the run more --map-memory, or fewer concurrent tasks",
-            )
+        slots = self.max_slots
+        while slots // 2 > _FIRST_SLOTS and need <= slots // 2 * _LOAD:
+            slots //= 2
         table = np.zeros(slots * kernels.SLOT_WORDS, dtype=np.uint64)
         kernels.rehash(self.slots, table)
         self.slots = table
-        state[kernels.TABLE_LIMIT] = limit
+        self.state[kernels.TABLE_LIMIT] = int(slots * _LOAD) if slots < self.max_slots else _NO_LIMIT
+
+    def fail_for_memory(self) -> NoReturn:
+        raise KeytailError(
+            f"the proof needs more than its {self.memory_bytes} bytes of memory, {_SLOT_BYTES} for each key",
+            remedy="Nothing was replaced; give the run more --map-memory, or fewer concurrent tasks",
+        )
 
     def close(self) -> None:
         self.source.close()
@@ -154,7 +156,7 @@ def prove(
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
     `segments` are all of the partition's, ascending; [`first_dirty_offset`, `end_offset`) was mapped.
-    `memory_bytes` bounds the table of keys. A source that is corrupt raises CorruptLog.
+    `memory_bytes` (4 MiB at least) bounds the table of keys. A source that is corrupt raises CorruptLog.
     """
     _check_groups(partition_path, segments, groups, end_offset)
     proof = _Proof(fs, memory_bytes)
@@ -295,6 +297,8 @@ def _prove_segment(
             state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
         elif code == kernels.NEED_TABLE:
             proof.make_room(int(state[kernels.WANTED_BYTES]))
+        elif code == kernels.NO_MEMORY:
+            proof.fail_for_memory()
         else:
             _raise(proof, code, index_paths)
 
@@ -314,7 +318,7 @@ def _open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) 
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
     codec = int(header[at + 22]) & 7
     try:
-        data = decompress(codec, header[at + 61 : at + size_bytes], limit_bytes=_MOST_BLOCK_BYTES)
+        data = decompress(codec, header[at + 61 : at + size_bytes].data, limit_bytes=_MOST_BLOCK_BYTES)
     except ValueError as problem:
         raise kind(
             f"a batch cannot be decompressed: {problem}",

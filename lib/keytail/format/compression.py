@@ -24,11 +24,14 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 NO_LIMIT_BYTES = 2**63 - 1
 
 
-def decompress(codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES) -> Buffer:
+def decompress(
+    codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES, *, skip_header_checksum: bool = False
+) -> Buffer:
     """The bytes that `data` stands for, as something that `np.frombuffer` takes.
 
     ValueError, with the reason, for what Kafka's reader of that codec refuses, and for an output longer than
-    `limit_bytes`, which is noticed before more than that is held. `data` is contiguous.
+    `limit_bytes`, which is noticed before more than that is held. `data` is contiguous. `skip_header_checksum`
+    takes any lz4 header checksum: those of magic 0 are wrong (LEGACY.md 3).
     """
     match codec_id:
         case 0:
@@ -40,7 +43,7 @@ def decompress(codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES) -
         case 2:
             return _unsnappy(data, limit_bytes)
         case 3:
-            return _unlz4(data, limit_bytes)
+            return _unlz4(data, limit_bytes, skip_header_checksum)
         case 4:
             return _unzstd(data, limit_bytes)
     raise ValueError(f"unknown codec {codec_id}")
@@ -224,14 +227,14 @@ def _lz4(data: Buffer) -> bytes:
     )
 
 
-def _unlz4(data: Buffer, limit_bytes: int) -> bytes:
+def _unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
     if header == plain_header:
         header_bytes, flags = len(header), header[4]
     else:
-        header_bytes, flags = _check_lz4_header(view)
+        header_bytes, flags = _check_lz4_header(view, skip_header_checksum)
         plain_header = _LZ4_HEADERS[flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), view[5]]
     block_bytes = 1 << (8 + 2 * (view[5] >> 4))
     end, most_bytes = _walk_lz4_blocks(view, header_bytes, flags, block_bytes)
@@ -251,7 +254,7 @@ def _unlz4(data: Buffer, limit_bytes: int) -> bytes:
     return out
 
 
-def _check_lz4_header(view: memoryview) -> tuple[int, int]:
+def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
     """Size and FLG byte of a frame header that is not one of the plain ones."""
     if len(view) < 7 or view[:4] != _LZ4_MAGIC:
         raise ValueError("lz4: no frame header")
@@ -265,6 +268,8 @@ def _check_lz4_header(view: memoryview) -> tuple[int, int]:
     header_bytes = 15 if flags & _LZ4_CONTENT_SIZE else 7
     if len(view) < header_bytes:
         raise ValueError("lz4: data ends inside the frame header")
+    if skip_checksum:
+        return header_bytes, flags
     try:
         lz4.frame.get_frame_info(view[:header_bytes])  # verifies the header's checksum
     except RuntimeError as problem:

@@ -40,6 +40,7 @@ TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
 # Files of a partition directory that belong to no segment.
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
 
 MAX_OFFSET = 2**63 - 1
 _OFFSET_DIGITS = 20
@@ -123,13 +124,24 @@ def parse_file_name(name: str) -> FileName:
         kind = _STAGE_KINDS[match["stage"]]
         if offset <= MAX_OFFSET:
             return FileName(name, kind, offset, match["suffix"])
-    if name.endswith(".checkpoint" + DELETED):
+    if name.endswith(METADATA_SNAPSHOT + DELETED):
         return FileName(name, "other")
     if name.endswith(DELETED):  # any stem: a broker that starts deletes it
         return FileName(name, "deleted")
     if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
         return FileName(name, "fatal")
     return FileName(name, "other")
+
+
+_METADATA_SNAPSHOT = re.compile(rf"{_OFFSET}-(?P<epoch>[0-9]{{10}}){re.escape(METADATA_SNAPSHOT)}")
+
+
+def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
+    """End offset and epoch of a finished snapshot of the metadata log, by its name; None for any other file."""
+    match = _METADATA_SNAPSHOT.fullmatch(name)
+    if match is None or int(match["offset"]) > MAX_OFFSET:
+        return None
+    return int(match["offset"]), int(match["epoch"])
 
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +49,12 @@ class VerifyReport:
     findings: tuple[Finding, ...]
     counts: VerifyCounts
 
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
 
 @dataclass
 class _Inspection:
@@ -62,7 +69,7 @@ class _Inspection:
     findings: list[Finding] = field(default_factory=list)
     per_file: Counter[str] = field(default_factory=Counter)
     index_entries: int = 0
-    bytes: int = 0
+    bytes_read: int = 0
 
     def add(
         self,
@@ -131,7 +138,7 @@ def verify_partition(fs: FileSystem, path: str, *, live: bool = False) -> Verify
         segments=len(bases),
         batches=int(state[kernels.BATCHES]),
         records=int(state[kernels.RECORDS]),
-        bytes=inspection.bytes,
+        bytes=inspection.bytes_read,
         index_entries=inspection.index_entries,
     )
     return VerifyReport(tuple(inspection.findings), counts)
@@ -185,7 +192,7 @@ def _check_segment(inspection: _Inspection, base: int, next_base: int | None) ->
         if not (inspection.live and isinstance(problem, FileNotFoundError)):
             inspection.add("unreadable", log, reason=problem.strerror or str(problem))
         return
-    inspection.bytes += size_bytes
+    inspection.bytes_read += size_bytes
     if whole:
         batches = int(state[kernels.BATCHES]) - batches_before
         _check_ends(inspection, base, next_base is None, entries, batches)
@@ -276,7 +283,7 @@ def _check_block(inspection: _Inspection, log: str, at: int) -> None:
     position = window.position + at
     try:
         data = decompress(
-            header[22] & 7, window.bytes[at + 61 : at + 12 + length], limit_bytes=_MOST_BLOCK_BYTES
+            header[22] & 7, window.bytes[at + 61 : at + 12 + length].data, limit_bytes=_MOST_BLOCK_BYTES
         )
     except (ValueError, MemoryError) as problem:
         inspection.add("decompress", log, position, base, reason=str(problem))
@@ -351,7 +358,7 @@ def _index_file(
 
 def _rising(inspection: _Inspection, file: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
     """How many entries come before the first that does not rise in both columns, or has a negative one."""
-    bad = (entries < 0).any(axis=1)
+    bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     if kind == "time-order":  # the second entry of one timestamp is never written
         bad[1:] |= (entries[1:, 0] <= entries[:-1, 0]) | (entries[1:, 1] <= entries[:-1, 1])
     else:

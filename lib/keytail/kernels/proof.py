@@ -17,6 +17,7 @@ from keytail.kernels.walk import be_16, be_32, be_64, be_u32, read_record, same_
 
 # What `step` returns: first what it needs, then what is wrong.
 SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_TABLE = range(6)
+NO_MEMORY = 6
 FIRST_VIOLATION = 10
 (
     SOURCE_CUT,
@@ -78,6 +79,7 @@ FIRST_VIOLATION = 10
     DROP_KEYLESS,
     TABLE_LIMIT,
     TABLE_USED,
+    TABLE_FULL,  # 1: a key found no room
     SOURCE_LAST_OFFSET,
     OUTPUT_LAST_OFFSET_SEEN,
     OUTPUT_CHECKED,  # 1: the batch at OUTPUT_FROM has passed `_check_output`
@@ -95,7 +97,7 @@ FIRST_VIOLATION = 10
     BATCHES_READ,
     BATCHES_KEPT,
     STATE_SIZE,
-) = range(36)
+) = range(37)
 
 PENDING = 1024
 SLOT_WORDS = 3
@@ -158,6 +160,9 @@ def _flush(data, pending, digests, n, slots, state):
         if i + _PREFETCH_AHEAD < n:
             prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
         new += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
+        if state[TABLE_USED] + new >= capacity - 1:  # one slot stays free, so that searches end
+            state[TABLE_FULL] = 1
+            break
     state[TABLE_USED] += new
 
 
@@ -394,7 +399,9 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
         elif key_bytes < 0:
             if not kept and state[DROP_KEYLESS] == 0:
                 return _fail(state, LOST_KEYLESS, p, offset), noted
-        elif offset >= state[FIRST_DIRTY] or not kept:
+        elif offset < state[FIRST_DIRTY] and (kept or (value_bytes < 0 and expired)):
+            pass  # of the clean part only what the dirty part must justify is held
+        else:
             pending[0, noted] = key
             pending[1, noted] = key_bytes
             pending[2, noted] = offset
@@ -471,6 +478,8 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
     noted = 0
     code = 0
     while True:
+        if state[TABLE_FULL] != 0:
+            return NO_MEMORY
         p, to = state[SOURCE_FROM], state[SOURCE_TO]
         if p == to and state[SOURCE_IS_ALL] != 0:
             code = SOURCE_DONE
@@ -554,7 +563,7 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
             state[BATCHES_KEPT] += 1
     if noted > 0:
         _flush(source, pending, digests, noted, slots, state)
-    return code
+    return NO_MEMORY if state[TABLE_FULL] != 0 else code
 
 
 @kernel

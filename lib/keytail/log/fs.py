@@ -148,6 +148,20 @@ class FileSystem:
         facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
 
+    def file_system_type(self, path: str) -> str:
+        """What the kernel calls the file system that holds `path` ("ext4", "nfs4"); "" where it does not tell."""
+        device = os.stat(path).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        try:
+            mounts = self.read_bytes("/proc/self/mountinfo").decode(errors="surrogateescape")
+        except OSError:
+            return ""
+        for line in mounts.splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split(" ")[2] == number:
+                return kind.split(" ")[0]
+        return ""
+
     # Changing
 
     def create(self, path: str, like: FileStat | None) -> int:

@@ -280,11 +280,12 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
                 listing.problems.append(f"a segment of more than {MAX_LOG_BYTES} bytes: {where}")
         elif parsed.kind != "partition":
             listing.leftovers.append(entry.name)
-            if parsed.kind == "swap":
-                listing.problems.append(
-                    f"an interrupted replacement of segments waits to be resolved: {where}; "
-                    "`--execute` resolves it before anything else"
-                )
+    waiting = [name for name in listing.leftovers if names.parse_file_name(name).kind == "swap"]
+    if waiting:
+        listing.problems.append(
+            f"an interrupted replacement of segments waits to be finished: {os.path.join(path, waiting[0])}; "
+            "a run with --execute does that first"
+        )
     return listing
 
 

@@ -157,14 +157,14 @@ def _finish(fs: FileSystem, path: str, base_offset: int, end: int, replaced: Ite
     """
     there = {entry.name for entry in fs.scan(path)}
     bases = sorted({base_offset, *replaced})
-    for number, base in enumerate(bases):
-        for suffix in names.SEGMENT_SUFFIXES:
-            live = names.segment_file(base, suffix)
-            if live in there:
-                fs.rename(os.path.join(path, live), os.path.join(path, live + names.DELETED))
-                there.add(live + names.DELETED)
-        if number + 1 == len(bases) or bases[number + 1] >= end:
-            fs.fsync_dir(path)
+    late = [base for base in bases if base >= max(end, base_offset + 1)]
+    for base in bases[: len(bases) - len(late)]:
+        _set_aside(fs, path, base, there, names.SEGMENT_SUFFIXES)
+    fs.fsync_dir(path)
+    for base in late:  # the log first, and alone: while it is live, its indexes must be
+        _set_aside(fs, path, base, there, (names.LOG,))
+        fs.fsync_dir(path)
+        _set_aside(fs, path, base, there, _INDEXES)
     _promote(fs, path, base_offset, there, (names.LOG,))
     # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
     _promote(fs, path, base_offset, there, _INDEXES, [base for base in bases if base != base_offset])
@@ -174,6 +174,15 @@ def _finish(fs: FileSystem, path: str, base_offset: int, end: int, replaced: Ite
             if deleted in there:
                 fs.unlink(os.path.join(path, deleted))
     fs.fsync_dir(path)
+
+
+def _set_aside(fs: FileSystem, path: str, base: int, there: set[str], suffixes: Iterable[str]) -> None:
+    """Files of a source to `.deleted`."""
+    for suffix in suffixes:
+        live = names.segment_file(base, suffix)
+        if live in there:
+            fs.rename(os.path.join(path, live), os.path.join(path, live + names.DELETED))
+            there.add(live + names.DELETED)
 
 
 def _promote(

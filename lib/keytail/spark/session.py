@@ -65,7 +65,20 @@ def local_session(master: str = "local[*]", app_name: str = "keytail") -> Any:
         java_options.insert(0, _LOCAL_JAVA_OPTIONS)
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
     with _without_start_noise():
-        return _build(app_name, settings, master)
+        try:
+            return _build(app_name, settings, master)
+        except BaseException:
+            end_jvm()
+            raise
+
+
+def end_jvm() -> None:
+    """End the JVM that this process started. One interrupted while its session starts does not always end."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
 
 
 def submitted_session(app_name: str = "keytail") -> Any:

@@ -6,8 +6,7 @@ writers outside this run.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keytail.errors import Refused
@@ -33,22 +32,6 @@ NETWORK_TYPES = frozenset(
 )
 # A file system in user space may be a local one, but nothing tells: only these are known to be local.
 _LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.lxcfs", "fuseblk"})
-_MOUNTS = "/proc/self/mounts"
-
-
-def file_system_type(path: str, mounts: str) -> tuple[str, str]:
-    """Mount point and type of what `path` lies on, by the text of /proc/self/mounts; the last mount wins."""
-    best, kind = "", "unknown"
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        # Blanks and backslashes in a mount point are written in octal.
-        point = fields[1].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
-    return best, kind
 
 
 def is_network(kind: str) -> bool:
@@ -56,19 +39,14 @@ def is_network(kind: str) -> bool:
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
 
 
-def refuse_shared_storage(log_dirs: tuple[str, ...]) -> None:
+def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str]) -> None:
     """Refused when a log dir is on a network file system: locks protect from brokers on this host only."""
-    try:
-        with open(_MOUNTS, encoding="latin-1") as file:
-            mounts = file.read()
-    except OSError:  # no such file outside Linux
-        return
     for log_dir in log_dirs:
-        point, kind = file_system_type(os.path.realpath(log_dir), mounts)
+        kind = fs.file_system_type(log_dir)
         if is_network(kind):
             raise Refused(
-                f"the log dir is on a network file system ({kind}, mounted at {point}), where a broker on "
-                "another host could have it open and no lock would tell",
+                f"the log dir is on a network file system ({kind}), where a broker on another host could have "
+                "it open and no lock would tell",
                 path=log_dir,
                 remedy="Make sure that no broker can reach it, then state so with --shared-storage",
             )

@@ -70,6 +70,8 @@ public final class Main {
             case "unlock" -> LogDirs.unlock(request, answer);
             case "read_checkpoint" -> LogDirs.readCheckpoint(request, answer);
             case "write_checkpoint" -> LogDirs.writeCheckpoint(request, answer);
+            case "legacy_build" -> Legacy.build(request, answer);
+            case "legacy_read" -> Legacy.read(request, answer);
             case "bench_generate" -> Bench.generate(request, answer);
             case "bench_clean" -> Bench.clean(request, answer);
             default -> throw new IllegalArgumentException("unknown command " + command);

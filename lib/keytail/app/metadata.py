@@ -1,0 +1,138 @@
+"""What the metadata log in the log dirs adds to the configuration, and which partitions it does not know.
+
+Read before anything is decided; by an executing run, under the locks. A metadata log that cannot be read leaves
+topics unknown, for the reason given, unless the command line says what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from keytail.app.selection import Configuration
+from keytail.config.files import parse_node_id
+from keytail.config.keys import KEYS, file_names
+from keytail.config.resolve import Layer, Setting, broker_options, topic_options
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionEntry
+
+if TYPE_CHECKING:
+    from keytail.log.metadata import ClusterMetadata
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that the log dirs belong to, as far as their metadata log tells.
+
+    `problem` says why it tells nothing; then there is no `metadata`.
+    """
+
+    broker: int = -1
+    metadata: ClusterMetadata | None = None
+    problem: str = ""
+
+    @property
+    def origin(self) -> str:
+        assert self.metadata is not None
+        return f"metadata log at offset {self.metadata.as_of_offset}"
+
+    def sentence(self) -> str:
+        """What to tell a person about it."""
+        if self.metadata is None:
+            return self.problem
+        at = self.metadata
+        written = (
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at.as_of_ms / 1000)) if at.as_of_ms >= 0 else "unknown"
+        )
+        return f"metadata as of offset {at.as_of_offset}, time {written} ({at.path})"
+
+    def topics(self, topic: str) -> Mapping[str, Layer]:
+        """The entry of `topic` for `effective`, where the metadata has one."""
+        if self.metadata is None or topic not in self.metadata.topics:
+            return {}
+        return {topic: topic_options(topic, self.metadata.topic_configs[topic], self.origin)}
+
+    def dynamic(self) -> Sequence[Layer]:
+        if self.metadata is None:
+            return ()
+        return (
+            broker_options(self.metadata.cluster_configs, f"{self.origin}, all brokers"),
+            broker_options(self.metadata.broker_configs, f"{self.origin}, broker {self.broker}"),
+        )
+
+    def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
+        """Refused when a broker that starts would move the partition's directory out of the way."""
+        if self.metadata is None:
+            return
+        why = self._stray(fs, entry)
+        if why:
+            raise Refused(
+                f"stray: {why}",
+                path=entry.path,
+                remedy="A broker that starts here renames the directory; if it is needed, find out why it is here",
+            )
+
+    def _stray(self, fs: FileSystem, entry: PartitionEntry) -> str:
+        from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (brings in the kernels)
+
+        assert self.metadata is not None
+        topic = self.metadata.topics.get(entry.topic)
+        if topic is None:
+            return f"the {self.origin} has no topic {entry.topic}"
+        topic_id = read_topic_id(fs, entry.path)
+        if topic_id is None:
+            return f"the directory has no {names.PARTITION_METADATA}, by which a broker knows whose it is"
+        if topic_id != topic.topic_id:
+            return f"the directory is of topic id {topic_id}, but {entry.topic} has {topic.topic_id}"
+        replicas = topic.replicas.get(entry.partition)
+        if replicas is None:
+            return f"{entry.topic} has no partition {entry.partition}"
+        if self.broker not in replicas:
+            return f"broker {self.broker} is not among the partition's replicas {', '.join(map(str, replicas))}"
+        return ""
+
+
+def with_metadata(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Configuration:
+    """The configuration and what the metadata log of these log dirs, if they hold one, adds to it."""
+    from keytail.log.metadata import find_metadata_dir, read_metadata  # noqa: PLC0415 (brings in the kernels)
+
+    own_dir = _value(configuration.broker, "metadata.log.dir")
+    try:
+        path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
+        if path is None:
+            return configuration
+        broker = _broker(fs, log_dirs, configuration.broker)
+        metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
+    except KeytailError as problem:
+        return replace(configuration, cluster=Cluster(problem=str(problem)))
+    return replace(configuration, cluster=Cluster(broker, metadata))
+
+
+def _value(broker: Mapping[str, Setting], name: str) -> object:
+    return broker[name].value if name in broker else None
+
+
+def _broker(fs: FileSystem, log_dirs: Sequence[str], broker: Mapping[str, Setting]) -> int:
+    """The broker's number, on which its log dirs and its file must agree."""
+    said: dict[int, str] = {}
+    for log_dir in log_dirs:
+        path = os.path.join(log_dir, names.META_PROPERTIES)
+        if fs.exists(path):
+            number = parse_node_id(fs.read_bytes(path), path)
+            if number is not None:
+                said[number] = path
+    in_file = _value(broker, "node.id")
+    if isinstance(in_file, int):
+        said[in_file] = broker["node.id"].source
+    if len(said) != 1:
+        listed = ", ".join(f"{number} in {where}" for number, where in sorted(said.items()))
+        raise Refused(
+            f"the broker's number differs: {listed}" if said else "no meta.properties names the broker's number",
+            remedy="Give the log dirs of one broker, and with --config the server.properties of the same",
+        )
+    return next(iter(said))

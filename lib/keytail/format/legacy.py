@@ -1,0 +1,227 @@
+"""Messages of magic 0 and 1 as batches: their place in the table of batches, and their records as version 2.
+
+LEGACY.md beside this file says what they look like. Everything is checked, inner checksums too, because what
+is read here is signed anew when it is written. Which file and byte a problem is at is left to the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
+from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, decompress
+from keytail.kernels import legacy as kernels
+
+# What stands in front of the key's length, exactly as on disk (LEGACY.md 1).
+MESSAGE_V0 = np.dtype(
+    [
+        ("offset", ">i8"),
+        ("size", ">i4"),  # bytes after this field
+        ("crc", ">u4"),  # CRC-32 from `magic` to the end
+        ("magic", "i1"),
+        ("attributes", "i1"),
+    ]
+)
+MESSAGE_V1 = np.dtype([*MESSAGE_V0.descr, ("timestamp", ">i8")])
+assert (MESSAGE_V0.itemsize, MESSAGE_V1.itemsize) == (18, 26)
+
+_REASONS = {
+    kernels.MESSAGE_TOO_SHORT: "message is shorter than its fixed fields",
+    kernels.MESSAGE_MAGIC: "message has a magic byte other than 0 and 1",
+    kernels.MESSAGE_CRC: "message checksum does not match its bytes",
+    kernels.FIELD_TOO_LONG: "a message's key or value is longer than the message",
+    kernels.MESSAGE_COMPRESSED: "a message inside a compressed one is compressed itself",
+    kernels.OFFSETS_NOT_INCREASING: "offsets do not increase inside a compressed message",
+    kernels.SPAN_TOO_LONG: "a compressed message spans more than 2^31 offsets",
+    kernels.NEGATIVE_OFFSET: "message has a negative offset",
+    kernels.OUT_OF_RANGE: "message is not within the bytes that were read",
+}
+
+
+class LegacyProblem(ValueError):
+    """What is wrong with one row of a table of batches."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class LegacyBatch:
+    """One message with all that is in it, in terms of a version 2 batch.
+
+    `attributes` has codec and timestamp type as there. `max_timestamp_ms` is what the message itself says,
+    which for a compressed one need not be the largest of its inner messages' times.
+    """
+
+    base_offset: int
+    last_offset: int
+    record_count: int
+    attributes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The inner messages of a message. For one that is not compressed, itself."""
+
+    block: np.ndarray
+    offset: int
+    relative: bool
+    attributes: int
+    timestamp_ms: int
+
+    @property
+    def append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.attributes & CODEC_MASK)
+
+
+def summarize(raw: np.ndarray, start: int, size: int, limit_bytes: int = NO_LIMIT_BYTES) -> LegacyBatch:
+    """What the message `raw[start:start + size]`, offset and size fields included, stands for.
+
+    ValueError, with the reason, for anything that LEGACY.md calls wrong, and for one that decompresses to more
+    than `limit_bytes`.
+    """
+    opened = _open(raw, start, size, limit_bytes)
+    return _summary(opened, _walk(opened))
+
+
+def transcode(
+    raw: np.ndarray,
+    start: int,
+    size: int,
+    base_offset: int,
+    base_timestamp_ms: int,
+    limit_bytes: int = NO_LIMIT_BYTES,
+) -> np.ndarray:
+    """The record block of version 2 (uint8) that holds the records of the message `raw[start:start + size]`.
+
+    Deltas count from `base_offset` and `base_timestamp_ms`. ValueError as `summarize`.
+    """
+    opened = _open(raw, start, size, limit_bytes)
+    found = _walk(opened)
+    summary = _summary(opened, found)
+    block = opened.block
+    room = len(block) + kernels.MOST_GROWTH_BYTES * int(found[kernels.COUNT])
+    records = np.empty(room, np.uint8)
+    used = kernels.transcode_messages(
+        block,
+        len(block),
+        opened.append_time,
+        opened.timestamp_ms,
+        summary.base_offset - base_offset,
+        base_timestamp_ms,
+        records,
+    )
+    return records[:used]
+
+
+def summarize_rows(raw: np.ndarray, stride_position: int, table: np.ndarray, limit_bytes: int = NO_LIMIT_BYTES) -> None:
+    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` lies at byte `stride_position`.
+
+    The first row that is wrong, or begins at or below the last offset of the row before it, is a LegacyProblem.
+    """
+    old = np.flatnonzero(table["magic"] < 2)
+    if not len(old):
+        return
+    out = np.zeros(6, np.int64)
+    kernels.check_plain(raw, stride_position, table, out)
+    bad = int(out[kernels.WHERE]) if out[kernels.CODE] else len(table)
+    wrappers = old[(table["attributes"][old] & CODEC_MASK != 0) & (old < bad)]
+    for row in wrappers:
+        start = int(table["position"][row]) - stride_position
+        try:
+            batch = summarize(raw, start, int(table["size_bytes"][row]), limit_bytes)
+        except ValueError as problem:
+            raise LegacyProblem(int(row), str(problem)) from problem
+        table["base_offset"][row], table["last_offset"][row] = batch.base_offset, batch.last_offset
+        table["record_count"][row], table["attributes"][row] = batch.record_count, batch.attributes
+        table["base_timestamp_ms"][row] = batch.base_timestamp_ms
+        table["max_timestamp_ms"][row] = batch.max_timestamp_ms
+    back = 1 + np.flatnonzero(table["base_offset"][1:bad] <= table["last_offset"][: max(bad - 1, 0)])
+    if len(back):
+        raise LegacyProblem(int(back[0]), "batch begins at or below the offset that the one before it ended with")
+    if bad < len(table):
+        raise LegacyProblem(bad, _REASONS[int(out[kernels.CODE])])
+
+
+def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
+    """Check the message and decompress what it holds."""
+    if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
+        raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
+    message, end = start + kernels.PREFIX_BYTES, start + size
+    out = np.zeros(6, np.int64)
+    kernels.check_message(raw, message, end, out)
+    _raise(out)
+    fields = np.frombuffer(raw[start : message + 14].tobytes(), MESSAGE_V1, count=1)[0]
+    declared, magic = int(fields["size"]), int(fields["magic"])
+    if declared != size - kernels.PREFIX_BYTES:
+        raise ValueError(f"message declares {declared} bytes in a batch of {size}")
+    attributes = int(fields["attributes"]) & (CODEC_MASK | LOG_APPEND_TIME if magic else CODEC_MASK)
+    timestamp_ms = int(fields["timestamp"]) if magic else NO_TIMESTAMP
+    codec = attributes & CODEC_MASK
+    block = raw[start:end]
+    if codec:
+        if out[4] < 0:
+            raise ValueError("a compressed message without a value")
+        value = memoryview(raw)[int(out[3]) : int(out[3] + out[4])]
+        block = np.frombuffer(_decompress(codec, value, magic, limit_bytes), np.uint8)
+    return _Opened(block, int(fields["offset"]), bool(codec and magic), attributes, timestamp_ms)
+
+
+def _decompress(codec: int, value: memoryview, magic: int, limit_bytes: int) -> Buffer:
+    if codec > LZ4:
+        name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
+        raise ValueError(f"{name} in a message of magic {magic}")
+    return decompress(codec, value, limit_bytes, skip_header_checksum=magic == 0)
+
+
+def _walk(opened: _Opened) -> np.ndarray:
+    out = np.zeros(6, np.int64)
+    if opened.packed:
+        kernels.walk_messages(opened.block, len(opened.block), opened.append_time, opened.timestamp_ms, out)
+        _raise(out)
+        if not out[kernels.COUNT]:
+            raise ValueError("a compressed message with no messages inside")
+    else:
+        out[kernels.COUNT] = 1
+        out[kernels.FIRST] = out[kernels.LAST] = opened.offset
+        out[kernels.FIRST_TIMESTAMP] = opened.timestamp_ms
+    return out
+
+
+def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
+    """Offsets by LEGACY.md 2."""
+    first, last, offset = int(found[kernels.FIRST]), int(found[kernels.LAST]), opened.offset
+    if opened.relative and offset == 0:
+        end = last
+    elif offset < last:
+        raise ValueError(f"the last of the inner messages has offset {last}, the message around them {offset}")
+    else:
+        end = offset
+        if opened.relative:
+            first += offset - last
+    if first < 0:
+        raise ValueError(_REASONS[kernels.NEGATIVE_OFFSET])
+    if end - first > 2**31 - 1:
+        raise ValueError(_REASONS[kernels.SPAN_TOO_LONG])
+    return LegacyBatch(
+        base_offset=first,
+        last_offset=end,
+        record_count=int(found[kernels.COUNT]),
+        attributes=opened.attributes,
+        base_timestamp_ms=int(found[kernels.FIRST_TIMESTAMP]),
+        max_timestamp_ms=opened.timestamp_ms,
+    )
+
+
+def _raise(out: np.ndarray) -> None:
+    if out[kernels.CODE]:
+        raise ValueError(_REASONS[int(out[kernels.CODE])])

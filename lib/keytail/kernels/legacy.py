@@ -1,0 +1,299 @@
+"""Reads messages of magic 0 and 1 and writes them again as records of version 2, so that one code cleans both.
+
+The layout is that of `format/LEGACY.md`. Every length is checked against the bytes that are there before it is
+followed; kernels return codes, which `format/legacy.py` turns into reasons. Decompression is left to it too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.batches import be32, be64
+from keytail.kernels.jit import kernel
+from keytail.kernels.records import CLOSED, IN_ARENA, varint_bytes
+
+OK = 0
+MESSAGE_TOO_SHORT = 80
+MESSAGE_MAGIC = 81
+MESSAGE_CRC = 82
+FIELD_TOO_LONG = 83
+MESSAGE_COMPRESSED = 84
+OFFSETS_NOT_INCREASING = 85
+SPAN_TOO_LONG = 86
+NEGATIVE_OFFSET = 87
+OUT_OF_RANGE = 88
+
+PREFIX_BYTES = 12  # offset and size
+MIN_V0, MIN_V1 = 14, 22  # of the message behind the prefix
+# A record of version 2 may be so much longer than the message it comes from: varints of their largest size (37
+# bytes with the attributes) against the fixed fields of magic 0 (26 bytes).
+MOST_GROWTH_BYTES = 11
+_MAX_OFFSET_DELTA = 2**31 - 1
+
+# Positions in the `out` array of `walk_messages` and `check_plain`.
+CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP = range(6)
+
+
+def _crc_tables():
+    """`tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        shifted = table >> np.uint32(1)
+        table = np.where(table & 1, shifted ^ np.uint32(0xEDB88320), shifted)
+    tables = [table]
+    for _ in range(7):
+        tables.append((tables[-1] >> 8) ^ table[tables[-1] & 0xFF])
+    return np.stack(tables)
+
+
+_CRC_TABLES = _crc_tables()
+_LOW_BYTE = np.uint64(0xFF)
+
+
+# Positions that count as unsigned spare the test for Python's negative ones: twice the speed here, and in copying
+# six times.
+@njit(inline="always")
+def _le32(a, p):
+    return (
+        np.uint64(a[p])
+        | np.uint64(a[p + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(a[p + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(a[p + np.uint64(3)]) << np.uint64(24)
+    )
+
+
+@kernel
+def crc32(array, start, n):
+    """CRC-32 (IEEE, as zlib's) of `array[start:start + n]`, eight bytes a step through eight tables."""
+    crc = np.uint64(0xFFFFFFFF)
+    p = np.uint64(start)
+    end = p + np.uint64(n)
+    while p + np.uint64(8) <= end:
+        low = _le32(array, p) ^ crc
+        high = _le32(array, p + np.uint64(4))
+        crc = np.uint64(
+            _CRC_TABLES[7, low & _LOW_BYTE]
+            ^ _CRC_TABLES[6, (low >> np.uint64(8)) & _LOW_BYTE]
+            ^ _CRC_TABLES[5, (low >> np.uint64(16)) & _LOW_BYTE]
+            ^ _CRC_TABLES[4, low >> np.uint64(24)]
+            ^ _CRC_TABLES[3, high & _LOW_BYTE]
+            ^ _CRC_TABLES[2, (high >> np.uint64(8)) & _LOW_BYTE]
+            ^ _CRC_TABLES[1, (high >> np.uint64(16)) & _LOW_BYTE]
+            ^ _CRC_TABLES[0, high >> np.uint64(24)]
+        )
+        p += np.uint64(8)
+    while p < end:
+        crc = np.uint64(_CRC_TABLES[0, (crc ^ np.uint64(array[p])) & _LOW_BYTE]) ^ (crc >> np.uint64(8))
+        p += np.uint64(1)
+    return np.uint32(crc ^ np.uint64(0xFFFFFFFF))
+
+
+@njit(inline="always")
+def _fields(a, p, end):
+    """(code, key position, key bytes, value position, value bytes) of message `a[p:end]`; -1 bytes for null.
+
+    Needs magic 0 or 1 and the least size of it. Bytes behind the value are nobody's, as in Kafka's reader.
+    """
+    at = p + 6 if a[p + 4] == 0 else p + 14
+    key_bytes = max(np.int64(be32(a, at)), np.int64(-1))
+    key = at + 4
+    if max(key_bytes, np.int64(0)) > end - key - 4:
+        return FIELD_TOO_LONG, key, key_bytes, key, np.int64(-1)
+    at = key + max(key_bytes, np.int64(0))
+    value_bytes = max(np.int64(be32(a, at)), np.int64(-1))
+    if value_bytes > end - at - 4:
+        return FIELD_TOO_LONG, key, key_bytes, key, np.int64(-1)
+    return OK, key, key_bytes, at + 4, value_bytes
+
+
+@njit
+def _check_message(a, p, end):
+    """Code of message `a[p:end]`, which begins behind its offset and size."""
+    if end - p < MIN_V0:
+        return MESSAGE_TOO_SHORT
+    if a[p + 4] > 1:
+        return MESSAGE_MAGIC
+    if a[p + 4] == 1 and end - p < MIN_V1:
+        return MESSAGE_TOO_SHORT
+    if crc32(a, p + 4, end - p - 4) != np.uint32(be32(a, p)):
+        return MESSAGE_CRC
+    return _fields(a, p, end)[0]
+
+
+@kernel
+def check_message(a, p, end, out):
+    """Check message `a[p:end]`; `out[CODE]`, and for a good one key and value spans in `out[1:5]`."""
+    out[CODE] = _check_message(a, p, end)
+    if out[CODE] == OK:
+        _, out[1], out[2], out[3], out[4] = _fields(a, p, end)
+
+
+@njit(inline="always")
+def _put_varint(a, p, value):
+    v = np.uint64((value << 1) ^ (value >> 63))
+    while v >= np.uint64(0x80):
+        a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
+        v >>= np.uint64(7)
+        p += 1
+    a[p] = np.uint8(v)
+    return p + 1
+
+
+@njit(inline="always")
+def _put_span(a, p, source, q, n):
+    p = _put_varint(a, p, n)
+    n = max(n, np.int64(0))
+    target_at, source_at = np.uint64(p), np.uint64(q)
+    for i in range(np.uint64(n)):
+        a[target_at + i] = source[source_at + i]
+    return p + n
+
+
+@njit(inline="always")
+def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, value_bytes):
+    """Write one record of version 2 without headers at `target[at]`; the position after it."""
+    length = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)
+    length += varint_bytes(key_bytes) + max(key_bytes, np.int64(0))
+    length += varint_bytes(value_bytes) + max(value_bytes, np.int64(0))
+    at = _put_varint(target, at, length)
+    target[at] = 0
+    at = _put_varint(target, at + 1, time_delta)
+    at = _put_varint(target, at, offset_delta)
+    at = _put_span(target, at, a, key, key_bytes)
+    at = _put_span(target, at, a, value, value_bytes)
+    target[at] = 0
+    return at + 1
+
+
+@kernel
+def check_plain(raw, stride_position, table, out):
+    """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
+
+    `raw[0]` lies at `stride_position`. `out` is int64[6]: a code, the row it speaks of, and how many rows are
+    wrappers (compressed), which are left as they are.
+    """
+    out[:] = 0
+    for row in range(table.shape[0]):
+        batch = table[row]
+        if batch.magic > 1:
+            continue
+        start = batch.position - stride_position
+        end = start + batch.size_bytes
+        out[WHERE] = row
+        if start < 0 or end > raw.shape[0] or batch.size_bytes < PREFIX_BYTES + MIN_V0:
+            out[CODE] = OUT_OF_RANGE
+            return
+        p = start + PREFIX_BYTES
+        if raw[p + 5] & 0x07:
+            out[COUNT] += 1
+            continue
+        out[CODE] = _check_message(raw, p, end)
+        if out[CODE] != OK:
+            return
+        offset = be64(raw, start)
+        if offset < 0:
+            out[CODE] = NEGATIVE_OFFSET
+            return
+        batch.base_offset = offset
+        batch.last_offset = offset
+        batch.record_count = 1
+        batch.attributes = np.int16(raw[p + 5] & 0x08) if batch.magic == 1 else np.int16(0)
+        timestamp = be64(raw, p + 6) if batch.magic == 1 else np.int64(-1)
+        batch.base_timestamp_ms = timestamp
+        batch.max_timestamp_ms = timestamp
+
+
+@kernel
+def transcode_plain(raw, stride_position, table, row_from, row_to, where, start, size, arena, used):
+    """Write the records of the wanted uncompressed messages among rows `row_from` .. `row_to` into `arena[used:]`.
+
+    Wanted is what `where` does not call CLOSED; it then says IN_ARENA, and `start` and `size` say which bytes.
+    Rows must have passed `check_plain`. Stops in front of a row that might not fit: (next row, bytes used).
+    """
+    for row in range(row_from, row_to):
+        batch = table[row]
+        if batch.magic > 1 or where[row] == CLOSED or batch.attributes & 0x07:
+            continue
+        size_bytes = np.int64(batch.size_bytes)
+        if used + size_bytes > arena.shape[0]:
+            return row, used
+        p = batch.position - stride_position + PREFIX_BYTES
+        _, key, key_bytes, value, value_bytes = _fields(raw, p, p - PREFIX_BYTES + size_bytes)
+        # Both deltas are 0: such a record is never longer than the message was.
+        end = _put_record(arena, used, np.int64(0), np.int64(0), raw, key, key_bytes, value, value_bytes)
+        where[row] = IN_ARENA
+        start[row] = used
+        size[row] = end - used
+        used = end
+    return row_to, used
+
+
+@njit(inline="always")
+def _timestamp(a, p, append_time, wrapper_timestamp):
+    """Of an inner message: magic 0 has none, whatever its wrapper has."""
+    if a[p + 4] == 0:
+        return np.int64(-1)
+    return np.int64(wrapper_timestamp) if append_time else be64(a, p + 6)
+
+
+@kernel
+def walk_messages(a, n, append_time, wrapper_timestamp, out):
+    """Check the messages of a decompressed wrapper `a[:n]`. A last one that is cut does not count.
+
+    `out` is int64[6]: a code and the byte it speaks of; the number of messages, the first and last of their
+    offset fields, and the first one's timestamp.
+    """
+    out[:] = 0
+    p = np.int64(0)
+    while n - p >= PREFIX_BYTES:
+        out[WHERE] = p
+        offset = be64(a, p)
+        size = np.int64(be32(a, p + 8))
+        if size < MIN_V0:
+            out[CODE] = MESSAGE_TOO_SHORT
+            return
+        message = p + PREFIX_BYTES
+        end = message + size
+        if end > n:
+            break
+        out[CODE] = _check_message(a, message, end)
+        if out[CODE] == OK and a[message + 5] & 0x07:
+            out[CODE] = MESSAGE_COMPRESSED
+        if out[CODE] != OK:
+            return
+        if out[COUNT] == 0:
+            out[FIRST] = offset
+            out[FIRST_TIMESTAMP] = _timestamp(a, message, append_time, wrapper_timestamp)
+        elif offset <= out[LAST]:
+            out[CODE] = OFFSETS_NOT_INCREASING
+            return
+        elif np.uint64(offset) - np.uint64(out[FIRST]) > np.uint64(_MAX_OFFSET_DELTA):
+            out[CODE] = SPAN_TOO_LONG
+            return
+        out[LAST] = offset
+        out[COUNT] += 1
+        p = end
+
+
+@kernel
+def transcode_messages(a, n, append_time, wrapper_timestamp, first_delta, base_timestamp, target):
+    """Write the records of `a[:n]`, which `walk_messages` found good, into `target`; how many bytes.
+
+    `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MOST_GROWTH_BYTES a
+    message.
+    """
+    at = np.int64(0)
+    p = np.int64(0)
+    first = be64(a, 0) if n >= PREFIX_BYTES else np.int64(0)
+    while n - p >= PREFIX_BYTES:
+        message = p + PREFIX_BYTES
+        end = message + np.int64(be32(a, p + 8))
+        if end > n:
+            break
+        _, key, key_bytes, value, value_bytes = _fields(a, message, end)
+        time_delta = _timestamp(a, message, append_time, wrapper_timestamp) - base_timestamp
+        offset_delta = be64(a, p) - first + first_delta
+        at = _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, value_bytes)
+        p = end
+    return at

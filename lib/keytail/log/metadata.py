@@ -1,0 +1,295 @@
+"""The cluster metadata that a log dir holds: topics and configs, from the newest snapshot and the log after it.
+
+Read-only, and beside a live broker too. What cannot be read to the end is Refused with the place and the
+reason, never guessed at; what is read may be newer than what the cluster has committed, which `Values` allow
+for. Which config holds is left to `config/`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.format.control import ControlType, parse_control_record
+from keytail.format.metadata import (
+    MetadataRecord,
+    ResourceType,
+    parse_record,
+    parse_snapshot_header,
+    parse_topic_id,
+)
+from keytail.format.record import Record, decode_records
+from keytail.kernels.records import IN_ARENA
+from keytail.log.fs import FileSystem
+from keytail.log.replay import Replay, Topic, Values
+from keytail.log.stride import SegmentReader
+
+METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
+# Replicas of the metadata log apply what a majority has; so many records at most may still be cut off again.
+UNCOMMITTED_RECORDS = 1000
+_STRIDE_BYTES = 1 << 20
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class ClusterMetadata:
+    """What the metadata log said when it was read. Configs: only those asked for, by the names of the log."""
+
+    path: str
+    topics: Mapping[str, Topic]
+    topic_configs: Mapping[str, Mapping[str, Values]]
+    cluster_configs: Mapping[str, Values]  # dynamic defaults of all brokers
+    broker_configs: Mapping[str, Values]  # dynamic ones of the broker asked for
+    as_of_offset: int  # of the last record read; -1 when there is none
+    as_of_ms: int  # when that record was written
+
+
+def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
+    """The directory of the metadata log; Refused when there are several, on which no broker starts."""
+    paths = [os.path.join(log_dir, METADATA_DIR) for log_dir in dict.fromkeys(log_dirs)]
+    found = [path for path in paths if fs.exists(path)]
+    if len(found) > 1:
+        raise Refused(
+            f"several log dirs hold a metadata log: {', '.join(found)}",
+            remedy="Give the log dirs of one broker only; a broker starts with one metadata log",
+        )
+    return found[0] if found else None
+
+
+def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
+    """The topic id that a partition directory carries; None without its file, CorruptLog if it is malformed."""
+    path = os.path.join(partition_path, names.PARTITION_METADATA)
+    try:
+        return parse_topic_id(fs.read_bytes(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CorruptLog(f"the topic's id cannot be read: {error}", path=path) from error
+
+
+def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
+    """The metadata as broker `broker` would know it with all records in the directory `path` applied.
+
+    Refused, naming place and reason, when anything of it is missing or cannot be read. A directory that a
+    live broker changes meanwhile is read again.
+    """
+    try:
+        listing = _list(fs, path)
+        for _ in range(_ATTEMPTS):
+            try:
+                return _read(fs, listing, broker, kept_configs)
+            except (KeytailError, OSError) as problem:
+                failed = problem
+            now = _list(fs, path)
+            if now == listing:
+                break
+            listing = now
+    except OSError as problem:
+        failed = problem
+    raise _unreadable(path, failed) from failed
+
+
+def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
+    remedy = (
+        "If a broker runs, try again; else start and stop it once, which repairs its metadata log or says why it cannot"
+    )
+    if isinstance(problem, KeytailError):
+        return Refused(
+            f"the metadata log cannot be read: {problem.what}",
+            path=problem.path or path,
+            byte_position=problem.byte_position,
+            offset=problem.offset,
+            remedy=remedy,
+        )
+    return Refused(f"the metadata log cannot be read: {problem.strerror}", path=problem.filename or path, remedy=remedy)
+
+
+@dataclass(frozen=True, order=True)
+class _Snapshot:
+    end_offset: int  # exclusive
+    epoch: int
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Listing:
+    path: str
+    snapshots: tuple[_Snapshot, ...]
+    segments: tuple[tuple[int, int], ...]  # base offset and size in bytes, ascending
+
+    def log_path(self, base_offset: int) -> str:
+        return os.path.join(self.path, names.segment_file(base_offset, names.LOG))
+
+
+def _list(fs: FileSystem, path: str) -> _Listing:
+    snapshots, segments = [], []
+    for entry in fs.scan(path):
+        parsed = names.parse_file_name(entry.name)
+        snapshot = names.parse_metadata_snapshot(entry.name)
+        if snapshot is not None:
+            snapshots.append(_Snapshot(*snapshot, os.path.join(path, entry.name), entry.size_bytes))
+        elif parsed.kind == "live" and parsed.suffix == names.LOG and parsed.base_offset is not None:
+            segments.append((parsed.base_offset, entry.size_bytes))
+    return _Listing(path, tuple(sorted(snapshots)), tuple(sorted(segments)))
+
+
+def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
+    replay, reader = Replay(kept_configs), SegmentReader(fs, _STRIDE_BYTES)
+    start_offset, as_of_ms = 0, -1
+    if listing.snapshots:
+        newest = listing.snapshots[-1]
+        start_offset, as_of_ms = newest.end_offset, _load_snapshot(reader, newest, replay)
+    end_offset, log_ms = _load_log(reader, listing, start_offset, replay)
+    topics = replay.topics()
+    return ClusterMetadata(
+        path=listing.path,
+        topics=topics,
+        topic_configs={topic: replay.configs(ResourceType.TOPIC, topic) for topic in topics},
+        cluster_configs=replay.configs(ResourceType.BROKER, ""),
+        broker_configs=replay.configs(ResourceType.BROKER, str(broker)),
+        as_of_offset=end_offset - 1,
+        as_of_ms=as_of_ms if log_ms is None else log_ms,
+    )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    path: str
+    position: int
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    control: bool
+    records: list[Record]
+
+    def fail(self, what: str) -> CorruptLog:
+        return CorruptLog(what, path=self.path, byte_position=self.position, offset=self.base_offset)
+
+
+def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
+    """The time in ms of the last record that the snapshot stands for. It must be whole: header to footer."""
+    last_ms: int | None = None
+    next_offset, ended = 0, False
+    for batch in _batches(reader, snapshot.path, snapshot.size_bytes):
+        if ended or batch.base_offset != next_offset:
+            raise batch.fail("the snapshot goes on after its footer" if ended else "the snapshot has gaps")
+        next_offset = batch.last_offset + 1
+        if not batch.control:
+            if last_ms is None:
+                raise batch.fail("the snapshot does not begin with its header")
+            _replay(batch, replay, settled=True)
+            continue
+        for record in batch.records:
+            control_type = _control_type(batch, record)
+            if control_type == ControlType.SNAPSHOT_HEADER:
+                last_ms = _snapshot_time(batch, record)
+            ended = control_type == ControlType.SNAPSHOT_FOOTER
+    if replay.in_transaction:
+        raise CorruptLog("the snapshot ends inside a transaction", path=snapshot.path)
+    if not ended or last_ms is None:
+        raise CorruptLog("the snapshot is not whole: its footer is missing", path=snapshot.path)
+    return last_ms
+
+
+def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, replay: Replay) -> tuple[int, int | None]:
+    """Replay what the log has from `start_offset` on; the offset after the last record, and that record's time."""
+    segments = _segments_from(listing, start_offset)
+    next_offset, last_ms = segments[0][0], None
+    open_to_doubt: deque[_Batch] = deque()
+    for base_offset, size_bytes in segments:
+        path = listing.log_path(base_offset)
+        if base_offset != next_offset:
+            raise CorruptLog(f"the log has no records from offset {next_offset} to {base_offset}", path=path)
+        for batch in _batches(reader, path, size_bytes):
+            if batch.base_offset != next_offset:
+                raise batch.fail(f"the log has no record of offset {next_offset}")
+            next_offset = batch.last_offset + 1
+            if next_offset <= start_offset:
+                continue
+            if batch.base_offset < start_offset:
+                raise batch.fail(f"the snapshot ends at offset {start_offset}, inside of this batch")
+            last_ms = batch.max_timestamp_ms
+            open_to_doubt.append(batch)
+            while open_to_doubt[0].last_offset < next_offset - UNCOMMITTED_RECORDS:
+                _replay(open_to_doubt.popleft(), replay, settled=True)
+    for batch in open_to_doubt:
+        _replay(batch, replay, settled=False)
+    return max(next_offset, start_offset), last_ms
+
+
+def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
+    """The segments from the one with `start_offset` on."""
+    first = sum(base <= start_offset for base, _ in listing.segments) - 1
+    if not listing.segments:
+        raise CorruptLog("the metadata log has no segment", path=listing.path)
+    if first < 0:
+        what = f"the log begins at offset {listing.segments[0][0]}, and no snapshot has what is before"
+        raise CorruptLog(what, path=listing.path)
+    return listing.segments[first:]
+
+
+def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Batch]:
+    for stride in reader.strides(path, size_bytes):
+        table = stride.table
+        if np.any(table["magic"] != 2):
+            row = table[np.flatnonzero(table["magic"] != 2)[0]]
+            raise CorruptLog(
+                "a batch of an old format in the metadata log", path=path, byte_position=int(row["position"])
+            )
+        for opened in reader.open_rows(stride, np.ones(len(table), bool)):
+            for row in range(opened.first, opened.end):
+                source = opened.arena if opened.where[row] == IN_ARENA else stride.raw
+                start = int(opened.start[row])
+                yield _batch(path, table[row], source[start : start + int(opened.size[row])].tobytes())
+
+
+def _batch(path: str, row: np.void, block: bytes) -> _Batch:
+    batch = _Batch(
+        path,
+        int(row["position"]),
+        int(row["base_offset"]),
+        int(row["last_offset"]),
+        int(row["max_timestamp_ms"]),
+        bool(row["attributes"] & CONTROL),
+        [],
+    )
+    try:
+        batch.records.extend(decode_records(block, int(row["record_count"])))
+    except ValueError as error:
+        raise batch.fail(f"a record cannot be read: {error}") from error
+    if [record.offset_delta for record in batch.records] != list(range(batch.last_offset - batch.base_offset + 1)):
+        raise batch.fail("a batch of the metadata log has gaps")
+    return batch
+
+
+def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
+    """Control batches (leaders, voters, snapshots) say nothing about topics."""
+    if batch.control:
+        return
+    try:
+        records: list[MetadataRecord] = [parse_record(record.value) for record in batch.records]
+        replay.batch(records, settled=settled)
+    except ValueError as error:
+        raise batch.fail(f"a metadata record cannot be read: {error}") from error
+
+
+def _control_type(batch: _Batch, record: Record) -> int:
+    try:
+        return parse_control_record(record.key, record.value).control_type
+    except ValueError as error:
+        raise batch.fail(str(error)) from error
+
+
+def _snapshot_time(batch: _Batch, record: Record) -> int:
+    try:
+        return parse_snapshot_header(record.value)
+    except ValueError as error:
+        raise batch.fail(str(error)) from error

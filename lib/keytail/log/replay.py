@@ -1,0 +1,146 @@
+"""Adds up records of the metadata log to topics and configs, as a broker that applies them does.
+
+A batch counts as a whole, a KRaft transaction when it ends. For each config it keeps which values held while
+the records were still open to being cut off, because any of them may be the one that brokers go by. Reading
+the records is left to `log/metadata.py`; a contradiction between them is ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from keytail.format.metadata import (
+    AbortTransaction,
+    BeginTransaction,
+    ConfigRecord,
+    EndTransaction,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+
+# What a config may be, the newest value last; None where there is none.
+Values: TypeAlias = tuple[str | None, ...]
+Resource: TypeAlias = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic that exists: its id, and the brokers that have a replica, by partition."""
+
+    topic_id: str
+    replicas: Mapping[int, tuple[int, ...]]
+
+
+@dataclass
+class _Topic:
+    topic_id: str
+    replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Replay:
+    """The state after the batches given so far. Of configs, only those with a name in `kept_configs` are kept."""
+
+    def __init__(self, kept_configs: Collection[str]) -> None:
+        self._kept = frozenset(kept_configs)
+        self._topics: dict[str, _Topic] = {}
+        self._names: dict[str, str] = {}  # by topic id
+        self._configs: dict[Resource, dict[str, str]] = {}
+        self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
+        self._transaction: list[MetadataRecord] | None = None
+
+    def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
+        """Take the records of one batch. `settled`: no later one can show that it was never committed."""
+        unit: list[MetadataRecord] = []
+        for record in records:
+            if isinstance(record, BeginTransaction):
+                if self._transaction is not None:
+                    raise ValueError("a transaction begins within another")
+                self._apply(unit, settled)
+                unit, self._transaction = [], []
+            elif isinstance(record, (EndTransaction, AbortTransaction)):
+                if self._transaction is None:
+                    raise ValueError("a transaction ends that never began")
+                if isinstance(record, EndTransaction):
+                    self._apply(self._transaction, settled)
+                self._transaction = None
+            elif self._transaction is not None:
+                self._transaction.append(record)
+            else:
+                unit.append(record)
+        self._apply(unit, settled)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._transaction is not None
+
+    def topics(self) -> dict[str, Topic]:
+        return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
+
+    def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
+        """By config name, what may hold; a name that is absent certainly has no value."""
+        resource = (resource_type.value, resource_name)
+        now, earlier = self._configs.get(resource, {}), self._earlier.get(resource, {})
+        return {name: (*earlier.get(name, ()), now.get(name)) for name in sorted(now.keys() | earlier.keys())}
+
+    def _apply(self, unit: Iterable[MetadataRecord], settled: bool) -> None:
+        before: dict[tuple[Resource, str], str | None] = {}
+        created: set[Resource] = set()
+        for record in unit:
+            if isinstance(record, TopicRecord):
+                self._create(record)
+                created.add((ResourceType.TOPIC, record.name))
+            elif isinstance(record, RemoveTopicRecord):
+                self._remove(record)
+            elif isinstance(record, PartitionRecord):
+                self._topic_of(record.topic_id).replicas[record.partition] = record.replicas
+            elif isinstance(record, PartitionChangeRecord):
+                self._change(record)
+            elif isinstance(record, ConfigRecord) and record.name in self._kept:
+                resource = (record.resource_type, record.resource_name)
+                before.setdefault((resource, record.name), self._configs.get(resource, {}).get(record.name))
+                self._configure(resource, record)
+        if settled:
+            return
+        for (resource, name), value in before.items():
+            # Brokers make a topic's directory after its creation was committed, and with it its first configs.
+            if resource not in created and value != self._configs.get(resource, {}).get(name):
+                self._earlier.setdefault(resource, {}).setdefault(name, []).append(value)
+
+    def _create(self, record: TopicRecord) -> None:
+        if record.name in self._topics or record.topic_id in self._names:
+            raise ValueError(f"topic {record.name} is created twice")
+        self._topics[record.name] = _Topic(record.topic_id)
+        self._names[record.topic_id] = record.name
+        self._earlier.pop((ResourceType.TOPIC, record.name), None)
+
+    def _remove(self, record: RemoveTopicRecord) -> None:
+        self._topic_of(record.topic_id)
+        name = self._names.pop(record.topic_id)
+        del self._topics[name]
+        self._configs.pop((ResourceType.TOPIC, name), None)
+        self._earlier.pop((ResourceType.TOPIC, name), None)
+
+    def _change(self, record: PartitionChangeRecord) -> None:
+        replicas = self._topic_of(record.topic_id).replicas
+        if record.partition not in replicas:
+            raise ValueError(f"partition {record.partition} changes, which topic {record.topic_id} does not have")
+        if record.replicas is not None:
+            replicas[record.partition] = record.replicas
+
+    def _configure(self, resource: Resource, record: ConfigRecord) -> None:
+        if record.value is None:
+            self._configs.get(resource, {}).pop(record.name, None)
+        else:
+            self._configs.setdefault(resource, {})[record.name] = record.value
+
+    def _topic_of(self, topic_id: str) -> _Topic:
+        name = self._names.get(topic_id)
+        if name is None:
+            raise ValueError(f"a record is about topic id {topic_id}, which does not exist")
+        return self._topics[name]

@@ -1,0 +1,63 @@
+"""Verification of many partitions, in Spark tasks or, where that is not worth a session, in this process.
+
+Reads only. What is looked at in a partition is inspection/verify's; here is who looks when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from keytail.inspection.verify import VerifyReport, verify_partition
+from keytail.log.fs import LOCAL
+from keytail.spark.session import concurrent_tasks
+from keytail.spark.tasks import Outcome, attempt_one, run_bundle
+
+BUNDLE_BYTES = 256 << 20
+BUNDLE_PARTITIONS = 64
+
+
+@dataclass(frozen=True)
+class VerifyTask:
+    """One partition directory. `live`: a broker may be writing to it, so its tail is not judged."""
+
+    path: str
+    size_bytes: int
+    live: bool = False
+
+
+Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
+
+
+def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
+    return verify_partition(LOCAL, task.path, live=task.live)
+
+
+def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
+    for task in tasks:
+        heard(task, attempt_one(verify_on_worker, task, "here"))
+
+
+def verify_on_spark(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+    """`heard` is called as each bundle returns, from one thread at a time: the caller's."""
+    threads = concurrent_tasks(spark) + 1
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
+        bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
+        jobs = pool.map(lambda bundle: run_bundle(spark, bundle, verify_on_worker, name="verify"), bundles)
+        for bundle, outcomes in zip(bundles, jobs, strict=True):
+            for task, outcome in zip(bundle, outcomes, strict=True):
+                heard(task, outcome)
+
+
+def _bundles(tasks: Sequence[VerifyTask]) -> Iterator[list[VerifyTask]]:
+    bundle: list[VerifyTask] = []
+    for task in tasks:
+        full = len(bundle) == BUNDLE_PARTITIONS or sum(t.size_bytes for t in bundle) + task.size_bytes > BUNDLE_BYTES
+        if bundle and full:
+            yield bundle
+            bundle = []
+        bundle.append(task)
+    if bundle:
+        yield bundle

@@ -1,0 +1,92 @@
+"""What a benchmark run says: the machine and versions, one table, and the same as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from keytail.kernels.native import HASH_NAME, NATIVE
+
+_PACKAGES = ("keytail", "numpy", "numba", "llvmlite", "xxhash", "crc32c", "pyspark")
+
+
+@dataclass
+class Figure:
+    """Seconds of each run of one of the things that are timed; by phase where it has phases."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    phases: list[dict[str, float]] = field(default_factory=list)
+
+    def add(self, seconds: float, phases: dict[str, float] | None = None) -> None:
+        self.seconds.append(seconds)
+        if phases:
+            self.phases.append(phases)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    def ratio(self, base: Figure) -> float:
+        """How many times as fast as `base`."""
+        return base.median_s / self.median_s
+
+    def best_ratio(self, base: Figure) -> float:
+        """The same of the best run of each: what other processes on the machine disturb least."""
+        return min(base.seconds) / min(self.seconds)
+
+    def phase_medians(self) -> dict[str, float]:
+        names = self.phases[0] if self.phases else ()
+        return {name: statistics.median(phases[name] for phases in self.phases) for name in names}
+
+    def as_json(self, base: Figure) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "median_s": self.median_s,
+            "min_s": min(self.seconds),
+            "max_s": max(self.seconds),
+            "seconds": self.seconds,
+            "times_kafka": self.ratio(base),
+            "times_kafka_best_runs": self.best_ratio(base),
+            "phases_median_s": self.phase_medians(),
+        }
+
+
+def machine() -> dict[str, str]:
+    """Where and with what this runs; load is the average number of busy processes of the last minute."""
+    with Path("/proc/cpuinfo").open() as lines:
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{name} {version(name)}" for name in _PACKAGES),
+        "hash": f"{HASH_NAME}, native {'yes' if NATIVE else 'no'}",
+        "load_at_start": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def table(figures: Sequence[Figure], base: Figure, records: int, log_bytes: int) -> str:
+    """One row a figure, then the phases of those that have them. Speeds are of the median run."""
+    head = f"{'':34}{'median s':>9}{'min..max s':>15}{'M records/s':>13}{'MB/s':>8}{'times Kafka':>13}{'best':>7}"
+    lines = [head, "-" * len(head)]
+    for figure in figures:
+        spread = f"{min(figure.seconds):.2f}..{max(figure.seconds):.2f}"
+        speed, rate = records / figure.median_s / 1e6, log_bytes / figure.median_s / 1e6
+        lines.append(
+            f"{figure.name:34}{figure.median_s:>9.3f}{spread:>15}{speed:>13.2f}{rate:>8.0f}"
+            f"{figure.ratio(base):>13.2f}{figure.best_ratio(base):>7.2f}"
+        )
+    for figure in figures:
+        phases = "  ".join(f"{name} {seconds:.3f}" for name, seconds in figure.phase_medians().items())
+        if phases:
+            lines.append(f"phases of {figure.name}, median s: {phases}")
+    return "\n".join(lines)

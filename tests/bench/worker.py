@@ -1,0 +1,156 @@
+"""A warm keytail worker: a process that lives through all runs and cleans one partition each time it is asked.
+
+It stands where a Spark worker stands, without Spark: the same `clean_partition` and `install`, and the checkpoint.
+Speaks a line of JSON each way; `Worker` is the side that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from keytail.clean import cleaner
+from keytail.clean.cleaner import CleaningTask, clean_partition, install
+from keytail.clean.plan import CompactionConfig
+from keytail.log.checkpoint import update_offset
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import survey_log_dirs, survey_partition
+from tests.bench.memory import peak_private
+
+
+class Worker:
+    """Starts the process on first use; `ask` gives the answer to one request."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, command: str, log_dir: Path, **settings: int) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(
+            json.dumps({"command": command, "log_dir": str(log_dir), **settings}),
+            file=self._process.stdin,
+            flush=True,
+        )
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the keytail worker ended with status {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class MemoryFiles(FileSystem):
+    """The log already in memory: reads copy from there, and what would be written goes nowhere."""
+
+    def __init__(self, partition: Path) -> None:
+        super().__init__()
+        self._content = {str(path): np.fromfile(path, np.uint8) for path in partition.glob("*.log")}
+        self._open: dict[int, np.ndarray] = {}
+
+    def open_read(self, path: str) -> int:
+        fd = super().open_read(path)
+        if path in self._content:
+            self._open[fd] = self._content[path]
+        return fd
+
+    def read_into(self, fd: int, buffer: Any, position: int) -> int:
+        if fd not in self._open:
+            return super().read_into(fd, buffer, position)
+        part = self._open[fd][position : position + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self, fd: int) -> None:
+        self._open.pop(fd, None)
+        super().close(fd)
+
+    def _change(self, operation: str, arguments: tuple[Any, ...], action: Any) -> Any:
+        if operation == "create":
+            return os.open(os.devnull, os.O_WRONLY)
+        return None
+
+
+def task_of(log_dir: str, *, map_memory_bytes: int, segment_bytes: int) -> CleaningTask:
+    """The only partition of a log dir, all of it dirty, up to its active segment."""
+    [facts] = survey_log_dirs(LOCAL, [log_dir])
+    [entry] = facts.partitions
+    partition = survey_partition(LOCAL, facts, entry)
+    assert not partition.problems, partition.problems
+    return CleaningTask(
+        topic=partition.topic,
+        partition=partition.partition,
+        partition_path=partition.path,
+        segments=partition.segments,
+        snapshots=partition.snapshots,
+        log_start_offset=partition.log_start_offset,
+        log_end_offset=partition.log_end_offset,
+        first_dirty_offset=partition.log_start_offset,
+        first_uncleanable_offset=partition.segments[-1].base_offset,
+        now_ms=time.time_ns() // 1_000_000,
+        config=CompactionConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=segment_bytes),
+        run_id="bench",
+        map_memory_bytes=map_memory_bytes,
+    )
+
+
+def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
+    """Read, checksum, write, fsync, proof, replace, checkpoint; what the driver surveys before is not timed."""
+    task = task_of(log_dir, **settings)
+    with peak_private() as peak:
+        started = time.perf_counter()
+        result = clean_partition(LOCAL, task)
+        cleaned = time.perf_counter()
+        install(LOCAL, task, result)
+        key = (task.topic, task.partition)
+        checkpoint = os.path.join(log_dir, "cleaner-offset-checkpoint")
+        update_offset(LOCAL, checkpoint, key, result.end_offset, hosted={key})
+        ended = time.perf_counter()
+    return {
+        "seconds": ended - started,
+        "phases": {**result.phases_s, "replace": ended - cleaned},
+        "private_before_bytes": peak.before_bytes,
+        "private_peak_bytes": peak.peak_bytes,
+        "records_after": result.records_after,
+        "end_offset": result.end_offset,
+    }
+
+
+def kernels_alone(log_dir: str, **settings: int) -> dict[str, Any]:
+    """Both passes over a log that lies in memory: checksum, hash, map, decide, build, index; nothing written."""
+    task = task_of(log_dir, **settings)
+    files = MemoryFiles(Path(task.partition_path))
+    with mock.patch.object(cleaner, "prove"):  # there is nothing on disk to prove
+        phases = clean_partition(files, task).phases_s
+    return {
+        "seconds": phases["map"] + phases["write"],
+        "phases": {name: phases[name] for name in ("map", "write")},
+    }
+
+
+def main() -> None:
+    commands = {"task": whole_task, "kernels": kernels_alone}
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(commands[request.pop("command")](**request)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

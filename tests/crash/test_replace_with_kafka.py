@@ -1,0 +1,96 @@
+"""Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
+
+It must find what the model in tests/reference/loader.py finds (so that the model can be trusted), each record
+again by its offset through the indexes, and by that all sources or the whole output.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keytail.log import replace
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.partitions import PARTITION, Partition
+from tests.crash.test_replace import CASES
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka, KafkaError
+from tests.log.test_swap_states import ROWS, Dir
+from tests.reference.loader import Loaded, load
+
+CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.interval.bytes": "50"}
+pytestmark = pytest.mark.interop
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kafka_finds_all_sources_or_the_output_at_every_stop(
+    name: str,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    partition, counts, in_recovery = CASES[name], Counts(), Counts()
+
+    def commit(fs, root: Path) -> None:
+        for group in partition.outputs():
+            replace.commit_group(fs, str(root / PARTITION), group)
+
+    def check(state: State) -> None:
+        _compare(kafka, partition, state.root)
+        for_every_stop(
+            lambda path: shutil.copytree(state.root, path),
+            lambda fs, root: replace.recover(fs, str(root / PARTITION)),
+            lambda stopped: _compare(kafka, partition, stopped.root),
+            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=3,
+        )  # fmt: skip
+
+    for_every_stop(partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, seed=4)
+    with capsys.disabled():
+        print(f"\nopened by Kafka: {name}: {counts}; in the recovery of these {in_recovery}")
+
+
+def _compare(kafka: Kafka, partition: Partition, root: Path) -> None:  # noqa: F811
+    copy = root.with_name(root.name + "-for-kafka") / PARTITION
+    shutil.copytree(root / PARTITION, copy)
+    model = load(copy)
+    partition.judge(model)
+    try:
+        _check_kafka_agrees(kafka, model, copy)
+    finally:
+        shutil.rmtree(copy.parent)
+
+
+def _check_kafka_agrees(kafka: Kafka, model: Loaded, path: Path) -> None:  # noqa: F811
+    loaded = kafka.load(path, configs=CONFIGS, fetch=True)
+    assert loaded.segment_bases == sorted(model.segments)
+    assert [record.offset for record in loaded.records] == [record.offset for record in model.records()]
+    assert loaded.fetch_mismatches == ()
+    for base, segment in model.segments.items():
+        assert (path / f"{base:020d}.log").read_bytes() == segment.log
+        if segment.index is not None and base != max(model.segments):
+            assert (path / f"{base:020d}.index").read_bytes() == segment.index
+            assert (path / f"{base:020d}.timeindex").read_bytes() == segment.time_index
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_kafka_does_what_the_row_of_the_table_says(
+    number: int,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    row, d = ROWS[number], Dir(fast_dir, ROWS[number].kept)
+    row.build(d)
+    if number == 23:
+        with pytest.raises(KafkaError, match="foo"):
+            kafka.load(d.path, configs=CONFIGS)
+        return
+    loaded = kafka.load(d.path, configs=CONFIGS)
+    if number == 24:  # taken over as it is; the index points at the cut batch, so no source is deleted
+        assert loaded.segment_bases == [0, 10, 20, 30]
+        assert [record.offset for record in loaded.records][:6] == [1, 4, 8, 12, 15, 23]
+        return
+    assert isinstance(row.broker, dict)
+    found = {base: (d.path / f"{base:020d}.log").read_bytes() for base in loaded.segment_bases}
+    assert found == row.broker

@@ -1,0 +1,148 @@
+"""Metadata records: Kafka's own bytes, the dull encoder's, and whatever else may stand there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.format import metadata as m
+from keytail.format.names import parse_file_name, parse_metadata_snapshot
+from tests.format.pages import blocks
+from tests.reference import metadata as dull
+
+ORDERS = "xJzPFbPLR5CO-O_4yYN9wQ"
+PAGE = blocks("METADATA.md")
+EXPECTED: dict[str, m.MetadataRecord] = {
+    "topic": m.TopicRecord("orders", ORDERS),
+    "topic-unknown-tag": m.TopicRecord("orders", ORDERS),
+    "partition-v0": m.PartitionRecord(ORDERS, 3, (1, 2)),
+    "partition-v1": m.PartitionRecord(ORDERS, 3, (1, 2)),
+    "partition-v2": m.PartitionRecord(ORDERS, 3, (1, 2)),
+    "partition-change": m.PartitionChangeRecord(ORDERS, 3, (2, 7)),
+    "partition-change-of-nothing": m.PartitionChangeRecord(ORDERS, 3, None),
+    "topic-config": m.ConfigRecord(2, "orders", "cleanup.policy", "compact"),
+    "topic-config-removed": m.ConfigRecord(2, "orders", "cleanup.policy", None),
+    "cluster-config": m.ConfigRecord(4, "", "log.retention.ms", "-1"),
+    "broker-config": m.ConfigRecord(4, "1", "producer.id.expiration.ms", "1000"),
+    "remove-topic": m.RemoveTopicRecord(ORDERS),
+    "begin": m.BeginTransaction(),
+    "end": m.EndTransaction(),
+    "abort": m.AbortTransaction(),
+    "no-op": m.OtherRecord(20),
+    "register-broker": m.OtherRecord(0),
+}
+TAKEN_APART = sorted(name for name, record in EXPECTED.items() if not isinstance(record, m.OtherRecord))
+
+
+def test_every_block_of_the_page_is_used() -> None:
+    assert sorted(PAGE) == sorted([*EXPECTED, "snapshot-header-value"])
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_bytes_of_kafkas_own_classes(name: str) -> None:
+    assert m.parse_record(PAGE[name]) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_every_cut_and_every_extra_byte_is_an_error(name: str) -> None:
+    for end in range(len(PAGE[name])):
+        with pytest.raises(ValueError, match=r"left in its record"):
+            m.parse_record(PAGE[name][:end])
+    with pytest.raises(ValueError, match="1 bytes after the last field"):
+        m.parse_record(PAGE[name] + b"\0")
+
+
+@pytest.mark.parametrize("record_type", [2, 3, 4, 5, 9, 23, 24, 25])
+def test_a_version_that_is_not_known_is_an_error(record_type: int) -> None:
+    newest = 2 if record_type in (3, 5) else 0
+    with pytest.raises(ValueError, match=f"type {record_type} has version {newest + 1}, newer than {newest}"):
+        m.parse_record(dull.frame(record_type, newest + 1, bytes(80)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (None, "without a value"),
+        (b"\x00\x02\x00", "frame version 0, 1 expected"),
+        (b"\x02\x02\x00", "frame version 2, 1 expected"),
+        (b"\x01\x80\x80\x02\x00", "type 32768 is above 32767"),
+        (b"\x01\x80\x80\x80\x80\x80\x00", "unsigned varint of more than 5 bytes"),
+        (dull.frame(2, 0, dull.text(None) + bytes(16)), "null where a text must be"),
+        (dull.frame(3, 0, bytes(20) + b"\0"), "null where a list must be"),
+        (dull.frame(4, 0, b"\x02" + b"\x02\xff" + dull.text("a") + dull.text("b")), "utf-8"),
+        (dull.frame(9, 0, bytes(16), b"\x02\x05\x00\x05\x00"), "tag 5 twice"),
+        (dull.frame(5, 0, bytes(20), b"\x01\x02\x02\x01\x00"), "1 bytes after the last field"),
+    ],
+)
+def test_what_is_an_error(data: bytes | None, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        m.parse_record(data)
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=300)
+numbers = st.integers(-(2**31), 2**31 - 1)
+lists = st.lists(numbers, max_size=200).map(tuple)
+
+
+@settings(deadline=None)
+@given(names, st.integers(0, 255), numbers, lists, names, st.none() | names)
+def test_what_the_dull_encoder_writes_is_read(
+    name: str, number: int, partition: int, replicas: tuple[int, ...], key: str, value: str | None
+) -> None:
+    created = m.parse_record(dull.topic(name, number))
+    assert isinstance(created, m.TopicRecord)
+    assert created.name == name
+    topic_id = created.topic_id
+    assert m.parse_record(dull.remove(number)) == m.RemoveTopicRecord(topic_id)
+    made = m.parse_record(dull.partition(number, partition, replicas))
+    assert made == m.PartitionRecord(topic_id, partition, replicas)
+    changed = m.parse_record(dull.change(number, partition, replicas))
+    assert changed == m.PartitionChangeRecord(topic_id, partition, replicas)
+    configured = m.parse_record(dull.config(4, name, key, value))
+    assert configured == m.ConfigRecord(4, name, key, value)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(TAKEN_APART), st.data())
+def test_changed_bytes_are_a_record_or_an_error(name: str, data: st.DataObject) -> None:
+    changed = bytearray(PAGE[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        m.parse_record(bytes(changed))
+    except ValueError as error:
+        assert str(error)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_record_or_an_error(data: bytes) -> None:
+    try:
+        m.parse_record(b"\x01" + data)
+    except ValueError as error:
+        assert str(error)
+
+
+def test_snapshot_header() -> None:
+    value = PAGE["snapshot-header-value"]
+    assert m.parse_snapshot_header(value) == dull.T0
+    for bad in (None, b"", value[:9], b"\xff" + value[1:]):
+        with pytest.raises(ValueError, match="snapshot header of"):
+            m.parse_snapshot_header(bad)
+
+
+def test_topic_ids_of_partition_metadata() -> None:
+    assert m.parse_topic_id(blocks("NAMES.md")["partition-metadata"]) == "A" * 21 + "Q"
+    assert m.parse_topic_id(f"version: 0\ntopic_id: {ORDERS}\n".encode()) == ORDERS
+    for bad in (b"", b"version: 0\n", b"version: 0\ntopic_id: short", b"topic_id: x\nversion: 0", b"\xff\xfe"):
+        with pytest.raises(ValueError, match=r"."):
+            m.parse_topic_id(bad)
+
+
+def test_names_of_snapshots() -> None:
+    name = "00000000000000000120-0000000003.checkpoint"
+    assert parse_metadata_snapshot(name) == (120, 3)
+    assert parse_file_name(name).kind == "other"
+    for other in (f"{name}.deleted", f"{name}.part", "120-3.checkpoint", f"9{name[1:]}", "bootstrap.checkpoint"):
+        assert parse_metadata_snapshot(other) is None

@@ -1,0 +1,169 @@
+"""The proof's own reader of records, against the dull twins and at guard pages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.kernels import proof, verify, walk
+from keytail.kernels.jit import kernel
+from tests.kernels.guard import guarded, guarded_front
+from tests.reference.batches import Rec, encode_batch, encode_record
+from tests.reference.varints import encode_varint, encode_varlong
+
+
+@kernel
+def _varint(a, p, end):
+    return walk.read_varint(a, p, end)
+
+
+@kernel
+def _varlong(a, p, end):
+    return walk.read_varlong(a, p, end)
+
+
+@kernel
+def _record(a, p, end):
+    return walk.read_record(a, p, end)
+
+
+@kernel
+def _same_headers(a, a_end, b, b_end):
+    return walk.same_headers(a, 0, a_end, b, 0, b_end)
+
+
+@kernel
+def _numbers(a):
+    return walk.be_64(a, 0), walk.be_32(a, 0), walk.be_u32(a, 0), walk.be_16(a, 0)
+
+
+_int32 = st.integers(-(2**31), 2**31 - 1)
+_int64 = st.integers(-(2**63), 2**63 - 1)
+_bytes = st.one_of(st.none(), st.binary(max_size=150))
+_headers = st.lists(st.tuples(st.binary(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
+
+
+@settings(deadline=None, max_examples=300)
+@given(_int32, _int64)
+def test_numbers_of_every_length(small, large):
+    for read, data, value in (
+        (_varint, encode_varint(small), small),
+        (_varlong, encode_varlong(large), large),
+    ):
+        array = guarded(data)
+        assert read(array, 0, len(array)) == (value, len(data))
+        for end in range(len(data)):
+            assert read(guarded(data[:end]), 0, end)[1] == -1
+    fixed = large.to_bytes(8, "big", signed=True)
+    expected = tuple(int.from_bytes(fixed[:n], "big", signed=s) for n, s in ((8, 1), (4, 1), (4, 0), (2, 1)))
+    assert tuple(map(int, _numbers(guarded(fixed)))) == expected
+
+
+def test_numbers_that_are_too_long():
+    assert _varint(guarded(b"\xff" * 5 + b"\x00"), 0, 6)[1] == -1
+    assert _varlong(guarded(b"\xff" * 10 + b"\x00"), 0, 11)[1] == -1
+    assert _varint(guarded(b"\x80\x80\x00"), 0, 3) == (0, 3)  # longer than needed, but a number
+    assert _varint(guarded(b"\xff\xff\xff\xff\x0f"), 0, 5) == (-(2**31), 5)
+    assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte
+
+
+@settings(deadline=None, max_examples=300)
+@given(_int64, st.integers(0, 2**31 - 1), _bytes, _bytes, _headers)
+def test_records(delta, offset_delta, key, value, headers):
+    record = Rec(offset_delta, delta, key, value, tuple(headers))
+    data = encode_record(record, 0, 0)
+    array = guarded(data)
+    found = [int(x) for x in _record(array, 0, len(array))]
+    assert found[:2] == [delta, offset_delta]
+    assert found[7] == len(data)
+    for start, length, expected in ((found[2], found[3], key), (found[4], found[5], value)):
+        assert (None if length < 0 else data[start : start + length]) == expected
+    for end in range(len(data)):
+        assert _record(guarded(data[:end]), 0, end)[7] == -1
+    h = data[found[6] :]
+    assert _same_headers(guarded(h), len(h), guarded(h), len(h))
+
+
+def test_headers_that_differ():
+    def block(*headers: tuple[bytes, bytes | None]) -> np.ndarray:
+        data = encode_varint(len(headers))
+        for name, value in headers:
+            data += encode_varint(len(name)) + name
+            data += encode_varint(-1) if value is None else encode_varint(len(value)) + value
+        return guarded(data)
+
+    blocks = [
+        block(),
+        block((b"a", b"b")),
+        block((b"a", None)),
+        block((b"a", b"")),
+        block((b"a", b"c")),
+        block((b"b", b"b")),
+        block((b"a", b"b"), (b"a", b"b")),
+    ]
+    for i, one in enumerate(blocks):
+        for j, other in enumerate(blocks):
+            assert _same_headers(one, len(one), other, len(other)) == (i == j)
+    overlong = guarded(b"\x82\x00\x82\x00a\x02b")  # ("a", "b") with two-byte counts
+    assert _same_headers(overlong, len(overlong), blocks[1], len(blocks[1]))
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.binary(max_size=60), st.sampled_from([guarded, guarded_front]))
+def test_any_bytes_stay_inside_their_bounds(data, place):
+    array = place(data)
+    end = int(_record(array, 0, len(array))[7])
+    assert end == -1 or 0 < end <= len(data)
+
+
+def _damaged_batches() -> list[bytes]:
+    records = [Rec(5 + i, 100 + i, b"key%d" % i, b"v" * i, ((b"h", None),)) for i in range(4)]
+    data = encode_batch(records)
+    batches = [data[:n] for n in range(0, len(data), 7)]
+    for at in range(8, len(data)):
+        for byte in (0, 0x7F, 0xFF):
+            batches.append(data[:at] + bytes([byte]) + data[at + 1 :])
+    return batches
+
+
+@pytest.mark.parametrize("is_all", [0, 1])
+def test_the_proofs_step_stays_inside_its_windows(is_all):
+    source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])
+    pending, digests = np.empty((4, 64), dtype=np.int64), np.empty((2, 64), dtype=np.uint64)
+    nothing = guarded(b"")
+    for bad in _damaged_batches():
+        for first, second in ((bad, source), (source, bad), (bad, bad)):
+            state = np.zeros(proof.STATE_SIZE, dtype=np.int64)
+            state[proof.SOURCE_TO], state[proof.OUTPUT_TO] = len(first), len(second)
+            state[proof.SOURCE_IS_ALL] = state[proof.OUTPUT_IS_ALL] = is_all
+            state[proof.SOURCE_BLOCK_BYTES] = state[proof.OUTPUT_BLOCK_BYTES] = -1
+            state[proof.END_OFFSET], state[proof.TABLE_LIMIT] = 100, 1 << 40
+            state[proof.SOURCE_LAST_OFFSET] = state[proof.OUTPUT_LAST_OFFSET_SEEN] = -1
+            slots = np.zeros(3 * 64, dtype=np.uint64)
+            windows = [guarded(first), guarded(second), nothing, nothing, nothing, nothing]
+            code = proof.step(*windows, pending, digests, slots, state)
+            assert 0 <= code < proof.FIRST_VIOLATION + 36
+
+
+@pytest.mark.parametrize("is_all", [0, 1])
+def test_the_inspection_stays_inside_its_window(is_all):
+    none = np.zeros(0, dtype=np.int64)
+    for bad in _damaged_batches():
+        state = np.zeros(verify.STATE_SIZE, dtype=np.int64)
+        state[verify.TO], state[verify.IS_ALL] = len(bad), is_all
+        state[verify.LAST_OFFSET], state[verify.NEXT_BASE] = -1, 1 << 62
+        window = guarded(bad)
+        for _ in range(10):
+            code = verify.inspect(window, none, none, none, none, state)
+            if code in (
+                verify.DONE,
+                verify.NEED_MORE,
+                verify.NEED_BLOCK,
+                verify.LEGACY,
+                *verify.ENDS_THE_WALK,
+            ):
+                break
+        else:
+            raise AssertionError("no end")

@@ -1,0 +1,163 @@
+"""What metadata records add up to, and which values a config may have while its last records are open to doubt."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.format.metadata import MetadataRecord, ResourceType, parse_record
+from keytail.log.replay import Replay, Topic
+from tests.reference import metadata as dull
+
+KEPT = ("cleanup.policy", "retention.ms")
+POLICY = "cleanup.policy"
+
+
+def records(*values: bytes) -> list[MetadataRecord]:
+    return [parse_record(value) for value in values]
+
+
+def replayed(*settled: list[bytes], unsettled: list[list[bytes]] | None = None) -> Replay:
+    replay = Replay(KEPT)
+    for batch in settled:
+        replay.batch(records(*batch), settled=True)
+    for batch in unsettled or []:
+        replay.batch(records(*batch), settled=False)
+    return replay
+
+
+def policy(value: str | None, topic: str = "t") -> bytes:
+    return dull.topic_config(topic, POLICY, value)
+
+
+def policies(replay: Replay, topic: str = "t") -> tuple[str | None, ...]:
+    return replay.configs(ResourceType.TOPIC, topic).get(POLICY, ())
+
+
+NEW = [dull.topic("t", 1), policy("compact"), dull.partition(1, 0, (1, 2))]
+
+
+def test_a_topic_with_partitions_and_configs() -> None:
+    replay = replayed([*NEW, dull.partition(1, 5, (3,))])
+    (topic,) = replay.topics().values()
+    assert topic.replicas == {0: (1, 2), 5: (3,)}
+    assert replay.configs(ResourceType.TOPIC, "t") == {POLICY: ("compact",)}
+
+
+def test_changed_replicas() -> None:
+    replay = replayed(NEW, [dull.change(1, 0)], [dull.change(1, 0, (2, 7))], [dull.change(1, 0)])
+    assert replay.topics()["t"].replicas == {0: (2, 7)}
+
+
+def test_only_configs_asked_for_are_kept() -> None:
+    replay = replayed([dull.config(4, "", "ssl.key.password", "secret"), dull.config(4, "", "retention.ms", "5")])
+    assert replay.configs(ResourceType.BROKER, "") == {"retention.ms": ("5",)}
+    assert "secret" not in repr(vars(replay))
+
+
+def test_resources_do_not_mix() -> None:
+    replay = replayed(
+        [dull.config(4, "", POLICY, "a"), dull.config(4, "1", POLICY, "b"), dull.config(2, "1", POLICY, "c")],
+        [dull.config(32, "1", POLICY, "d")],
+    )
+    of = replay.configs
+    assert of(ResourceType.BROKER, "") == {POLICY: ("a",)}
+    assert of(ResourceType.BROKER, "1") == {POLICY: ("b",)}
+    assert of(ResourceType.TOPIC, "1") == {POLICY: ("c",)}
+
+
+def test_a_config_that_was_taken_away() -> None:
+    assert policies(replayed(NEW, [policy(None)])) == ()
+    assert policies(replayed(NEW, [policy(None)], [policy(None)])) == ()
+    assert policies(replayed(NEW, unsettled=[[policy(None)]])) == ("compact", None)
+
+
+def test_a_removed_topic_takes_its_configs_along() -> None:
+    replay = replayed(NEW, [dull.remove(1)])
+    assert replay.topics() == {}
+    assert policies(replay) == ()
+    again = replayed(NEW, [dull.remove(1)], [dull.topic("t", 2)])
+    assert again.topics() == {"t": Topic("EBAQEBAQEBAQEBAQEBAQAg", {})}
+    assert policies(again) == ()
+
+
+# Values that may hold
+
+
+def test_settled_changes_leave_one_value() -> None:
+    assert policies(replayed(NEW, [policy("delete")])) == ("delete",)
+
+
+def test_a_recent_change_leaves_both_values_the_newest_last() -> None:
+    assert policies(replayed(NEW, unsettled=[[policy("delete")]])) == ("compact", "delete")
+    assert policies(replayed(NEW, unsettled=[[policy("a")], [policy("b")]])) == ("compact", "a", "b")
+
+
+def test_a_value_that_never_held_between_batches_does_not_count() -> None:
+    assert policies(replayed(NEW, unsettled=[[policy("a"), policy("b")]])) == ("compact", "b")
+    assert policies(replayed(NEW, unsettled=[[policy("a"), policy("compact")]])) == ("compact",)
+
+
+def test_setting_the_same_value_again_is_no_change() -> None:
+    assert policies(replayed(NEW, unsettled=[[policy("compact")]])) == ("compact",)
+
+
+def test_a_recent_topic_never_was_without_its_first_configs() -> None:
+    assert policies(replayed(unsettled=[NEW])) == ("compact",)
+    assert policies(replayed(unsettled=[[dull.BEGIN], NEW, [dull.END]])) == ("compact",)
+    assert policies(replayed(unsettled=[NEW, [policy("delete")]])) == ("compact", "delete")
+
+
+def test_values_of_a_topic_of_the_same_name_do_not_count() -> None:
+    again = [dull.topic("t", 2), policy("delete")]
+    assert policies(replayed(NEW, unsettled=[[policy("a")], [dull.remove(1)], again])) == ("delete",)
+    assert policies(replayed(NEW, unsettled=[[policy("a"), dull.remove(1), *again]])) == ("delete",)
+
+
+# Transactions
+
+
+def test_a_transaction_counts_when_it_ends() -> None:
+    replay = replayed([dull.BEGIN, *NEW])
+    assert replay.topics() == {}
+    assert replay.in_transaction
+    replay.batch(records(policy("delete")), settled=True)
+    assert replay.topics() == {}
+    replay.batch(records(dull.END, dull.topic("u", 2)), settled=True)
+    assert not replay.in_transaction
+    assert replay.topics().keys() == {"t", "u"}
+    assert policies(replay) == ("delete",)
+
+
+def test_an_aborted_transaction_never_counts() -> None:
+    replay = replayed(NEW, [dull.BEGIN, policy("a")], [policy("b"), dull.ABORT, dull.change(1, 0, (9,))])
+    assert policies(replay) == ("compact",)
+    assert replay.topics()["t"].replicas == {0: (9,)}
+    assert policies(replayed(NEW, unsettled=[[dull.BEGIN, policy("a"), dull.ABORT]])) == ("compact",)
+
+
+def test_what_stands_before_a_transaction_in_its_batch_counts_at_once() -> None:
+    assert replayed([*NEW, dull.BEGIN, dull.remove(1)]).topics().keys() == {"t"}
+
+
+def test_an_unfinished_transaction_leaves_no_trace() -> None:
+    assert policies(replayed(NEW, unsettled=[[dull.BEGIN], [policy("delete")]])) == ("compact",)
+
+
+@pytest.mark.parametrize(
+    ("batches", "reason"),
+    [
+        ([[dull.BEGIN], [dull.BEGIN]], "within another"),
+        ([[dull.END]], "never began"),
+        ([[dull.ABORT]], "never began"),
+        ([NEW, [dull.topic("t", 2)]], "topic t is created twice"),
+        ([NEW, [dull.topic("u", 1)]], "topic u is created twice"),
+        ([[dull.partition(7, 0)]], "does not exist"),
+        ([[dull.remove(7)]], "does not exist"),
+        ([[dull.change(7, 0, (1,))]], "does not exist"),
+        ([NEW, [dull.change(1, 1, (1,))]], "partition 1 changes"),
+        ([NEW, [dull.remove(1)], [dull.change(1, 0)]], "does not exist"),
+    ],
+)
+def test_contradictions(batches: list[list[bytes]], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        replayed(*batches)
