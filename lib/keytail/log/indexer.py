@@ -8,16 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from keytail.errors import Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
 from keytail.kernels import index as kernels
-
-_FULL = {
-    kernels.OFFSET_INDEX_FULL: "the offset index would outgrow segment.index.bytes",
-    kernels.TIME_INDEX_FULL: "the time index would outgrow segment.index.bytes",
-    kernels.RELATIVE_OFFSET_TOO_LARGE: "an offset lies more than 2147483647 above the segment's base offset",
-}
-
 
 class SegmentIndexer:
     """Index entries of the segment with `base_offset`; give it every batch once, in order, then `close` it."""
@@ -31,8 +23,8 @@ class SegmentIndexer:
         self._offsets: list[np.ndarray] = []
         self._times: list[np.ndarray] = []
 
-    def add(self, table: np.ndarray) -> None:
-        """Note batches (BATCH_TABLE rows) that were appended to the segment."""
+    def add(self, table: np.ndarray) -> int:
+        """Note batches (BATCH_TABLE rows) that go into the segment, until an index is full; how many were noted."""
         n = len(table)
         offsets, times = np.empty((n, 2), np.int64), np.empty((n, 2), np.int64)
         out = np.zeros(4, np.int64)
@@ -40,14 +32,17 @@ class SegmentIndexer:
             table, n, self._base, self._interval, self._max_offset_entries, self._max_time_entries,
             self._state, offsets, times, out,
         )  # fmt: skip
-        if out[2] != kernels.OK:
-            raise Refused(
-                f"{_FULL[int(out[2])]} (output segment {self._base})",
-                offset=int(table["last_offset"][out[3]]),
-                remedy="Nothing was changed; a larger segment.index.bytes or a smaller segment.bytes helps",
-            )
         self._offsets.append(offsets[: out[0]].copy())
         self._times.append(times[: out[1]].copy())
+        return int(out[2])
+
+    def mark(self) -> tuple[np.ndarray, int]:
+        return self._state.copy(), len(self._offsets)
+
+    def take_back(self, mark: tuple[np.ndarray, int]) -> None:
+        """Forget everything added since `mark`."""
+        self._state = mark[0].copy()
+        del self._offsets[mark[1] :], self._times[mark[1] :]
 
     def close(self) -> tuple[bytes, bytes]:
         """The whole `.index` and `.timeindex`, with the closing time entry."""

@@ -32,12 +32,23 @@ class CleanFile:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOutput:
-    """The output segment of one group: its base is the first source's."""
+class OutputSegment:
+    """One finished output segment."""
 
     base_offset: int
-    source_bases: tuple[int, ...]
     files: tuple[CleanFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutput:
+    """The segments that replace the sources of one group; the first has the base of the first source."""
+
+    source_bases: tuple[int, ...]
+    segments: tuple[OutputSegment, ...]
+
+    @property
+    def base_offset(self) -> int:
+        return self.segments[0].base_offset
 
 
 def commit_group(fs: FileSystem, partition_path: str, group: GroupOutput) -> None:

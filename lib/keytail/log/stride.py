@@ -118,15 +118,15 @@ class SegmentReader:
         self._arena = np.empty(0, np.uint8)
         self._arena_bytes = arena_bytes
 
-    def strides(self, path: str, log_bytes: int, *, torn_tail: bool = False) -> Iterator[Stride]:
-        """Strides of the first `log_bytes` of the segment file at `path`.
+    def strides(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Stride]:
+        """Strides of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
         Raises CorruptLog at the first byte that is no valid batch, and at a last batch that is cut; with
         `torn_tail` it ends there instead (the part of a log that a broker would cut at its next start).
         """
         fd = self._fs.open_read(path)
         try:
-            position = 0
+            position = start
             last_offset = -1
             while position < log_bytes:
                 stride = self._read(fd, path, position, log_bytes, last_offset, torn_tail)

@@ -1,83 +1,124 @@
-"""Writes one new segment under scratch names: log, offset index, time index, durable and with their times.
+"""Writes new segments under scratch names: log, offset index, time index, durable and with their times.
 
-Scratch files end in `.clean`, carry the run and the attempt in their names and are seen by no broker. Giving
-them their final names is the business of `log/replace.py`.
+`OutputWriter` takes the surviving batches of source after source and closes an output wherever a limit is
+reached, if it can at the boundary of a source. Scratch files end in `.clean`, carry the run and the attempt
+in their names and are seen by no broker; giving them their final names is the business of `log/replace.py`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.indexer import SegmentIndexer
-from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.stride import SegmentReader
 
 MAX_SEGMENT_BYTES = 2**31 - 1
+MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When an output is full: `segment_bytes`, or an index that would pass `index_bytes`."""
+
+    segment_bytes: int
+    index_bytes: int
+    index_interval_bytes: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A segment that batches come from; its time becomes that of an output it is the last source of."""
+
+    base_offset: int
+    mtime_ms: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A state of a SegmentWriter that it can be taken back to."""
+
+    size_bytes: int
+    records: int
+    digest: Any
+    index: Any
 
 
 class SegmentWriter:
-    """A new segment in the making; `append` batches in order, then `finish`, or `discard` what there is."""
+    """One new segment in the making: `append` batches in order, then `seal`."""
 
     def __init__(
-        self,
-        fs: FileSystem,
-        partition_path: str,
-        base_offset: int,
-        run_id: str,
-        attempt: str,
-        like: FileStat,
-        index_interval_bytes: int,
-        max_index_bytes: int,
+        self, fs: FileSystem, path_of: Callable[[str], str], base_offset: int, like: FileStat, limits: Limits
     ) -> None:
         self._fs = fs
-        self._partition_path = partition_path
-        self._base = base_offset
-        self._run_id, self._attempt = run_id, attempt
+        self._path_of = path_of
         self._like = like
-        self._indexer = SegmentIndexer(base_offset, index_interval_bytes, max_index_bytes)
+        self.base_offset = base_offset
+        self._max_bytes = min(limits.segment_bytes, MAX_SEGMENT_BYTES)
+        self._indexer = SegmentIndexer(base_offset, limits.index_interval_bytes, limits.index_bytes)
         self._digest = file_digest()
         self.size_bytes = 0
         self.records = 0
-        self._made: list[str] = []
-        self._fd: int | None = self._create(names.LOG)
+        self.made: list[str] = []
+        self._fd = self._create(names.LOG)
 
-    def _path(self, suffix: str) -> str:
-        name = names.scratch_file(self._base, self._run_id, self._attempt, suffix)
-        return os.path.join(self._partition_path, name)
+    @property
+    def log_path(self) -> str:
+        return self._path_of(names.LOG)
 
     def _create(self, suffix: str) -> int:
-        path = self._path(suffix)
+        path = self._path_of(suffix)
         fd = self._fs.create(path, self._like)
-        self._made.append(path)
+        self.made.append(path)
         return fd
 
-    def append(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Append the bytes of whole batches and note their rows; `table["position"]` starts at `size_bytes`."""
-        if self.size_bytes + len(data) > MAX_SEGMENT_BYTES:
-            raise Refused(
-                f"output segment {self._base} would pass {MAX_SEGMENT_BYTES} bytes",
-                remedy="Nothing was changed; a smaller segment.bytes makes smaller groups",
-            )
-        assert self._fd is not None
-        self._indexer.add(table)
-        self._fs.write(self._fd, data)
-        self._digest.update(data)
-        self.size_bytes += len(data)
-        self.records += int(table["record_count"].sum())
+    def append(self, data: np.ndarray, table: np.ndarray) -> int:
+        """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; how many were taken.
 
-    def finish(self, source_bases: tuple[int, ...], mtime_ms: int, txn_index: bytes = b"") -> GroupOutput:
-        """Write the indexes, set all times to `mtime_ms`, make everything durable; what `commit_group` takes.
+        The rows get their positions in this segment. One batch is always taken into an empty segment.
+        """
+        ends = np.cumsum(table["size_bytes"], dtype=np.int64)
+        fits = (self.size_bytes + ends <= self._max_bytes) & (
+            table["last_offset"] - self.base_offset <= MAX_RELATIVE_OFFSET
+        )
+        taken = len(table) if fits.all() else int(np.argmin(fits))
+        if taken == 0 and self.size_bytes == 0:
+            taken = 1
+        table["position"][:taken] = self.size_bytes + ends[:taken] - table["size_bytes"][:taken]
+        taken = self._indexer.add(table[:taken])
+        if taken:
+            part = data[: ends[taken - 1]]
+            self._fs.write(self._fd, part)
+            self._digest.update(part)
+            self.size_bytes += len(part)
+            self.records += int(table["record_count"][:taken].sum())
+        return taken
+
+    def mark(self) -> Mark:
+        return Mark(self.size_bytes, self.records, self._digest.copy(), self._indexer.mark())
+
+    def take_back(self, mark: Mark) -> None:
+        """Forget everything appended since `mark`."""
+        self._fs.truncate(self._fd, mark.size_bytes)
+        self.size_bytes, self.records = mark.size_bytes, mark.records
+        self._digest = mark.digest
+        self._indexer.take_back(mark.index)
+
+    def seal(self, mtime_ms: int, txn_index: bytes) -> OutputSegment:
+        """Write the indexes, set all times to `mtime_ms`, make everything durable.
 
         A `.txnindex` is made only of a `txn_index` with entries.
         """
-        assert self._fd is not None
-        files = [self._seal(self._fd, names.LOG, mtime_ms, self.size_bytes, self._digest.hexdigest())]
-        self._fd = None
+        files = [self._seal_file(self._fd, names.LOG, mtime_ms, self.size_bytes, self._digest.hexdigest())]
+        self._fd = -1
         offset_index, time_index = self._indexer.close()
         indexes = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
         if txn_index:
@@ -87,23 +128,147 @@ class SegmentWriter:
             self._fs.write(fd, data)
             digest = file_digest()
             digest.update(data)
-            files.append(self._seal(fd, suffix, mtime_ms, len(data), digest.hexdigest()))
-        return GroupOutput(self._base, source_bases, tuple(files))
+            files.append(self._seal_file(fd, suffix, mtime_ms, len(data), digest.hexdigest()))
+        return OutputSegment(self.base_offset, tuple(files))
 
-    def _seal(self, fd: int, suffix: str, mtime_ms: int, size_bytes: int, digest: str) -> CleanFile:
-        path = self._path(suffix)
+    def _seal_file(self, fd: int, suffix: str, mtime_ms: int, size_bytes: int, digest: str) -> CleanFile:
+        path = self._path_of(suffix)
         # The time first: fsync makes it durable together with the contents.
         self._fs.set_mtime_ns(path, mtime_ms * 1_000_000)
         self._fs.fsync(fd)
         self._fs.close(fd)
         return CleanFile(suffix, os.path.basename(path), size_bytes, digest)
 
-    def discard(self) -> None:
-        """Remove what was written so far."""
-        if self._fd is not None:
+    def abandon(self) -> None:
+        if self._fd >= 0:
             self._fs.close(self._fd)
-            self._fd = None
-        for path in self._made:
+            self._fd = -1
+
+
+class OutputWriter:
+    """All outputs of one partition and attempt, made of sources in ascending order.
+
+    `start_output` where an output must begin; `start_source` where the batches of the next source begin;
+    `append`; at the end `finish`, or `discard`. `txn_index(from, to)` gives the transaction index of an output
+    that takes the offsets of [from, to).
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        partition_path: str,
+        run_id: str,
+        attempt: str,
+        limits: Limits,
+        txn_index: Callable[[int, int], bytes],
+    ) -> None:
+        self._fs = fs
+        self._partition_path = partition_path
+        self._run_id, self._attempt = run_id, attempt
+        self._limits = limits
+        self._txn_index = txn_index
+        self._current: SegmentWriter | None = None
+        self._sources: list[Source] = []  # of the current output
+        self._mark: Mark | None = None  # where the last of them begins, if it is not the first
+        self._shares_source = False  # the current output goes on with the source the one before it ended in
+        self._groups: list[tuple[list[int], list[OutputSegment]]] = []
+        self._made: list[str] = []
+        self.splits = 0
+        self.size_bytes = 0
+        self.records = 0
+
+    def _path_of(self, base_offset: int) -> Callable[[str], str]:
+        def path(suffix: str) -> str:
+            name = names.scratch_file(base_offset, self._run_id, self._attempt, suffix)
+            return os.path.join(self._partition_path, name)
+
+        return path
+
+    def _open(self, base_offset: int, like_base: int) -> SegmentWriter:
+        like = self._fs.stat(os.path.join(self._partition_path, names.segment_file(like_base, names.LOG)))
+        return SegmentWriter(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
+
+    def start_output(self, source: Source) -> None:
+        """End the output before, if any; the new one has the base of `source`, which is started with it."""
+        self._close(source.base_offset)
+        self._current = self._open(source.base_offset, source.base_offset)
+        self._sources = [source]
+        self._mark = None
+        self._shares_source = False
+
+    def start_source(self, source: Source) -> None:
+        """The batches that follow come from `source`."""
+        assert self._current is not None
+        self._mark = self._current.mark()
+        self._sources.append(source)
+
+    def append(self, data: np.ndarray, table: np.ndarray) -> None:
+        """Batches of the source last started (BATCH_TABLE rows over their bytes), in order."""
+        assert self._current is not None
+        while len(table):
+            taken = self._current.append(data, table)
+            data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
+            table = table[taken:]
+            if len(table):
+                self.splits += 1
+                if self._mark is not None and (self._mark.size_bytes or len(self._sources) > 1):
+                    self._split_at_source()
+                else:
+                    self._split_inside_source(int(table["base_offset"][0]))
+
+    def _split_at_source(self) -> None:
+        """Give the last source an output of its own, with what was appended of it so far."""
+        assert self._current is not None and self._mark is not None
+        old, mark, source = self._current, self._mark, self._sources[-1]
+        new = self._open(source.base_offset, source.base_offset)
+        self._made += new.made
+        reader = SegmentReader(self._fs, stride_bytes=1 << 20)
+        for stride in reader.strides(old.log_path, old.size_bytes, start=mark.size_bytes):
+            taken = new.append(stride.raw, stride.table)
+            assert taken == len(stride.table), "a part of an output fits where the whole did"
+        old.take_back(mark)
+        self._sources.pop()
+        self._close(source.base_offset)
+        self._current, self._sources, self._mark, self._shares_source = new, [source], None, False
+
+    def _split_inside_source(self, base_offset: int) -> None:
+        source = self._sources[-1]
+        self._close(base_offset)
+        self._current = self._open(base_offset, source.base_offset)
+        self._sources, self._mark, self._shares_source = [source], None, True
+
+    def _close(self, next_base: int) -> None:
+        if self._current is None:
+            return
+        current = self._current
+        self._made += [path for path in current.made if path not in self._made]
+        segment = current.seal(
+            self._sources[-1].mtime_ms, self._txn_index(current.base_offset, next_base)
+        )
+        self._made += current.made
+        self.size_bytes += current.size_bytes
+        self.records += current.records
+        bases = [source.base_offset for source in self._sources]
+        if self._shares_source:
+            known, segments = self._groups[-1]
+            known += bases[1:]
+            segments.append(segment)
+        else:
+            self._groups.append((bases, [segment]))
+        self._current = None
+
+    def finish(self, end_offset: int) -> tuple[GroupOutput, ...]:
+        """Everything written and durable: what `commit_group` takes, in ascending order."""
+        self._close(end_offset)
+        return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
+
+    def discard(self) -> None:
+        """Remove every file that was made."""
+        if self._current is not None:
+            self._current.abandon()
+            self._made += self._current.made
+            self._current = None
+        for path in dict.fromkeys(self._made):
             if self._fs.exists(path):
                 self._fs.unlink(path)
         self._made.clear()
