@@ -15,8 +15,9 @@ from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
-from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.cleaner import Segment, clean
+from tests.reference.indexing import index_files
 
 NOW = 1_750_000_000_000
 SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
@@ -46,7 +47,8 @@ def write_snapshot(path, log, entries):
 
 
 def files_of(result, suffix):
-    return {group.base_offset: next(f for f in group.files if f.suffix == suffix) for group in result.groups}
+    outputs = [segment for group in result.groups for segment in group.segments]
+    return {output.base_offset: next(f for f in output.files if f.suffix == suffix) for output in outputs}
 
 
 def read(path, name):
@@ -104,13 +106,14 @@ def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
         (s.base_offset, s.source_bases) for s in twin.segments
     ]
     for group, expected in zip(result.groups, twin.segments, strict=True):
-        contents = {file.suffix: read(path, file.name) for file in group.files}
+        contents = {file.suffix: read(path, file.name) for file in group.segments[0].files}
+        assert len(group.segments) == 1
         assert same_but_for_compression(contents[".log"], expected.log)
         if codecs == (0,):
             assert contents[".log"] == expected.log
             assert contents[".index"] == expected.index
             assert contents[".timeindex"] == expected.time_index
-        for file in group.files:
+        for file in group.segments[0].files:
             assert os.stat(f"{path}/{file.name}").st_mtime_ns == expected.mtime_ms * 10**6
             assert file.size_bytes == len(contents[file.suffix])
     install(LOCAL, task, result)
@@ -143,22 +146,19 @@ def one(offset, key=b"k", value=b"v", **fields):
     return encode_batch([Rec(offset, NOW, key, value)], **fields)
 
 
-def test_transactional_batches_are_refused_wherever_they_are(tmp_path):
-    transactional = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-    marker = encode_marker(1, NOW, commit=False, producer_id=1, producer_epoch=0)
-    for k, (batches, active) in enumerate(
-        [
-            ([one(0, **transactional), one(1)], b""),
-            ([one(0), one(1)], one(2, **transactional)),
-            ([one(0), marker], b""),
-        ]
-    ):
-        with pytest.raises(Refused, match="transactional batches are not supported yet") as caught:
-            clean_tiny(tmp_path / str(k), batches, active=active)
-        assert (
-            caught.value.path and caught.value.byte_position is not None and caught.value.offset is not None
-        )
-        assert not [n for n in os.listdir(tmp_path / str(k) / "t-0") if n.endswith(".clean")]
+@pytest.mark.parametrize("grouping", ["kafka", "measured"])
+def test_a_segment_of_more_offsets_than_an_index_holds_is_split(tmp_path, grouping):
+    offsets = [0, 5, 2**31 - 1, 2**31, 2**31 + 7, 2**32 + 100]
+    batches = [one(offset, key=b"%d" % offset) for offset in offsets]
+    path, result = clean_tiny(tmp_path, batches, grouping=grouping, config={"index_interval_bytes": 0})
+    (group,) = result.groups
+    assert [segment.base_offset for segment in group.segments] == [0, 2**31, 2**32 + 100]
+    for base, file in files_of(result, ".log").items():
+        log = read(path, file.name)
+        assert [b.base_offset for b in decode_log(log)] == [o for o in offsets if base <= o < base + 2**31]
+        index, time_index = index_files(log, base, 0)
+        assert read(path, files_of(result, ".index")[base].name) == index
+        assert read(path, files_of(result, ".timeindex")[base].name) == time_index
 
 
 def test_legacy_messages_are_refused(tmp_path):
@@ -246,3 +246,89 @@ def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_for
         )
         batches = decode_log(read(path, files_of(result, ".log")[0].name))
         assert [b.base_offset for b in batches] == ([1, 2] if clean_shutdown else [0, 1, 2])
+
+
+def measured(kept: list[int], limit: int) -> list[list[int]]:
+    """Numbers of the sources of each output, by the bytes that survive of each source (each within the limit)."""
+    outputs, size = [[0]], kept[0]
+    for number, n in enumerate(kept[1:], 1):
+        if size and size + n > limit:
+            outputs.append([])
+            size = 0
+        outputs[-1].append(number)
+        size += n
+    return outputs
+
+
+@pytest.mark.parametrize("case", range(60))
+def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
+    rng = random.Random(SEED * 1000 + case)
+    print("seed", SEED, "case", case)
+    log = random_log(rng, NOW)
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, log.segments)
+    base, end = log.segments[0].base_offset, log.segments[-1].base_offset
+    alone = clean(log.segments, first_dirty=base, first_uncleanable=end, now_ms=NOW, segment_bytes=1)
+    kept = [len(s.log) for s in alone.segments]
+    limit = max([1, *kept]) + rng.randint(0, sum(kept))
+    config = {"segment_bytes": limit, "delete_retention_ms": 86_400_000}
+    task = task_for(path, log, facts, NOW, first_dirty=base, config=config, grouping="measured", drop_keyless=True)
+    result = clean_partition(LOCAL, task)
+    outputs = [segment for group in result.groups for segment in group.segments]
+    # The twin merges sources of 0 bytes, whatever the limit.
+    bases = [[b for n in numbers for b in alone.segments[n].source_bases] for numbers in measured(kept, limit)]
+    assert [list(group.source_bases) for group in result.groups] == bases
+    assert [segment.base_offset for segment in outputs] == [b[0] for b in bases]
+    written = b"".join(read(path, files_of(result, ".log")[segment.base_offset].name) for segment in outputs)
+    assert written == b"".join(s.log for s in alone.segments)
+    for segment in outputs:
+        contents = {file.suffix: read(path, file.name) for file in segment.files}
+        assert len(contents[".log"]) <= limit
+        index, time_index = index_files(contents[".log"], segment.base_offset, 64)
+        assert (contents[".index"], contents[".timeindex"]) == (index, time_index)
+    install(LOCAL, task, result)
+    left = sorted(n for n in os.listdir(path) if n.endswith(".log"))
+    assert left == [f"{s.base_offset:020d}.log" for s in outputs] + [f"{end:020d}.log"]
+
+
+def test_a_source_larger_than_the_limit_goes_on_in_the_next_output(tmp_path):
+    batches = [one(n, key=b"%d" % n, value=b"v" * 100) for n in range(10)]
+    size = len(batches[0])
+    path, result = clean_tiny(tmp_path, batches, grouping="measured", config={"segment_bytes": 3 * size})
+    (group,) = result.groups
+    assert [segment.base_offset for segment in group.segments] == [0, 3, 6, 9]
+    assert group.source_bases == (0,) and result.limits_met == 3
+    logs = [read(path, files_of(result, ".log")[base].name) for base in (0, 3, 6, 9)]
+    assert logs == [b"".join(batches[n : n + 3]) for n in (0, 3, 6, 9)]
+
+
+def test_an_index_at_its_limit_closes_the_output(tmp_path):
+    batches = [one(n, key=b"%d" % n, value=b"v" * 100) for n in range(10)]
+    config = {"segment_index_bytes": 36, "index_interval_bytes": 0}
+    path, result = clean_tiny(tmp_path, batches, grouping="kafka", config=config)
+    assert result.limits_met > 0
+    for base, file in files_of(result, ".index").items():
+        assert file.size_bytes <= 36
+        log = read(path, files_of(result, ".log")[base].name)
+        times = read(path, files_of(result, ".timeindex")[base].name)
+        assert index_files(log, base, 0) == (read(path, file.name), times)
+
+
+def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_path):
+    segments, offset = [], 0
+    for age_ms in (5000, 4000, 3000, 2000):
+        log = encode_batch([Rec(offset, NOW - age_ms, b"%d" % offset, b"v")])
+        segments.append(Segment(offset, log, 0, 0, NOW - age_ms))
+        offset += 1
+    segments.append(Segment(offset, b"", 0, 0, NOW))
+    log = RandomLog(segments, [], offset, {})
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, segments)
+    for policy, expected in (({"compact"}, [(0, 1, 2, 3)]), ({"compact", "delete"}, [(0, 1), (2, 3)])):
+        config = {"segment_ms": 1500, "cleanup_policy": frozenset(policy)}
+        task = task_for(path, log, facts, NOW, first_dirty=0, config=config, grouping="measured")
+        result = clean_partition(LOCAL, task)
+        assert [group.source_bases for group in result.groups] == expected
+        for name in os.listdir(path):
+            if name.endswith(".clean"):
+                os.unlink(f"{path}/{name}")

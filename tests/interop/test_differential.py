@@ -72,6 +72,7 @@ def keytail_round(log_dir: Path, now: Circumstances) -> Outcome:
         now_ms=now.now_ms,
         config=config,
         run_id="fuzz",
+        grouping="kafka",
         map_memory_bytes=1 << 20,
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import CompactionConfig, group_segments, segments_between
 from keytail.clean.producers import load_producers
 from keytail.clean.proof import prove
-from keytail.clean.rewrite import Rewriter
+from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
 from keytail.clean.transactions import (
     NATIVE_ENTRY,
@@ -37,7 +38,9 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
-from keytail.log.writer import SegmentWriter
+from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter, Source
+
+Grouping = Literal["kafka", "measured"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class CleaningTask:
     """One round over one partition, as the plan decided it; small, picklable, and the same for every attempt.
 
     `segments` are all of the partition, as the driver saw them. The map takes `map_memory_bytes`, and holds at
-    most `map_max_entries` keys where that is given.
+    most `map_max_entries` keys where that is given. `grouping` "kafka" makes one output of each group that Kafka
+    would; "measured" goes by what survived.
     """
 
     topic: str
@@ -63,6 +67,7 @@ class CleaningTask:
     attempt: str = "0"
     clean_shutdown: bool = True
     drop_keyless: bool = False
+    grouping: Grouping = "measured"
     map_memory_bytes: int = 128 << 20
     map_max_entries: int | None = None
     hash_name: str = HASH_NAME
@@ -87,6 +92,7 @@ class CleaningResult:
     tombstones_removed: int
     markers_removed: int
     keys: int
+    limits_met: int = 0
     phases_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -105,30 +111,21 @@ def clean_partition(
     reader, scanner = SegmentReader(fs), RecordScanner()
 
     survivors, transactions, untouched_records = _read_log(fs, task, reader, scanner, clock, progress)
-    groups = group_segments(
-        task.segments,
-        survivors.end_offset,
-        task.first_uncleanable_offset,
-        task.config.segment_bytes,
-        task.config.segment_index_bytes,
-    )
-    untouched_records += survivors.records_from(groups[-1][1] if groups else 0)
-    writers: list[SegmentWriter] = []
+    numbers = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
+    writer = _output_writer(fs, task, transactions)
     try:
         with clock.phase("write"):
             rewriter = _make_rewriter(fs, task, reader, scanner, survivors, transactions)
-            outputs = [
-                _write_group(fs, task, rewriter, transactions, group, writers, progress) for group in groups
-            ]
+            groups = _rewrite(task, numbers, survivors.end_offset, rewriter, writer, progress)
             _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
-        result = _result(task, survivors, rewriter, groups, outputs, writers, untouched_records)
+        untouched_records += survivors.records_from(numbers[1])
+        result = _result(task, survivors, rewriter.counts, numbers, groups, writer, untouched_records)
         # The proof needs a table as large as the map: one of them at a time.
         del survivors, rewriter
         with clock.phase("prove"):
-            _prove(fs, task, result, groups)
+            _prove(fs, task, result, numbers)
     except BaseException:
-        for writer in writers:
-            writer.discard()
+        writer.discard()
         raise
     return replace(result, phases_s=clock.seconds)
 
@@ -321,68 +318,91 @@ def _make_rewriter(
     )
 
 
-def _write_group(
-    fs: FileSystem,
-    task: CleaningTask,
-    rewriter: Rewriter,
-    transactions: Transactions,
-    group: tuple[int, int],
-    writers: list[SegmentWriter],
-    progress: Progress,
-) -> GroupOutput:
-    sources = task.segments[slice(*group)]
-    writer = SegmentWriter(
-        fs,
-        task.partition_path,
-        sources[0].base_offset,
-        task.run_id,
-        task.attempt,
-        fs.stat(task.path(sources[0].base_offset, names.LOG)),
-        task.config.index_interval_bytes,
-        task.config.segment_index_bytes,
+def _output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
+    config = task.config
+    # Kafka sizes groups before cleaning and takes what comes; measured outputs keep the limit.
+    segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES
+    limits = Limits(segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
+    return OutputWriter(
+        fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes
     )
-    writers.append(writer)
-    rewriter.rewrite(task.partition_path, task.segments, group, writer, progress)
-    bases = tuple(segment.base_offset for segment in sources)
-    end = task.segments[group[1]].base_offset if group[1] < len(task.segments) else task.log_end_offset
-    txn_index = transactions.index_bytes(sources[0].base_offset, end)
-    return writer.finish(bases, sources[-1].log_mtime_ns // 1_000_000, txn_index)
+
+
+def _rewrite(
+    task: CleaningTask,
+    numbers: tuple[int, int],
+    end_offset: int,
+    rewriter: Rewriter,
+    writer: OutputWriter,
+    progress: Progress,
+) -> tuple[GroupOutput, ...]:
+    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the grouping asked for."""
+    starts = {0}
+    if task.grouping == "kafka":
+        config = task.config
+        starts = {
+            first
+            for first, _ in group_segments(
+                task.segments,
+                end_offset,
+                task.first_uncleanable_offset,
+                config.segment_bytes,
+                config.segment_index_bytes,
+            )
+        }
+    by_base = {segment.base_offset: segment for segment in task.segments}
+    for number in range(*numbers):
+        segment = task.segments[number]
+        source = Source(segment.base_offset, segment.log_mtime_ns // 1_000_000)
+        merged = [by_base[base] for base in writer.current_sources]
+        if number in starts or (task.grouping == "measured" and _spans_too_long(task, [*merged, segment])):
+            writer.start_output(source)
+        else:
+            writer.start_source(source)
+        rewriter.rewrite(task.partition_path, segment, number, writer, progress)
+    is_last = numbers[1] == len(task.segments)
+    return writer.finish(task.log_end_offset if is_last else task.segments[numbers[1]].base_offset)
+
+
+def _spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
+    """Would one output of these make time retention keep old records longer, or young ones shorter?"""
+    if "delete" not in task.config.cleanup_policy:
+        return False
+    times = [segment.largest_timestamp_ms for segment in merged]
+    return max(times) - min(times) > task.config.segment_ms
 
 
 def _result(
     task: CleaningTask,
     survivors: Survivors,
-    rewriter: Rewriter,
-    groups: Sequence[tuple[int, int]],
-    outputs: list[GroupOutput],
-    writers: list[SegmentWriter],
+    counts: Counts,
+    numbers: tuple[int, int],
+    groups: tuple[GroupOutput, ...],
+    writer: OutputWriter,
     untouched_records: int,
 ) -> CleaningResult:
-    rewritten = groups[-1][1] if groups else 0
-    untouched = task.segments[rewritten:]
+    untouched = task.segments[numbers[1] :]
     return CleaningResult(
         end_offset=survivors.end_offset,
-        groups=tuple(outputs),
+        groups=groups,
         segments_before=len(task.segments),
-        segments_after=len(outputs) + len(untouched),
+        segments_after=sum(len(group.segments) for group in groups) + len(untouched),
         bytes_before=sum(segment.log_bytes for segment in task.segments),
-        bytes_after=sum(w.size_bytes for w in writers) + sum(s.log_bytes for s in untouched),
-        records_before=rewriter.counts.records_read + untouched_records,
-        records_after=sum(writer.records for writer in writers) + untouched_records,
-        tombstones_removed=rewriter.counts.tombstones_removed,
-        markers_removed=rewriter.counts.markers_removed,
+        bytes_after=writer.size_bytes + sum(segment.log_bytes for segment in untouched),
+        records_before=counts.records_read + untouched_records,
+        records_after=writer.records + untouched_records,
+        tombstones_removed=counts.tombstones_removed,
+        markers_removed=counts.markers_removed,
         keys=survivors.offset_map.used,
+        limits_met=writer.splits,
     )
 
 
-def _prove(
-    fs: FileSystem, task: CleaningTask, result: CleaningResult, groups: Sequence[tuple[int, int]]
-) -> None:
-    rewritten = groups[-1][1] if groups else 0
+def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, numbers: tuple[int, int]) -> None:
     prove(
         fs,
         task.partition_path,
-        task.segments[:rewritten],
+        task.segments[slice(*numbers)],
         result.groups,
         first_dirty_offset=task.first_dirty_offset,
         end_offset=result.end_offset,

@@ -7,7 +7,6 @@ decide, and dead batches stay unopened; before it the map is probed; behind the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ from keytail.kernels import rewrite as kernels
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
-from keytail.log.writer import SegmentWriter
+from keytail.log.writer import OutputWriter
 
 _BYTES_AROUND_A_RECORD = 30  # length, attributes and two deltas at their longest, with room to shift
 
@@ -95,31 +94,24 @@ class Rewriter:
         self.counts = Counts()
 
     def rewrite(
-        self,
-        partition_path: str,
-        segments: Sequence[SegmentFacts],
-        numbers: tuple[int, int],
-        writer: SegmentWriter,
-        on_progress: Progress,
+        self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter, on_progress: Progress
     ) -> None:
-        """Append to `writer` what survives of segments `numbers[0]` .. `numbers[1]`."""
-        for number in range(*numbers):
-            segment = segments[number]
-            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            records = batches = 0
-            for stride in self._reader.strides(path, segment.log_bytes):
-                refuse_unsupported(stride)
-                self._rewrite_stride(stride, number, records, batches, writer)
-                records += int(stride.table["record_count"].sum())
-                batches += len(stride.table)
-                on_progress("write", len(stride.raw))
-            self.counts.records_read += records
+        """Append to `writer` what survives of segment `number` of the partition."""
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        records = batches = 0
+        for stride in self._reader.strides(path, segment.log_bytes):
+            refuse_unsupported(stride)
+            self._rewrite_stride(stride, number, records, batches, writer)
+            records += int(stride.table["record_count"].sum())
+            batches += len(stride.table)
+            on_progress("write", len(stride.raw))
+        self.counts.records_read += records
         self.counts.tombstones_removed = int(self._counters[kernels.TOMBSTONES_EXPIRED])
         self.counts.keyless = int(self._counters[kernels.KEYLESS])
         self.counts.first_keyless_offset = int(self._counters[kernels.FIRST_KEYLESS])
 
     def _rewrite_stride(
-        self, stride: Stride, number: int, records: int, batches: int, writer: SegmentWriter
+        self, stride: Stride, number: int, records: int, batches: int, writer: OutputWriter
     ) -> None:
         rows = self._decide_rows(stride, number, records, batches)
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
@@ -202,7 +194,7 @@ class Rewriter:
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
-    def _emit(self, chunk: Chunk, rows: _Rows, writer: SegmentWriter) -> None:
+    def _emit(self, chunk: Chunk, rows: _Rows, writer: OutputWriter) -> None:
         """Build and append the bytes of the chunk's surviving batches."""
         stride, first, end = chunk.stride, chunk.first_row, chunk.end_row
         rebuilt, packed = self._rebuild(chunk, rows)
@@ -215,7 +207,7 @@ class Rewriter:
             self._new_table = np.empty(end - first, BATCH_TABLE)
         done, n_rows = kernels.assemble(
             stride.raw, stride.position, stride.table, rows.action, first, end, self._blocks, packed, rebuilt,
-            self._target, 0, writer.size_bytes, self._new_table,
+            self._target, 0, 0, self._new_table,
         )  # fmt: skip
         writer.append(self._target[:done], self._new_table[:n_rows])
 

@@ -11,6 +11,7 @@ import numpy as np
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
 from keytail.kernels import index as kernels
 
+
 class SegmentIndexer:
     """Index entries of the segment with `base_offset`; give it every batch once, in order, then `close` it."""
 

@@ -177,6 +177,11 @@ class OutputWriter:
         self.size_bytes = 0
         self.records = 0
 
+    @property
+    def current_sources(self) -> tuple[int, ...]:
+        """Base offsets of the sources of the output in the making."""
+        return tuple(source.base_offset for source in self._sources)
+
     def _path_of(self, base_offset: int) -> Callable[[str], str]:
         def path(suffix: str) -> str:
             name = names.scratch_file(base_offset, self._run_id, self._attempt, suffix)
@@ -211,7 +216,8 @@ class OutputWriter:
             table = table[taken:]
             if len(table):
                 self.splits += 1
-                if self._mark is not None and (self._mark.size_bytes or len(self._sources) > 1):
+                # Never at a source that comes first with anything: an output of 0 bytes would be left behind.
+                if self._mark is not None and self._mark.size_bytes:
                     self._split_at_source()
                 else:
                     self._split_inside_source(int(table["base_offset"][0]))
