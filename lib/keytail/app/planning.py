@@ -101,6 +101,10 @@ def plan_one(
     facts = survey_partition(fs, log_dir, entry)
     try:
         resolved = configuration.of(entry.topic)
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+            if not resolved.overrides_known:
+                configuration.cluster.refuse_unknown(entry.topic)
         config = CompactionConfig.from_values(resolved.values())
         decision = decide(
             facts,
