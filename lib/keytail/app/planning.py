@@ -119,6 +119,8 @@ def plan_one(
         )
     except KeytailError as problem:
         return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
+    if decision.error:
+        decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
 
 

@@ -31,10 +31,14 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it comes from, in words such as `server.properties: log.roll.hours=24`."""
+    """A value and where it comes from, in words such as `server.properties: log.roll.hours=24`.
+
+    `doubt` says, of a value that is not the newest one, why it holds nevertheless.
+    """
 
     value: Value
     source: str
+    doubt: str = ""
 
 
 # Settings one of which holds, the newest last; None where the layer says nothing, so that a lower one decides.
@@ -63,6 +67,10 @@ class Resolved:
 
     def value(self, name: str) -> Value:
         return self.settings[name].value
+
+    def doubts(self) -> list[str]:
+        """Why values hold that are not the newest ones."""
+        return [setting.doubt for setting in self.settings.values() if setting.doubt]
 
     def values(self) -> dict[str, Value]:
         """All values by name."""
@@ -237,8 +245,9 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
     value = safest(name, [option.value for option in options])
     if value == newest.value:
         return newest
-    of = next((option.source for option in options if option.value == value), "common to all")
-    return Setting(value, f"{of}, safer than the newest ({newest.source}), which may not be committed")
+    source = next((option.source for option in options if option.value == value), "what all of them have in common")
+    others = " or ".join(dict.fromkeys(option.source for option in options))
+    return Setting(value, source, f"{name} may not be committed yet ({others}): the safer one counts")
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:
