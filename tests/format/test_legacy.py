@@ -283,6 +283,10 @@ def test_a_compressed_message_that_begins_inside_the_batch_before_it_is_refused(
     with pytest.raises(legacy.LegacyProblem, match="begins at or below") as raised:
         legacy.summarize_rows(raw, 0, table)
     assert raised.value.row == 1
+    raw, table = table_of(encode_wrapper(K3, GZIP))
+    legacy.summarize_rows(raw, 0, table.copy(), previous_last_offset=49)
+    with pytest.raises(legacy.LegacyProblem, match="begins at or below"):
+        legacy.summarize_rows(raw, 0, table, previous_last_offset=50)
 
 
 def test_a_bomb_is_refused_before_it_goes_off() -> None:
