@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +148,21 @@ def test_keyless_records_are_refused_unless_they_may_go(tmp_path: Path) -> None:
     status, rows, _ = execute(log_dir, "--drop-keyless")
     assert (status, rows["orders-0"]["status"]) == (0, "compacted")
     assert 30 not in {record.offset for record in records_of(log_dir / "orders-0")}
+
+
+def test_an_interrupted_run_lets_go_of_everything(log_dir: Path) -> None:
+    before = snapshot(log_dir)
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "starting Spark" in line:
+            break
+    time.sleep(1)
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=20)  # ends only when the JVM has let go of the pipes too
+    assert run.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert snapshot(log_dir) == before
+    assert not (log_dir / ".lock").exists()

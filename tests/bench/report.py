@@ -23,11 +23,11 @@ class Figure:
     name: str
     seconds: list[float] = field(default_factory=list)
     phases: list[dict[str, float]] = field(default_factory=list)
+    file_operations: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, seconds: float, phases: dict[str, float] | None = None) -> None:
-        self.seconds.append(seconds)
-        if phases:
-            self.phases.append(phases)
+    def forget(self) -> None:
+        """Drop the runs so far, which were for warming up."""
+        self.seconds, self.phases, self.file_operations = [], [], []
 
     @property
     def median_s(self) -> float:
@@ -41,10 +41,6 @@ class Figure:
         """The same of the best run of each: what other processes on the machine disturb least."""
         return min(base.seconds) / min(self.seconds)
 
-    def phase_medians(self) -> dict[str, float]:
-        names = self.phases[0] if self.phases else ()
-        return {name: statistics.median(phases[name] for phases in self.phases) for name in names}
-
     def as_json(self, base: Figure) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -54,8 +50,14 @@ class Figure:
             "seconds": self.seconds,
             "times_kafka": self.ratio(base),
             "times_kafka_best_runs": self.best_ratio(base),
-            "phases_median_s": self.phase_medians(),
+            "phases_median_s": medians(self.phases),
+            "file_operations_median_s": medians(self.file_operations),
         }
+
+
+def medians(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = parts[0] if parts else ()
+    return {name: statistics.median(part[name] for part in parts) for name in names}
 
 
 def machine() -> dict[str, str]:
@@ -86,7 +88,11 @@ def table(figures: Sequence[Figure], base: Figure, records: int, log_bytes: int)
             f"{figure.ratio(base):>13.2f}{figure.best_ratio(base):>7.2f}"
         )
     for figure in figures:
-        phases = "  ".join(f"{name} {seconds:.3f}" for name, seconds in figure.phase_medians().items())
-        if phases:
-            lines.append(f"phases of {figure.name}, median s: {phases}")
+        for title, parts in (
+            ("phases", figure.phases),
+            ("of that in file operations", figure.file_operations),
+        ):
+            text = "  ".join(f"{name} {seconds:.3f}" for name, seconds in medians(parts).items())
+            if text:
+                lines.append(f"{figure.name[:3]} {title}, median s: {text}")
     return "\n".join(lines)

@@ -111,8 +111,7 @@ class Bench:
                 self._fresh("command")
             )  # fills the compiled cache, as a first run on a machine does
         for figure in (self.base, self.task, self.command):
-            figure.seconds.clear()
-            figure.phases.clear()
+            figure.forget()
         self.private.clear()
 
     def play(self) -> None:
@@ -123,7 +122,7 @@ class Bench:
             self._command(self._fresh("command"))
             self._compare("command")
         answer = self.worker.ask("kernels", self.source, **self.shape.task_settings)
-        self.kernels.add(answer["seconds"], answer["phases"])
+        self.kernels.seconds.append(answer["seconds"])
 
     def close(self) -> None:
         self.kafka.close()
@@ -156,12 +155,14 @@ class Bench:
             configs=self._configs,
             recovery_point=self.shape.records,
         )
-        self.base.add(seconds[0])
+        self.base.seconds.append(seconds[0])
         self.kafka_round = {"records_after": cleaned.records_written, "end_offset": cleaned.end_offset}
 
     def _task(self, log_dir: Path) -> None:
         answer = self.worker.ask("task", log_dir, **self.shape.task_settings)
-        self.task.add(answer["seconds"], answer["phases"])
+        self.task.seconds.append(answer["seconds"])
+        self.task.phases.append(answer["phases"])
+        self.task.file_operations.append(answer["file_operations"])
         self.private.append((answer["private_before_bytes"], answer["private_peak_bytes"]))
         for name, theirs in self.kafka_round.items():
             if answer[name] != theirs:
@@ -169,14 +170,15 @@ class Bench:
 
     def _command(self, log_dir: Path) -> None:
         started = time.perf_counter()
-        done = subprocess.run(self.command_line(log_dir), stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(self.command_line(log_dir), capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - started
         if done.returncode != 0:
-            raise RuntimeError(f"keytail ended with status {done.returncode}: {done.stdout}")
+            raise RuntimeError(f"keytail ended with status {done.returncode}: {done.stdout}{done.stderr}")
         [row] = json.loads(done.stdout)
         if row["status"] != "compacted":
             raise RuntimeError(f"keytail did not compact: {row}")
-        self.command.add(seconds, {"task as the row times it": (row["end_ms"] - row["start_ms"]) / 1000})
+        self.command.seconds.append(seconds)
+        self.command.phases.append({"task as its row times it": (row["end_ms"] - row["start_ms"]) / 1000})
 
     def _compare(self, name: str) -> None:
         theirs, mine = self._partition(self.home / "kafka"), self._partition(self.home / name)
@@ -197,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
         bench.warm()
         for number in range(options.runs):
             bench.play()
-            last = "  ".join(f"{figure.name.split()[0]} {figure.seconds[-1]:.2f}" for figure in bench.figures)
+            last = "  ".join(f"{figure.name[:3]} {figure.seconds[-1]:.2f}" for figure in bench.figures)
             print(f"run {number + 1} of {options.runs}: {last} s", file=sys.stderr, flush=True)
         if options.json:
             options.json.write_text(json.dumps(_as_json(bench, started), indent=2) + "\n")

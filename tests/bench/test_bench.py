@@ -6,8 +6,9 @@ import pytest
 
 from tests.bench import copies, run
 from tests.bench.report import Figure
+from tests.interop.conftest import kafka  # noqa: F401 (skips, with the reason, where there is no Kafka)
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("kafka")]
 
 SMALL = [
     "--records=20000",
@@ -33,6 +34,7 @@ def test_a_small_run_has_figures_and_the_result_of_kafka(codec, tmp_path, capsys
         assert len(figure["seconds"]) == 2
         assert figure["min_s"] <= figure["median_s"] <= figure["max_s"]
     assert set(answer["figures"][2]["phases_median_s"]) >= {"map", "write", "prove", "replace"}
+    assert answer["private_memory"]["peak_bytes"] < answer["private_memory"]["map_bytes"] + (512 << 20)
     assert 0 < answer["kafka_round"]["records_after"] <= 2000
     assert list(tmp_path.iterdir()) == [report]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keytail.config.files import log_dirs, parse_server_properties
+from keytail.config.files import log_dirs, parse_node_id, parse_server_properties
 from keytail.config.resolve import from_broker
 from keytail.errors import UsageProblem
 
@@ -69,3 +69,15 @@ def test_a_value_of_a_config_provider_is_refused() -> None:
 )
 def test_log_dirs(texts, dirs) -> None:
     assert log_dirs(from_broker(texts, "f")) == dirs
+
+
+def test_the_broker_that_a_log_dir_belongs_to() -> None:
+    assert parse_node_id(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == 12
+    assert parse_node_id(b"version=1\n", "m") is None
+    with pytest.raises(UsageProblem, match=r"node\.id one in m is no number"):
+        parse_node_id(b"node.id=one\n", "m")
+
+
+def test_the_broker_of_a_properties_file() -> None:
+    assert from_broker({"node.id": "3"}, "f")["node.id"].value == 3
+    assert from_broker({"broker.id": "4"}, "f")["node.id"].value == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from typing import Any
@@ -283,6 +284,10 @@ def test_a_compressed_message_that_begins_inside_the_batch_before_it_is_refused(
     with pytest.raises(legacy.LegacyProblem, match="begins at or below") as raised:
         legacy.summarize_rows(raw, 0, table)
     assert raised.value.row == 1
+    raw, table = table_of(encode_wrapper(K3, GZIP))
+    legacy.summarize_rows(raw, 0, table.copy(), previous_last_offset=49)
+    with pytest.raises(legacy.LegacyProblem, match="begins at or below"):
+        legacy.summarize_rows(raw, 0, table, previous_last_offset=50)
 
 
 def test_a_bomb_is_refused_before_it_goes_off() -> None:
@@ -293,6 +298,19 @@ def test_a_bomb_is_refused_before_it_goes_off() -> None:
         assert legacy.summarize(raw, 0, len(data), (1 << 20) + 35).record_count == 1
         with pytest.raises(ValueError, match="more than 1048576 bytes"):
             legacy.summarize(raw, 0, len(data), 1 << 20)
+
+
+@pytest.mark.parametrize("size", range(26))
+def test_no_message_is_shorter_than_its_fixed_fields(size: int) -> None:
+    message = encode_message(5, None, None, magic=0, size=size - 12)[:size]
+    if size > 16:
+        message = message[:12] + zlib.crc32(message[16:]).to_bytes(4, "big") + message[16:]
+    for memory in (guarded, guarded_front):
+        with pytest.raises(ValueError, match="shorter|not within"):
+            legacy.summarize(memory(message), 0, size)
+    inner = encode_message(0, b"a", b"1") + message
+    with pytest.raises(ValueError, match="shorter") if size > 11 else contextlib.nullcontext():
+        read(encode_wrapper([K], GZIP, inner=inner))
 
 
 @settings(deadline=None, max_examples=400)

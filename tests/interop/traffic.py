@@ -18,8 +18,12 @@ from tests.interop.kafka import (
     step_clock,
     step_delete_records,
     step_marker,
+    step_raw,
     step_roll,
 )
+from tests.reference.batches import Rec
+from tests.reference.codecs import GZIP, LZ4, SNAPPY
+from tests.reference.legacy import encode_single, encode_wrapper
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADER_NAMES = ("", "h", "trace-id", "schlüssel")
@@ -55,6 +59,7 @@ class Traffic:
     transactional: bool
     delete_records: bool
     far_jumps: bool
+    legacy_share: float = 0.0  # of batches: messages of magic 0 and 1
     clock_ms: int = CLOCK_MS
     leader_epoch: int = 0
     log_end_offset: int = 0
@@ -87,6 +92,8 @@ class Traffic:
             if self.far_jumps and rng.random() < 0.04:
                 self.log_end_offset += rng.choice([1, 1000, FAR - 1, FAR, FAR + 7])
                 steps.append(self._replicated())
+            elif self.legacy_share and rng.random() < self.legacy_share:
+                steps.append(self._legacy())
             else:
                 steps.append(self._replicated() if rng.random() < self.follower_share else self._produced())
             if self.transactional and rng.random() < 0.3:
@@ -145,6 +152,34 @@ class Traffic:
         )
         self.log_end_offset = last_offset + 1
         return step
+
+    def _legacy(self) -> dict[str, Any]:
+        """A message as an old leader holds it, plain or around others, perhaps after cleaning and conversion."""
+        rng = self.rng
+        offset = self.log_end_offset
+        records = []
+        for _ in range(rng.randint(1, 6)):
+            offset += rng.choice([0, 0, 0, 1, 5])
+            timestamp_ms, key, value, _ = self._record()
+            sent_key = None if rng.random() < self.keyless_share else key
+            records.append(Rec(offset, timestamp_ms, sent_key, value))
+            offset += 1
+        magic = rng.randint(0, 1)
+        codec = rng.choice([0, 0, GZIP, SNAPPY, LZ4])
+        if codec == 0:
+            records = records[:1]
+            data = encode_single(records[0], magic=magic, append_time=rng.random() < 0.3)
+        else:
+            mixed = rng.random() < 0.2
+            data = encode_wrapper(
+                records,
+                codec,
+                magic=magic,
+                inner_magics=[rng.randint(0, 1) if mixed else magic for _ in records],
+                append_time=self.clock_ms - rng.randint(0, 5000) if magic and rng.random() < 0.3 else None,
+            )
+        self.log_end_offset = records[-1].offset + 1
+        return step_raw(data, self.leader_epoch)
 
     def _record(self) -> tuple[int, bytes, bytes | None, tuple[tuple[str, bytes | None], ...]]:
         rng = self.rng
@@ -206,6 +241,7 @@ def random_traffic(
     transactional: bool = False,
     delete_records: bool = True,
     far_jumps: bool = True,
+    legacy: bool = False,
 ) -> Traffic:
     """A partition drawn at random within what the flags allow. `log_append_time` None: either."""
     if log_append_time is None:
@@ -227,6 +263,7 @@ def random_traffic(
         transactional=transactional,
         delete_records=delete_records and rng.random() < 0.3,
         far_jumps=far_jumps and rng.random() < 0.2,
+        legacy_share=rng.choice([0.3, 0.7, 1.0]) if legacy else 0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""One round of Kafka 4.3's Cleaner over record batches v2, in plain Python with a dictionary as offset map.
+"""One round of Kafka 4.3's Cleaner over batches of any magic, in plain Python with a dictionary as offset map.
 
 The dull twin of `keytail.clean`: everything in memory, one record at a time, no code shared with it. Where
 Kafka re-encodes malformed header keys this keeps them, where Kafka copies corrupt batches this raises
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.reference import selection
-from tests.reference.batches import Batch, Rec, decode_log, encode_batch
+from tests.reference.batches import Batch, Rec, encode_batch
 from tests.reference.indexing import index_files
+from tests.reference.legacy import LegacyBatch, decode_any_log
 
 ABORT, COMMIT = 0, 1
 LONG_MAX = 2**63 - 1
@@ -136,6 +137,7 @@ class Settings:
     now_ms: int
     delete_retention_ms: int
     producers: Mapping[int, tuple[int | None, int]]
+    legacy_horizon_ms: int
 
 
 def clean(
@@ -162,7 +164,8 @@ def clean(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
     )
     end_offset = latest + 1
-    settings = Settings(first_uncleanable, now_ms, delete_retention_ms, producers or {})
+    horizon_ms = legacy_horizon_ms(segments, first_dirty, delete_retention_ms)
+    settings = Settings(first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms)
     transactions = Transactions()
     tally = {"read": 0, "written": 0}
     keyless: list[int] = []
@@ -174,12 +177,14 @@ def clean(
         transactions.kept = []
         for at, base in enumerate(bases):
             source = by_base[base]
-            batches = decode_log(source.log)
+            batches = decode_any_log(source.log)
             upper = bases[at + 1] if at + 1 < len(bases) else _next_offset(source, batches)
             transactions.waiting += _aborted(segments, base, upper, log_start_offset)
             for batch in batches:
                 raw = source.log[batch.position : batch.position + batch.size]
-                log += _clean_batch(batch, raw, transactions, offsets, latest, settings, tally, keyless)
+                log += _clean_batch(
+                    batch, raw, source.mtime_ms, transactions, offsets, latest, settings, tally, keyless
+                )
         index, time_index = index_files(
             log, bases[0], index_interval_bytes, segment_index_bytes=segment_index_bytes
         )
@@ -202,7 +207,7 @@ def build_map(
     offsets: dict[bytes, int] = {}
     latest = -1
     for at, segment in enumerate(dirty):
-        for batch in decode_log(segment.log):
+        for batch in decode_any_log(segment.log):
             if not transactions.can_discard(batch) and not batch.control:
                 for record in batch.records:
                     if record.key is None or record.offset < start:
@@ -214,6 +219,12 @@ def build_map(
                 latest = batch.last_offset
         latest = (dirty[at + 1].base_offset if at + 1 < len(dirty) else end) - 1
     return offsets, latest
+
+
+def legacy_horizon_ms(segments: Sequence[Segment], first_dirty: int, delete_retention_ms: int) -> int:
+    """Segments modified until then lose their tombstones of magic 0 and 1."""
+    cleaned = selection.between(segments, 0, first_dirty) if first_dirty > 0 else []
+    return cleaned[-1].mtime_ms - delete_retention_ms if cleaned else 0
 
 
 def _next_offset(segment: Segment, batches: Sequence[Batch]) -> int:
@@ -232,9 +243,14 @@ def _aborted(segments: Sequence[Segment], start: int, upper: int, log_start_offs
     return found
 
 
-def _clean_batch(batch, raw, transactions, offsets, latest, settings, tally, keyless) -> bytes:
+def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, tally, keyless) -> bytes:
     """The bytes that one batch leaves."""
     now_ms, horizon = settings.now_ms, batch.delete_horizon_ms
+    legacy = isinstance(batch, LegacyBatch)
+    if legacy:
+        keeps_tombstones = mtime_ms > settings.legacy_horizon_ms
+    else:
+        keeps_tombstones = horizon is None or now_ms < horizon
     discardable = transactions.can_discard(batch)
     drop_records = discardable
     if batch.control:
@@ -253,15 +269,17 @@ def _clean_batch(batch, raw, transactions, offsets, latest, settings, tally, key
         elif record.key is None:
             keyless.append(record.offset)
         elif record.offset >= offsets.get(record.key, -1):
-            if record.value is not None or horizon is None or now_ms < horizon:
+            if record.value is not None or keeps_tombstones:
                 kept.append(record)
     tally["read"] += len(batch.records)
     tally["written"] += len(kept)
     if not kept:
+        if keep_empty and legacy:
+            raise ValueError("Empty batches are only supported for magic v2 and above")
         return _emptied(batch) if keep_empty else b""
     holds_null = any(record.value is None for record in kept)
     set_horizon = horizon is None and (holds_null or (batch.control and discardable))
-    if len(kept) == len(batch.records) and not set_horizon:
+    if len(kept) == len(batch.records) and not set_horizon and not legacy:
         return raw
     return _rebuilt(batch, kept, now_ms + settings.delete_retention_ms if set_horizon else horizon)
 
@@ -284,8 +302,15 @@ def _rebuilt(batch: Batch, kept: Sequence[Rec], horizon: int | None) -> bytes:
         codec=batch.codec,
         delete_horizon_ms=horizon,
         max_timestamp=batch.max_timestamp if append_time else max(r.timestamp for r in kept),
-        **_unchanged(batch),
+        **_unchanged(batch) | _legacy_offsets(batch, kept),
     )
+
+
+def _legacy_offsets(batch: Batch, kept: Sequence[Rec]) -> dict:
+    """Only version 2 keeps the span of what is gone."""
+    if not isinstance(batch, LegacyBatch):
+        return {}
+    return {"base_offset": kept[0].offset, "last_offset": kept[-1].offset}
 
 
 def _emptied(batch: Batch) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from keytail.app.metadata import with_metadata
 from keytail.app.planning import (
     Planned,
     Rules,
@@ -68,7 +69,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         if request.submitted:
             _session(request, run)
-        return [planned.row() for planned in plan_all(fs, chosen, request.configuration, rules)]
+        return [planned.row() for planned in plan_all(fs, chosen, _with_metadata(fs, request), rules)]
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -82,7 +83,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
         chosen = choose(fs, request.choice)
-        planned = _plan_resolved(fs, chosen, request.configuration, rules)
+        planned = _plan_resolved(fs, chosen, _with_metadata(fs, request), rules)
         _mend_checkpoints(fs, chosen, planned)
         settings = TaskSettings(request.map_memory_bytes or 0, request.drop_keyless)
         if not any(p.wanted for p in planned):
@@ -98,6 +99,14 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 spark = _session(request, run)
             rows = _run_tasks(spark, fs, chosen, tasks, request, reporter, deadline_s)
         return _in_order(planned, rows)
+
+
+def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
+    """The configuration with what the metadata log says, and a word on standard error about how old that is."""
+    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+    if configuration.cluster is not None:
+        print(f"keytail: {configuration.cluster.sentence()}", file=sys.stderr)
+    return configuration
 
 
 def _session(request: Request, run: contextlib.ExitStack) -> Any:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from keytail.app.selection import Configuration
 from keytail.config.files import parse_node_id
@@ -19,10 +18,8 @@ from keytail.config.resolve import Layer, Setting, broker_options, topic_options
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
+from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.partition import PartitionEntry
-
-if TYPE_CHECKING:
-    from keytail.log.metadata import ClusterMetadata
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,7 @@ class Cluster:
         if self.metadata is None:
             return self.problem
         at = self.metadata
-        written = (
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at.as_of_ms / 1000)) if at.as_of_ms >= 0 else "unknown"
-        )
-        return f"metadata as of offset {at.as_of_offset}, time {written} ({at.path})"
+        return f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
         """The entry of `topic` for `effective`, where the metadata has one."""
@@ -65,6 +59,14 @@ class Cluster:
             broker_options(self.metadata.broker_configs, f"{self.origin}, broker {self.broker}"),
         )
 
+    def refuse_unknown(self, topic: str) -> None:
+        """Refused when the metadata log could not be read, for a topic of which nothing else is known."""
+        if self.problem:
+            raise Refused(
+                f"topic config unknown: {self.problem}",
+                remedy=f"Or give --topic-config {topic}:key=value or --topics-have-no-overrides",
+            )
+
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
         """Refused when a broker that starts would move the partition's directory out of the way."""
         if self.metadata is None:
@@ -78,8 +80,6 @@ class Cluster:
             )
 
     def _stray(self, fs: FileSystem, entry: PartitionEntry) -> str:
-        from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (brings in the kernels)
-
         assert self.metadata is not None
         topic = self.metadata.topics.get(entry.topic)
         if topic is None:
@@ -97,10 +97,15 @@ class Cluster:
         return ""
 
 
+def _time(ms: int) -> str:
+    try:
+        return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
+    except (OverflowError, ValueError, OSError):  # no time of this calendar
+        return f"{ms} ms"
+
+
 def with_metadata(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Configuration:
     """The configuration and what the metadata log of these log dirs, if they hold one, adds to it."""
-    from keytail.log.metadata import find_metadata_dir, read_metadata  # noqa: PLC0415 (brings in the kernels)
-
     own_dir = _value(configuration.broker, "metadata.log.dir")
     try:
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
@@ -108,7 +113,7 @@ def with_metadata(fs: FileSystem, log_dirs: Sequence[str], configuration: Config
             return configuration
         broker = _broker(fs, log_dirs, configuration.broker)
         metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
-    except KeytailError as problem:
+    except (KeytailError, OSError) as problem:
         return replace(configuration, cluster=Cluster(problem=str(problem)))
     return replace(configuration, cluster=Cluster(broker, metadata))
 

@@ -99,6 +99,10 @@ def plan_one(
     facts = survey_partition(fs, log_dir, entry)
     try:
         resolved = configuration.of(entry.topic)
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+            if not resolved.overrides_known:
+                configuration.cluster.refuse_unknown(entry.topic)
         config = CompactionConfig.from_values(resolved.values())
         decision = decide(
             facts,
@@ -113,6 +117,8 @@ def plan_one(
         )
     except KeytailError as problem:
         return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
+    if decision.error:
+        decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
@@ -18,6 +19,9 @@ from keytail.config.resolve import CommandLine, Resolved, Setting, effective, fr
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+
+if TYPE_CHECKING:
+    from keytail.app.metadata import Cluster
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,14 @@ class Configuration:
     command_line: CommandLine = field(default_factory=CommandLine)
     broker: Mapping[str, Setting] = field(default_factory=dict)
     topics_have_no_overrides: bool = False
+    cluster: Cluster | None = None  # what the metadata log in the log dirs says, where there is one
 
     def of(self, topic: str) -> Resolved:
         return effective(
             topic,
             command_line=self.command_line,
+            topics=self.cluster.topics(topic) if self.cluster else {},
+            dynamic=self.cluster.dynamic() if self.cluster else (),
             broker=self.broker,
             topics_have_no_overrides=self.topics_have_no_overrides,
         )

@@ -19,6 +19,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
+from keytail.kernels import proof_table as table_kernels
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from keytail.log.replace import CleanFile, GroupOutput
 
 _MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
-_SLOT_BYTES = 8 * kernels.SLOT_WORDS
+_SLOT_BYTES = 8 * table_kernels.SLOT_WORDS
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
 _LEAST_MEMORY_BYTES = 4 << 20
@@ -122,8 +123,8 @@ class _Proof:
         slots = self.max_slots
         while slots // 2 > _FIRST_SLOTS and need <= slots // 2 * _LOAD:
             slots //= 2
-        table = np.zeros(slots * kernels.SLOT_WORDS, dtype=np.uint64)
-        kernels.rehash(self.slots, table)
+        table = np.zeros(slots * table_kernels.SLOT_WORDS, dtype=np.uint64)
+        table_kernels.rehash(self.slots, table)
         self.slots = table
         self.state[kernels.TABLE_LIMIT] = int(slots * _LOAD) if slots < self.max_slots else _NO_LIMIT
 
@@ -387,7 +388,7 @@ def _raise(proof: _Proof, code: int, index_paths: dict[str, str]) -> None:
 
 def _check_newest(proof: _Proof, partition_path: str, segments: Sequence[SegmentFacts]) -> None:
     """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived."""
-    offset, outlived = kernels.first_unjustified(proof.slots)
+    offset, outlived = table_kernels.first_unjustified(proof.slots)
     if offset < 0:
         return
     segment = [s for s in segments if s.base_offset <= offset][-1]

@@ -18,15 +18,7 @@ from keytail.errors import UsageProblem
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
     """The kept keys and their texts; UsageProblem if it is no properties file or a value is indirect."""
-    try:
-        properties = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load of a stream
-    except ValueError as error:
-        # The cause is not chained: its text quotes the file, which may hold secrets.
-        raise UsageProblem(
-            f"{path} is not a properties file: {type(error).__name__}",
-            path=path,
-            remedy="Give the server.properties that the broker is started with",
-        ) from None
+    properties = _properties(data, path, "Give the server.properties that the broker is started with")
     kept = {name: properties[name] for name in file_names() if name in properties}
     for name, text in kept.items():
         if "${" in text:
@@ -36,6 +28,26 @@ def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
                 remedy=f"Give a copy of the file with the value of {name} written out",
             )
     return kept
+
+
+def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
+    try:
+        properties: dict[str, str] = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load of a stream
+    except ValueError as error:
+        # The cause is not chained: its text quotes the file, which may hold secrets.
+        raise UsageProblem(
+            f"{path} is not a properties file: {type(error).__name__}", path=path, remedy=remedy
+        ) from None
+    return properties
+
+
+def parse_node_id(data: bytes, path: str) -> int | None:
+    """The number of the broker that a log dir's `meta.properties` names, if it names one."""
+    remedy = "A broker does not start on this log dir either"
+    text = _properties(data, path, remedy).get("node.id")
+    if text is not None and not text.strip().isdecimal():
+        raise UsageProblem(f"node.id {text} in {path} is no number", path=path, remedy=remedy)
+    return None if text is None else int(text)
 
 
 def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:

@@ -135,6 +135,8 @@ BROKER_KEYS = (
     _broker("log.cleaner.backoff.ms", "long", 15_000, "pause with nothing to clean", minimum=0),
     _broker("log.dirs", "list", None, "data directories"),
     _broker("log.dir", "list", ("/tmp/kafka-logs",), "data directories, without log.dirs"),
+    Key("node.id", "int", None, "the broker's number", ("node.id", "broker.id"), "broker", minimum=0),
+    _broker("metadata.log.dir", "string", None, "where the metadata log is, if not in the first of log.dirs"),
     _broker("log.retention.check.interval.ms", "long", 300_000, "period of retention", minimum=1),
     _broker("log.flush.offset.checkpoint.interval.ms", "int", 60_000, "period of that checkpoint", minimum=0),
     _broker("log.flush.start.offset.checkpoint.interval.ms", "int", 60_000, "period of that checkpoint",

@@ -1,14 +1,16 @@
 """Which value of a setting holds for a topic, and where it comes from.
 
-Pure: layers in, values with their sources out. The command line beats the topic's own overrides, those
-beat the broker's file, that beats Kafka's default; `TOPIC:key=value` beats `key=value`.
+Pure: layers in, values with their sources out. The command line beats the topic's own overrides, those beat
+the broker's dynamic settings (its own before those of all brokers), those beat the broker's file, that beats
+Kafka's default; `TOPIC:key=value` beats `key=value`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from keytail.config.keys import (
     COMMAND_LINE_BROKER_KEYS,
@@ -20,6 +22,7 @@ from keytail.config.keys import (
     parse_broker,
     right_name,
 )
+from keytail.config.safety import safest
 from keytail.errors import KeytailError, Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
@@ -28,10 +31,19 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it comes from, in words such as `server.properties: log.roll.hours=24`."""
+    """A value and where it comes from, in words such as `server.properties: log.roll.hours=24`.
+
+    `doubt` says, of a value that is not the newest one, why it holds nevertheless.
+    """
 
     value: Value
     source: str
+    doubt: str = ""
+
+
+# Settings one of which holds, the newest last; None where the layer says nothing, so that a lower one decides.
+Options: TypeAlias = tuple[Setting | None, ...]
+Layer: TypeAlias = Mapping[str, Setting | Options]
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,10 @@ class Resolved:
 
     def value(self, name: str) -> Value:
         return self.settings[name].value
+
+    def doubts(self) -> list[str]:
+        """Why values hold that are not the newest ones."""
+        return [setting.doubt for setting in self.settings.values() if setting.doubt]
 
     def values(self) -> dict[str, Value]:
         """All values by name."""
@@ -122,6 +138,40 @@ def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, S
     return settings
 
 
+def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
+    """Like `from_topic`, of overrides each of which may have one of several values."""
+    options: dict[str, Options] = {}
+    for key in TOPIC_KEYS:
+        if key.name in values:
+            options[key.name] = tuple(
+                None if text is None else from_topic(topic, {key.name: text}, origin)[key.name]
+                for text in values[key.name]
+            )
+    return options
+
+
+def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
+    """The settings that a broker takes over while it runs, under the names of what they are the defaults of.
+
+    Of names that mean the same, Kafka lets only the one of highest precedence be set in this way.
+    """
+    options: dict[str, Options] = {}
+    for key in KEYS.values():
+        name = key.broker_names[0] if key.broker_names else ""
+        if name in values and (key.scope == "topic" or key.name in COMMAND_LINE_BROKER_KEYS):
+            options[key.name] = tuple(
+                None if text is None else _dynamic(key, name, text, origin) for text in values[name]
+            )
+    return options
+
+
+def _dynamic(key: Key, name: str, text: str, origin: str) -> Setting:
+    try:
+        return Setting(parse_broker(key, name, text), f"{origin}: {name}={text}")
+    except ValueError as error:
+        raise _invalid(key, name, text, origin, Refused) from error
+
+
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
     """A broker's settings, under the names of the topic settings that they are the defaults of.
 
@@ -158,24 +208,46 @@ def effective(
     topic: str,
     *,
     command_line: CommandLine | None = None,
-    topics: Mapping[str, Mapping[str, Setting]] | None = None,
-    broker: Mapping[str, Setting] | None = None,
+    topics: Mapping[str, Layer] | None = None,
+    dynamic: Sequence[Layer] = (),
+    broker: Layer | None = None,
     topics_have_no_overrides: bool = False,
 ) -> Resolved:
     """Every setting as it holds for `topic`, with its source.
 
-    `topics` has an entry, maybe an empty one, for each topic whose overrides were read. Raises Refused if the
-    minimum compaction lag passes the maximum one, which no broker accepts.
+    `topics` has an entry, maybe an empty one, for each topic whose overrides were read. `dynamic`: what brokers
+    take over while they run, lowest first. Where one of several values holds, the safest is taken. Raises Refused
+    if the minimum compaction lag passes the maximum one, which no broker accepts.
     """
     command_line = command_line or CommandLine()
     topics = topics or {}
-    settings = {name: Setting(key.default, DEFAULT_SOURCE) for name, key in KEYS.items()}
+    possible: dict[str, tuple[Setting, ...]] = {
+        name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()
+    }
     own = command_line.by_topic.get(topic, {})
-    for layer in (broker or {}, topics.get(topic, {}), command_line.everywhere, own):
-        settings.update(layer)
+    for layer in (broker or {}, *dynamic, topics.get(topic, {}), command_line.everywhere, own):
+        for name, said in layer.items():
+            options = said if isinstance(said, tuple) else (said,)
+            possible[name] = _over(possible[name], options)
+    settings = {name: _safest(name, options) for name, options in possible.items()}
     _check_lags(topic, settings)
     known = topics_have_no_overrides or topic in topics or bool(own)
     return Resolved(topic, settings, known)
+
+
+def _over(below: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:
+    different = reversed(dict.fromkeys(reversed(options)))
+    return tuple(setting for option in different for setting in (below if option is None else (option,)))
+
+
+def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
+    newest = options[-1]
+    value = safest(name, [option.value for option in options])
+    if value == newest.value:
+        return newest
+    source = next((option.source for option in options if option.value == value), "what all of them have in common")
+    others = " or ".join(dict.fromkeys(option.source for option in options))
+    return Setting(value, source, f"{name} may not be committed yet ({others}): the safer one counts")
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:

@@ -123,10 +123,16 @@ def transcode(
     return records[:used]
 
 
-def summarize_rows(raw: np.ndarray, stride_position: int, table: np.ndarray, limit_bytes: int = NO_LIMIT_BYTES) -> None:
+def summarize_rows(
+    raw: np.ndarray,
+    stride_position: int,
+    table: np.ndarray,
+    previous_last_offset: int = -1,
+    limit_bytes: int = NO_LIMIT_BYTES,
+) -> None:
     """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` lies at byte `stride_position`.
 
-    The first row that is wrong, or begins at or below the last offset of the row before it, is a LegacyProblem.
+    The first row that is wrong, or begins at or below the last offset in front of it, is a LegacyProblem.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
@@ -145,7 +151,8 @@ def summarize_rows(raw: np.ndarray, stride_position: int, table: np.ndarray, lim
         table["record_count"][row], table["attributes"][row] = batch.record_count, batch.attributes
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
-    back = 1 + np.flatnonzero(table["base_offset"][1:bad] <= table["last_offset"][: max(bad - 1, 0)])
+    ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
+    back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):
         raise LegacyProblem(int(back[0]), "batch begins at or below the offset that the one before it ended with")
     if bad < len(table):

@@ -2,7 +2,7 @@
 
 Kernels get windows of the files and return a code when they need more bytes, a decompressed block
 or a larger table, or when something is wrong; the caller (`clean/proof.py`) reads, opens and raises.
-Keys are held as BLAKE2b-128 digests, 24 bytes a slot: the newest record of each and what became of it.
+What became of each key's newest record is noted in the table of `proof_table.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from keytail.kernels.blake2b import blake2b_128_many
 from keytail.kernels.jit import kernel
-from keytail.kernels.native import crc32c, prefetch
+from keytail.kernels.native import crc32c
+from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, put_keys
 from keytail.kernels.walk import be_16, be_32, be_64, be_u32, read_record, same_bytes, same_headers
 
 # What `step` returns: first what it needs, then what is wrong.
@@ -100,17 +100,8 @@ FIRST_VIOLATION = 10
 ) = range(37)
 
 PENDING = 1024
-SLOT_WORDS = 3
 _HEADER = 61
 _SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
-_PREFETCH_AHEAD = 16
-
-# What became of a record, in the low bits of a slot's second word.
-_DROPPED = 0
-_KEPT = 1
-_EXPIRED = 2  # a tombstone dropped when its horizon had passed
-_OLDER_KEPT = 4
-_FLAGS = 7
 
 
 @register_jitable
@@ -121,81 +112,11 @@ def _fail(state, code, at, offset):
 
 
 @register_jitable
-def _slot_of(high, capacity):
-    return np.int64((high >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32))
-
-
-@register_jitable
-def _put(slots, capacity, low, high, offset, fate):
-    """Make `offset` the newest record of a key; 1 if the key is new."""
-    clear = ~np.uint64(_FLAGS)
-    i = _slot_of(high, capacity)
-    while slots[SLOT_WORDS * i + 2] != 0:
-        held = slots[SLOT_WORDS * i + 1]
-        if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
-            older = held & np.uint64(_OLDER_KEPT)
-            if held & np.uint64(3) == np.uint64(_KEPT):
-                older = np.uint64(_OLDER_KEPT)
-            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
-            slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
-            return 0
-        i += 1
-        if i == capacity:
-            i = 0
-    slots[SLOT_WORDS * i] = low
-    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(fate)
-    slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
-    return 1
-
-
-@register_jitable
 def _flush(data, pending, digests, n, slots, state):
-    """Hash the keys noted in `pending[:, :n]` and put them into the table."""
-    blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
-    capacity = slots.shape[0] // SLOT_WORDS
-    for i in range(min(n, _PREFETCH_AHEAD)):
-        prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
-    new = 0
-    for i in range(n):
-        if i + _PREFETCH_AHEAD < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
-        new += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
-        if state[TABLE_USED] + new >= capacity - 1:  # one slot stays free, so that searches end
-            state[TABLE_FULL] = 1
-            break
-    state[TABLE_USED] += new
-
-
-@kernel
-def rehash(old, new):
-    """Move every entry of one table into an empty one."""
-    capacity = new.shape[0] // SLOT_WORDS
-    for i in range(0, old.shape[0], SLOT_WORDS):
-        if old[i + 2] != 0:
-            j = _slot_of(old[i + 1], capacity)
-            while new[SLOT_WORDS * j + 2] != 0:
-                j += 1
-                if j == capacity:
-                    j = 0
-            for word in range(SLOT_WORDS):
-                new[SLOT_WORDS * j + word] = old[i + word]
-
-
-@kernel
-def first_unjustified(slots):
-    """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
-    worst = np.int64(-1)
-    outlived = 0
-    for i in range(0, slots.shape[0], SLOT_WORDS):
-        if slots[i + 2] != 0:
-            fate = slots[i + 1] & np.uint64(3)
-            older_kept = slots[i + 1] & np.uint64(_OLDER_KEPT) != 0
-            if fate == np.uint64(_DROPPED) or (fate == np.uint64(_EXPIRED) and older_kept):
-                offset = np.int64(slots[i + 2]) - 1
-                if worst < 0 or offset < worst:
-                    worst = offset
-                    outlived = 1 if fate == np.uint64(_EXPIRED) else 0
-    return worst, outlived
+    """Put the keys noted in `pending[:, :n]`, which lie in `data`, into the table."""
+    used, full = put_keys(data, pending, digests, n, slots, state[TABLE_USED])
+    state[TABLE_USED] = used
+    state[TABLE_FULL] = full
 
 
 @register_jitable
@@ -405,9 +326,9 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
             pending[0, noted] = key
             pending[1, noted] = key_bytes
             pending[2, noted] = offset
-            fate = _KEPT if kept else _DROPPED
+            fate = KEPT if kept else DROPPED
             if not kept and value_bytes < 0 and expired:
-                fate = _EXPIRED
+                fate = EXPIRED
             pending[3, noted] = fate
             noted += 1
     if s != s_end:

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +27,11 @@ from keytail.format.metadata import (
     parse_topic_id,
 )
 from keytail.format.record import Record, decode_records
-from keytail.kernels.records import IN_ARENA
 from keytail.log.fs import FileSystem
 from keytail.log.replay import Replay, Topic, Values
-from keytail.log.stride import SegmentReader
+
+if TYPE_CHECKING:
+    from keytail.log.stride import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
 # Replicas of the metadata log apply what a majority has; so many records at most may still be cut off again.
@@ -142,6 +144,8 @@ def _list(fs: FileSystem, path: str) -> _Listing:
 
 
 def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
+    from keytail.log.stride import SegmentReader  # noqa: PLC0415 (brings in the kernels)
+
     replay, reader = Replay(kept_configs), SegmentReader(fs, _STRIDE_BYTES)
     start_offset, as_of_ms = 0, -1
     if listing.snapshots:
@@ -237,6 +241,8 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
 
 
 def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Batch]:
+    from keytail.kernels.records import IN_ARENA  # noqa: PLC0415
+
     for stride in reader.strides(path, size_bytes):
         table = stride.table
         if np.any(table["magic"] != 2):

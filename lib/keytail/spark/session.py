@@ -7,14 +7,15 @@ conf/spark-defaults.conf; a job under spark-submit never gets a master from here
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,29 @@ def local_session(master: str = "local[*]", app_name: str = "keytail") -> Any:
     if local:
         java_options.insert(0, _LOCAL_JAVA_OPTIONS)
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
+    before = _children()
     with _without_start_noise():
         try:
             return _build(app_name, settings, master)
         except BaseException:
-            end_jvm()
+            # An interrupted start keeps no handle of its JVM, which then may wait for ever.
+            for pid in _children() - before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             raise
 
 
+def _children() -> set[int]:
+    """Processes that this one has started; none where the kernel does not list them."""
+    pids: set[int] = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids.update(map(int, listing.read_text().split()))
+    return pids
+
+
 def end_jvm() -> None:
-    """End the JVM that this process started. One interrupted while its session starts does not always end."""
+    """End the JVM that this process started, whose session has stopped or been given up."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -156,7 +170,7 @@ def java_version(java: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _without_start_noise() -> Iterator[None]:
     """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
 

@@ -67,9 +67,9 @@ final class Legacy {
             try {
                 row.put("codec", batch.compressionType().name);
                 for (Record record : batch) {
-                    ArrayNode values = records.addArray();
-                    values.add(record.offset()).add(record.timestamp());
-                    values.add(bytes(record.key())).add(bytes(record.value()));
+                    byte[] key = bytes(record.key());
+                    byte[] value = bytes(record.value());
+                    records.addArray().add(record.offset()).add(record.timestamp()).add(key).add(value);
                     if (record instanceof AbstractLegacyRecordBatch message) {
                         innerValid &= message.isValid();
                     }

@@ -1,0 +1,103 @@
+"""The proof's table of keys: the newest record of each, and what became of it, in 24 bytes a slot.
+
+Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are held; no key bytes. Offsets must
+be put in ascending order. The caller sees to it that one slot is always free.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels.blake2b import blake2b_128_many
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import prefetch
+
+SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
+_PREFETCH_AHEAD = 16
+
+# What became of a record.
+DROPPED = 0
+KEPT = 1
+EXPIRED = 2  # a tombstone dropped when its horizon had passed
+_OLDER_KEPT = 4  # an older record of the key is in the output
+_FLAGS = 7
+
+
+@register_jitable
+def _slot_of(high, capacity):
+    return np.int64((high >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32))
+
+
+@register_jitable
+def _put(slots, capacity, low, high, offset, fate):
+    """Make `offset` the newest record of a key; 1 if the key is new."""
+    clear = ~np.uint64(_FLAGS)
+    i = _slot_of(high, capacity)
+    while slots[SLOT_WORDS * i + 2] != 0:
+        held = slots[SLOT_WORDS * i + 1]
+        if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
+            older = held & np.uint64(_OLDER_KEPT)
+            if held & np.uint64(3) == np.uint64(KEPT):
+                older = np.uint64(_OLDER_KEPT)
+            slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
+            slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+            return 0
+        i += 1
+        if i == capacity:
+            i = 0
+    slots[SLOT_WORDS * i] = low
+    slots[SLOT_WORDS * i + 1] = high & clear | np.uint64(fate)
+    slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)
+    return 1
+
+
+@register_jitable
+def put_keys(data, pending, digests, n, slots, used):
+    """Note `pending[:, :n]` (key start in `data`, key length, offset, fate); (slots used, 1 if it is full).
+
+    `digests` is scratch. Slots are fetched into the cache some keys ahead of their use.
+    """
+    blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
+    capacity = slots.shape[0] // SLOT_WORDS
+    for i in range(min(n, _PREFETCH_AHEAD)):
+        prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i], capacity))
+    for i in range(n):
+        if i + _PREFETCH_AHEAD < n:
+            prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
+        used += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
+        if used >= capacity - 1:  # one slot stays free, so that searches end
+            return used, 1
+    return used, 0
+
+
+@kernel
+def rehash(old, new):
+    """Move every entry of one table into an empty one."""
+    capacity = new.shape[0] // SLOT_WORDS
+    for i in range(0, old.shape[0], SLOT_WORDS):
+        if old[i + 2] != 0:
+            j = _slot_of(old[i + 1], capacity)
+            while new[SLOT_WORDS * j + 2] != 0:
+                j += 1
+                if j == capacity:
+                    j = 0
+            for word in range(SLOT_WORDS):
+                new[SLOT_WORDS * j + word] = old[i + word]
+
+
+@kernel
+def first_unjustified(slots):
+    """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
+    worst = np.int64(-1)
+    outlived = 0
+    for i in range(0, slots.shape[0], SLOT_WORDS):
+        if slots[i + 2] != 0:
+            fate = slots[i + 1] & np.uint64(3)
+            older_kept = slots[i + 1] & np.uint64(_OLDER_KEPT) != 0
+            if fate == np.uint64(DROPPED) or (fate == np.uint64(EXPIRED) and older_kept):
+                offset = np.int64(slots[i + 2]) - 1
+                if worst < 0 or offset < worst:
+                    worst = offset
+                    outlived = 1 if fate == np.uint64(EXPIRED) else 0
+    return worst, outlived
