@@ -16,6 +16,7 @@ import pytest
 from tests.interop.kafka import Kafka
 from tests.interop.rounds import CHOICE, Circumstances, Outcome, run_cases
 from tests.reference import cleaner, selection
+from tests.reference.legacy import decode_any_log
 
 pytestmark = pytest.mark.interop
 
@@ -49,6 +50,8 @@ def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
     bases = sorted(int(path.stem) for path in directory.glob("*.log"))
     segments = [segment(directory, base) for base in bases]
     producers, unstable = producer_state(directory, now)
+    if unstable is not None and unstable < now.log_start_offset:
+        unstable = batch_at_or_after(segments, now.log_start_offset)
     facts = SimpleNamespace(
         segments=[listed(directory, one) for one in segments],
         log_start_offset=now.log_start_offset,
@@ -84,6 +87,15 @@ def twin_round(log_dir: Path, now: Circumstances) -> Outcome:
     for output in done.segments:
         install(directory, output)
     return Outcome(chosen, done.end_offset)
+
+
+def batch_at_or_after(segments: list[cleaner.Segment], offset: int) -> int:
+    """Where a broker finds a transaction that began below its log start: the batch there, or the next one."""
+    for one in segments:
+        for batch in decode_any_log(one.log):
+            if batch.last_offset >= offset:
+                return batch.base_offset
+    return offset
 
 
 def segment(directory: Path, base: int) -> cleaner.Segment:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from keytail.kernels import offset_map as kernels
+from keytail.kernels.memory import zeros
 
 SLOT_BYTES = kernels.SLOT.itemsize
 LOAD_FACTOR = 0.9
@@ -28,7 +29,7 @@ class OffsetMap:
         slots = self._max_slots
         while slots > _FIRST_SLOTS:
             slots = (slots + 1) // 2
-        self._slots = np.zeros(max(2, slots), kernels.SLOT)
+        self._slots = zeros(max(2, slots), kernels.SLOT)
         self.used = 0
 
     @property
@@ -50,7 +51,7 @@ class OffsetMap:
         return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
 
     def _grow(self) -> None:
-        larger = np.zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
+        larger = zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
         kernels.rehash(self._slots, larger)
         self._slots = larger
 

@@ -171,6 +171,47 @@ def _call_prefetch(typingctx, array, index):
     return types.none(array, types.int64), codegen
 
 
+@intrinsic
+def _call_copy(typingctx, target, at, source, start, n):
+    _require_bytes(target)
+    _require_bytes(source)
+
+    def codegen(context, builder, signature, args):
+        to = _pointer(context, builder, signature.args[0], args[0], args[1])
+        cgutils.raw_memcpy(
+            builder, to, _pointer(context, builder, signature.args[2], args[2], args[3]), args[4], 1
+        )
+        return context.get_dummy_value()
+
+    return types.none(target, types.int64, source, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _call_compare(typingctx, a, a_start, b, b_start, n):
+    _require_bytes(a)
+    _require_bytes(b)
+
+    def codegen(context, builder, signature, args):
+        function_type = ir.FunctionType(ir.IntType(32), [cgutils.voidptr_t, cgutils.voidptr_t, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "memcmp")
+        left = _pointer(context, builder, signature.args[0], args[0], args[1])
+        right = _pointer(context, builder, signature.args[2], args[2], args[3])
+        result = builder.call(function, [left, right, args[4]])
+        return builder.icmp_signed("==", result, ir.Constant(ir.IntType(32), 0))
+
+    return types.boolean(a, types.int64, b, types.int64, types.int64), codegen
+
+
+def copy_bytes(target, at, source, start, n):
+    """`target[at:at + n] = source[start:start + n]`, spans that do not overlap; both contiguous uint8."""
+    target[at : at + n] = source[start : start + n]
+
+
+def equal_bytes(a, a_start, b, b_start, n):
+    """Whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are the same; both contiguous uint8."""
+    return bytes(a[a_start : a_start + n]) == bytes(b[b_start : b_start + n])
+
+
 def crc32c(array, start, n):
     """CRC-32C (as stored in a batch header) of `array[start:start + n]`; `array` is contiguous uint8."""
     return _crc32c_wheel.crc32c(memoryview(array)[start : start + n])
@@ -203,6 +244,16 @@ def _overload_xxh3_128(array, start, n, seed):
     if HASH_FUNCTION is None:
         return lambda array, start, n, seed: fallback.hash_128(array, start, n, seed)  # noqa: PLW0108
     return lambda array, start, n, seed: _call_hash(array, start, n, seed)  # noqa: PLW0108
+
+
+@overload(copy_bytes)
+def _overload_copy_bytes(target, at, source, start, n):
+    return lambda target, at, source, start, n: _call_copy(target, at, source, start, n)  # noqa: PLW0108
+
+
+@overload(equal_bytes)
+def _overload_equal_bytes(a, a_start, b, b_start, n):
+    return lambda a, a_start, b, b_start, n: _call_compare(a, a_start, b, b_start, n)  # noqa: PLW0108
 
 
 @overload(prefetch)

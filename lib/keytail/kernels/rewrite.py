@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from keytail.kernels.jit import kernel
-from keytail.kernels.native import crc32c
+from keytail.kernels.native import copy_bytes, crc32c
 from keytail.kernels.records import IN_RAW, read_varint, varint_bytes
 
 # What decides over the records of a row.
@@ -146,8 +146,16 @@ def _put_varint(a, p, value):
 
 @njit(inline="always")
 def _copy(target, p, source, q, n):
+    """Position behind `n` bytes copied between arrays that share none of them."""
+    copy_bytes(target, p, source, q, n)
+    return p + n
+
+
+@njit(inline="always")
+def _move_down(array, p, q, n):
+    """Move `n` bytes from `q` to `p`, below it in the same array."""
     for i in range(n):
-        target[p + i] = source[q + i]
+        array[p + i] = array[q + i]
     return p + n
 
 
@@ -258,8 +266,10 @@ def rebuild_blocks(
             if record.canonical == 1:
                 p = _put_varint(blocks, p, 1 + q + np.int64(record.body_bytes))
                 blocks[p] = 0
-                p = _copy(blocks, p + 1, scratch, 0, q)
-                p = _copy(blocks, p, a, record.body_start, record.body_bytes)
+                p += 1
+                for k in range(q):
+                    blocks[p + k] = scratch[k]
+                p = _copy(blocks, p + q, a, record.body_start, record.body_bytes)
             else:
                 # The length comes first and is known last: write the body where the longest prefix would end.
                 body_at = p + 5 + 1 + q
@@ -271,7 +281,7 @@ def rebuild_blocks(
                 p = _put_varint(blocks, p, length)
                 blocks[p] = 0
                 p = _copy(blocks, p + 1, scratch, 0, q)
-                p = _copy(blocks, p, blocks, p + shift, stop - body_at)
+                p = _move_down(blocks, p, p + shift, stop - body_at)
         if code != OK:
             break
         if batch.attributes & 0x08:

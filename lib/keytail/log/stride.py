@@ -8,8 +8,10 @@ kill the process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -105,16 +107,26 @@ class OpenedRows:
     size: np.ndarray
 
 
+class _Buffers:
+    """What one stride lies in: bytes, and the rows of its table."""
+
+    def __init__(self, stride_bytes: int) -> None:
+        self.raw = np.empty(stride_bytes, np.uint8)
+        self.rows = np.empty(_FIRST_ROWS, BATCH_TABLE)
+
+
 class SegmentReader:
-    """Reads segments into one set of buffers; hold one a task."""
+    """Reads segments into its own buffers; hold one a task.
+
+    While a stride is worked on, a thread reads and checks the next one into the second set of buffers.
+    """
 
     def __init__(
         self, fs: FileSystem, stride_bytes: int = STRIDE_BYTES, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._fs = fs
-        self._buffer = np.empty(stride_bytes, np.uint8)
         self._stride_bytes = stride_bytes
-        self._rows = np.empty(_FIRST_ROWS, BATCH_TABLE)
+        self._buffers = [_Buffers(stride_bytes)]
         self._arena = np.empty(0, np.uint8)
         self._arena_bytes = arena_bytes
 
@@ -124,29 +136,54 @@ class SegmentReader:
         Raises CorruptLog at the first byte that is no valid batch, and at a last batch that is cut; with
         `torn_tail` it ends there instead (the part of a log that a broker would cut at its next start).
         """
+        if start >= log_bytes:
+            return
         fd = self._fs.open_read(path)
+        read = partial(self._read, fd, path, log_bytes, torn_tail)
         try:
-            position = start
-            last_offset = -1
-            while position < log_bytes:
-                stride = self._read(fd, path, position, log_bytes, last_offset, torn_tail)
-                if stride is None:
-                    return
-                position += len(stride.raw)
-                last_offset = int(stride.table["last_offset"][-1])
+            stride = read(self._buffers[0], start, -1)
+            if stride is not None and start + len(stride.raw) < log_bytes:
+                yield from self._read_ahead(read, stride, log_bytes)
+            elif stride is not None:
                 yield stride
         finally:
             self._fs.close(fd)
 
+    def _read_ahead(
+        self, read: Callable[[_Buffers, int, int], Stride | None], first: Stride, log_bytes: int
+    ) -> Iterator[Stride]:
+        """`first` and those behind it; damage is raised where it lies, after the strides before it."""
+        if len(self._buffers) == 1:
+            self._buffers.append(_Buffers(self._stride_bytes))
+        stride: Stride | None = first
+        turn = 0
+        with ThreadPoolExecutor(1, "read-ahead") as reader:
+            while stride is not None:
+                position = stride.position + len(stride.raw)
+                turn = 1 - turn
+                coming = None
+                if position < log_bytes:
+                    last_offset = int(stride.table["last_offset"][-1])
+                    coming = reader.submit(read, self._buffers[turn], position, last_offset)
+                yield stride
+                stride = coming.result() if coming is not None else None
+
     def _read(
-        self, fd: int, path: str, position: int, log_bytes: int, last_offset: int, torn_tail: bool
+        self,
+        fd: int,
+        path: str,
+        log_bytes: int,
+        torn_tail: bool,
+        buffers: _Buffers,
+        position: int,
+        last_offset: int,
     ) -> Stride | None:
         wanted = min(self._stride_bytes, log_bytes - position)
         out = np.zeros(4, np.int64)
         while True:
-            if len(self._buffer) < wanted:
-                self._buffer = np.empty(wanted, np.uint8)
-            got = self._fs.read_into(fd, self._buffer[:wanted], position)
+            if len(buffers.raw) < wanted:
+                buffers.raw = np.empty(wanted, np.uint8)
+            got = self._fs.read_into(fd, buffers.raw[:wanted], position)
             if got < wanted:
                 raise CorruptLog(
                     f"file is shorter than it was when it was listed: {position + got} of {log_bytes} bytes",
@@ -154,7 +191,7 @@ class SegmentReader:
                     byte_position=position + got,
                     remedy="Something else writes to this directory; stop it and run again",
                 )
-            self._index(wanted, position, last_offset, out)
+            self._index(buffers, wanted, position, last_offset, out)
             code, needed = int(out[kernels.CODE]), int(out[kernels.NEEDED])
             if out[kernels.ROWS] or code not in (kernels.OK, kernels.TABLE_FULL):
                 break
@@ -167,17 +204,15 @@ class SegmentReader:
                 return None
             self._fail(path, position, code, needed, last_offset, log_bytes)
         # Good rows in front of a bad batch are handed out first: the next read begins at it and says so.
-        return Stride(path, position, self._buffer[:consumed], self._rows[:rows])
+        return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
-    def _index(self, n: int, position: int, last_offset: int, out: np.ndarray) -> None:
+    def _index(self, buffers: _Buffers, n: int, position: int, last_offset: int, out: np.ndarray) -> None:
         while True:
-            kernels.index_batches(self._buffer, n, position, last_offset, self._rows, out)
-            if (
-                out[kernels.CODE] != kernels.TABLE_FULL
-                or len(self._rows) >= self._stride_bytes // HEADER_BYTES
-            ):
+            kernels.index_batches(buffers.raw, n, position, last_offset, buffers.rows, out)
+            at_most = self._stride_bytes // HEADER_BYTES
+            if out[kernels.CODE] != kernels.TABLE_FULL or len(buffers.rows) >= at_most:
                 return
-            self._rows = np.empty(len(self._rows) * 8, BATCH_TABLE)
+            buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
 
     @staticmethod
     def _fail(path: str, position: int, code: int, needed: int, last_offset: int, log_bytes: int) -> NoReturn:

@@ -1,0 +1,183 @@
+"""The metadata log of a real broker: with snapshots, beside it while it runs, after a stop and after a crash.
+
+One story, told once: topics are made, changed, deleted and made again; the broker writes snapshots;
+each test looks at what keytail reads at one point.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.config.keys import KEYS, file_names
+from keytail.format.names import parse_metadata_snapshot
+from keytail.log.fs import LOCAL
+from keytail.log.metadata import METADATA_DIR, ClusterMetadata, read_metadata
+from tests.interop.broker import JVM_FLAGS, NODE_ID, Broker, tool
+from tests.interop.broker_client import BrokerClient
+from tests.interop.kafka import KafkaUnavailable, class_path
+
+pytestmark = pytest.mark.interop
+
+ADMIN = Path(__file__).parent / "broker_java" / "MetadataAdmin.java"
+OFTEN = {
+    "internal.metadata.log.segment.bytes": "8192",
+    "metadata.log.max.record.bytes.between.snapshots": "2000",
+    "metadata.max.idle.interval.ms": "4",
+}
+FIRST = (
+    "create kept 3 cleanup.policy=compact segment.bytes=2000000",
+    "create plain 1",
+    "create gone 1 cleanup.policy=compact",
+    "create again 1 cleanup.policy=compact delete.retention.ms=5",
+    "broker all log.cleaner.min.compaction.lag.ms=77",
+    "broker all log.retention.ms=1000",
+    "broker 1 log.cleaner.min.compaction.lag.ms=78",
+    "delete gone",
+    "delete again",
+    "topic kept delete.retention.ms=6",
+    "topic kept segment.bytes",
+    "broker all log.retention.ms",
+)
+MADE_AGAIN = ("create again 2 cleanup.policy=delete",)
+LATER = ("topic kept cleanup.policy=delete", "topic plain retention.ms=9", "create late 1 cleanup.policy=compact")
+KEPT = {*KEYS, *file_names()}
+
+
+def read(log_dir: Path) -> ClusterMetadata:
+    return read_metadata(LOCAL, str(log_dir / METADATA_DIR), NODE_ID, KEPT)
+
+
+@dataclass
+class Story:
+    log_dir: Path
+    described: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    found: dict[str, ClusterMetadata] = field(default_factory=dict)
+    without_old_segments: ClusterMetadata | None = None
+    beside: list[ClusterMetadata] = field(default_factory=list)
+
+    def look(self, when: str) -> None:
+        self.found[when] = read(self.log_dir)
+
+    def wait(self, what: Callable[[ClusterMetadata], bool]) -> None:
+        """Reads beside the broker until it is so: every read must succeed."""
+        give_up = time.monotonic() + 60
+        while not what(self.read_beside()):
+            assert time.monotonic() < give_up, self.beside[-1]
+            time.sleep(0.02)
+
+    def read_beside(self) -> ClusterMetadata:
+        self.beside.append(read(self.log_dir))
+        return self.beside[-1]
+
+    @property
+    def newest_snapshot(self) -> int:
+        names = (path.name for path in (self.log_dir / METADATA_DIR).iterdir())
+        return max((found[0] for name in names if (found := parse_metadata_snapshot(name))), default=0)
+
+
+def change(broker: Broker, *commands: str) -> None:
+    command = [tool("java"), "-Xmx128m", *JVM_FLAGS, "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+    command += ["-cp", class_path(with_logging=True), str(ADMIN), broker.bootstrap, *commands]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _without_old_segments(story: Story, copy: Path) -> Path:
+    """A copy of the log dir's metadata log as it is once its broker has dropped what the snapshot contains."""
+    shutil.copytree(story.log_dir / METADATA_DIR, copy / METADATA_DIR)
+    logs = sorted((copy / METADATA_DIR).glob("*.log"))
+    contained = [path for path, after in pairwise(logs) if int(after.stem) <= story.newest_snapshot]
+    assert contained
+    for path in contained:
+        path.unlink()
+    return copy
+
+
+def _until_stopped(story: Story, client: BrokerClient, work_dir: Path) -> None:
+    with Broker(story.log_dir, work_dir, properties=OFTEN) as broker:
+        client.connect(broker)
+        change(broker, *FIRST)
+        change(broker, *MADE_AGAIN)
+        end = story.read_beside().as_of_offset
+        story.wait(lambda _: story.newest_snapshot > end and len(story.beside) > 20)
+        story.described["stopped"] = client.describe_topics()
+    story.look("stopped")
+    story.without_old_segments = read(_without_old_segments(story, work_dir / "copy"))
+
+
+def _until_killed(story: Story, client: BrokerClient, work_dir: Path) -> None:
+    """This broker writes no snapshot, so its records stay open to doubt."""
+    with Broker(story.log_dir, work_dir) as broker:
+        client.connect(broker)
+        change(broker, *LATER)
+        story.described["killed"] = client.describe_topics()
+        broker.kill()
+    story.look("killed")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    work_dir = tmp_path_factory.mktemp("metadata")
+    story = Story(work_dir / "logs")
+    try:
+        client = BrokerClient()
+    except KafkaUnavailable as reason:
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no broker to start: {reason}")
+        pytest.skip(f"no broker to start: {reason}")
+    with client:
+        _until_stopped(story, client, work_dir / "stopped")
+        _until_killed(story, client, work_dir / "killed")
+    shutil.rmtree(work_dir)
+    yield story
+
+
+def test_the_newest_snapshot_stands_for_the_segments_before_it(story: Story) -> None:
+    assert story.without_old_segments is not None
+    assert replace(story.without_old_segments, path="") == replace(story.found["stopped"], path="")
+
+
+@pytest.mark.parametrize("when", ["stopped", "killed"])
+def test_topics_partitions_ids_and_configs_are_the_brokers_own(story: Story, when: str) -> None:
+    described, found = story.described[when], story.found[when]
+    assert found.topics.keys() == described.keys() >= {"kept", "plain", "again"}
+    for name, topic in described.items():
+        assert found.topics[name].topic_id == topic["id"]
+        assert found.topics[name].replicas == dict.fromkeys(range(topic["partitions"]), (NODE_ID,))
+        newest = {key: values[-1] for key, values in found.topic_configs[name].items() if values[-1] is not None}
+        assert newest == {key: value for key, value in topic["configs"].items() if key in KEPT}, name
+
+
+def test_what_is_long_committed_has_one_value(story: Story) -> None:
+    found = story.found["stopped"]
+    assert found.topic_configs["kept"] == {"cleanup.policy": ("compact",), "delete.retention.ms": ("6",)}
+    assert found.topic_configs["again"] == {"cleanup.policy": ("delete",)}
+    assert found.cluster_configs["log.cleaner.min.compaction.lag.ms"] == ("77",)
+    assert found.broker_configs == {"log.cleaner.min.compaction.lag.ms": ("78",)}
+    assert "log.retention.ms" not in found.cluster_configs
+
+
+def test_what_was_changed_just_before_a_crash_may_be_either(story: Story) -> None:
+    found = story.found["killed"]
+    assert found.topic_configs["kept"]["cleanup.policy"] == ("compact", "delete")
+    assert found.topic_configs["plain"]["retention.ms"] == (None, "9")
+    assert found.topic_configs["late"] == {"cleanup.policy": ("compact",)}
+
+
+def test_every_read_beside_the_broker_gave_a_state_that_was(story: Story) -> None:
+    assert len(story.beside) > 20
+    offsets = [found.as_of_offset for found in story.beside]
+    assert offsets == sorted(offsets)
+    for found in story.beside:
+        assert "gone" not in found.topics
+        assert found.topics.keys() >= {"kept", "plain"}
