@@ -1,6 +1,5 @@
 """One round over random partitions: keytail's bytes against those of the dull twin (promise 3, checklist 12-25)."""
 
-import dataclasses
 import functools
 import os
 import random
@@ -159,17 +158,6 @@ def test_a_segment_of_more_offsets_than_an_index_holds_is_split(tmp_path, groupi
         index, time_index = index_files(log, base, 0)
         assert read(path, files_of(result, ".index")[base].name) == index
         assert read(path, files_of(result, ".timeindex")[base].name) == time_index
-
-
-def test_legacy_messages_are_refused(tmp_path):
-    message = bytes.fromhex("000000000000000000000018adc0d6e9010000000000000003e800000001610000000131")
-    log, path, facts = tiny(tmp_path, [one(0)])
-    with open(f"{path}/{0:020d}.log", "wb") as file:
-        file.write(message)
-    mtime_ns = os.stat(f"{path}/{0:020d}.log").st_mtime_ns
-    facts = (dataclasses.replace(facts[0], log_bytes=len(message), log_mtime_ns=mtime_ns), facts[1])
-    with pytest.raises(Refused, match="message format v1 is not supported yet"):
-        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0))
 
 
 def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(tmp_path):

@@ -20,7 +20,8 @@ from keytail.errors import KeytailError
 from tests.interop.compare import differences
 from tests.interop.kafka import TARGET, Cleaned, Kafka, KafkaError, Opened
 from tests.interop.traffic import Traffic, random_traffic
-from tests.reference.batches import Rec, decode_log
+from tests.reference.batches import Rec
+from tests.reference.legacy import decode_any_log
 
 CHOICE = (
     "first_dirty_offset",
@@ -288,7 +289,7 @@ def _newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     open_data: dict[int, list[Rec]] = {}
     for path in sorted(partition.glob("*.log")):
-        for batch in decode_log(path.read_bytes()):
+        for batch in decode_any_log(path.read_bytes()):
             if batch.control:
                 settled = open_data.pop(batch.producer_id, [])
                 is_commit = bool(batch.records) and batch.records[0].key[2:4] == b"\0\1"

@@ -21,13 +21,20 @@ from tests.interop.rounds import CHOICE, Circumstances, Outcome, run_cases
 
 pytestmark = pytest.mark.interop
 
-LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "200"))
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
 
 
-@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
-def test_a_round_leaves_what_kafkas_cleaner_leaves(kafka: Kafka, fast_dir: Path, transactional: bool) -> None:
-    seen = run_cases(kafka, fast_dir, keytail_round, logs=LOGS, transactional=transactional)
-    if LOGS >= 100 and not transactional:
+@pytest.mark.parametrize(
+    "transactional, legacy, share",
+    [(False, False, 0.35), (True, False, 0.4), (False, True, 0.1), (True, True, 0.15)],
+    ids=["plain", "transactional", "legacy", "both"],
+)
+def test_a_round_leaves_what_kafkas_cleaner_leaves(
+    kafka: Kafka, fast_dir: Path, transactional: bool, legacy: bool, share: float
+) -> None:
+    logs = max(1, round(LOGS * share))
+    seen = run_cases(kafka, fast_dir, keytail_round, logs=logs, transactional=transactional, legacy=legacy)
+    if logs >= 100 and not transactional and not legacy:
         missing = [
             name
             for name in (

@@ -139,11 +139,12 @@ def test_a_bomb_is_refused_within_bounds(tmp_path, monkeypatch):
         list(reader.open_rows(stride, np.ones(1, bool)))
 
 
-def test_unsupported_batches_are_refused_with_their_place(tmp_path):
+def test_a_control_batch_without_a_readable_type_is_refused_with_its_place(tmp_path):
     marker = encode_marker(10, 5, commit=True, producer_id=1, producer_epoch=0)
-    data = batch(0) + marker
+    odd = encode_batch([Rec(11, 5, b"\0", b"\0")], producer_id=1, producer_epoch=0, transactional=True, control=True)
+    data = batch(0) + marker + odd
     path = write(tmp_path, data)
     (stride,) = SegmentReader(LOCAL).strides(path, len(data))
     with pytest.raises(Refused) as caught:
         refuse_unsupported(stride)
-    assert (caught.value.byte_position, caught.value.offset) == (len(batch(0)), 10)
+    assert (caught.value.byte_position, caught.value.offset) == (len(batch(0) + marker), 11)

@@ -315,7 +315,16 @@ def _make_rewriter(
         first_uncleanable_offset=task.first_uncleanable_offset,
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
+        old_horizon_ms=_old_horizon_ms(task),
     )
+
+
+def _old_horizon_ms(task: CleaningTask) -> int:
+    """The file time up to which tombstones of magic 0 and 1 go: they have no horizon of their own."""
+    a, b = segments_between(task.segments, 0, task.first_dirty_offset)
+    if a == b:
+        return 0
+    return task.segments[b - 1].log_mtime_ns // 1_000_000 - task.config.delete_retention_ms
 
 
 def _output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:

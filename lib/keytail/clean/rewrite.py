@@ -14,7 +14,7 @@ import numpy as np
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.survivors import Progress, Survivors
 from keytail.clean.transactions import Transactions
-from keytail.errors import CorruptLog
+from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from keytail.format.compression import compress
@@ -52,6 +52,7 @@ class _Rows:
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
     marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
+    tombstones_go: np.ndarray  # their time is over
     action: np.ndarray
     kept: np.ndarray
     kept_nulls: np.ndarray
@@ -73,6 +74,7 @@ class Rewriter:
         first_uncleanable_offset: int,
         now_ms: int,
         delete_retention_ms: int,
+        old_horizon_ms: int,
     ) -> None:
         self._reader = reader
         self._scanner = scanner
@@ -83,6 +85,7 @@ class Rewriter:
         self._first_dirty = first_dirty_offset
         self._first_uncleanable = first_uncleanable_offset
         self._now_ms = now_ms
+        self._old_horizon_ms = old_horizon_ms
         # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
         horizon = now_ms + delete_retention_ms
         self._horizon_ms = horizon if horizon < 2**63 else -1
@@ -101,7 +104,8 @@ class Rewriter:
         records = batches = 0
         for stride in self._reader.strides(path, segment.log_bytes):
             refuse_unsupported(stride)
-            self._rewrite_stride(stride, number, records, batches, writer)
+            old_tombstones_go = segment.log_mtime_ns // 1_000_000 <= self._old_horizon_ms
+            self._rewrite_stride(stride, number, records, batches, old_tombstones_go, writer)
             records += int(stride.table["record_count"].sum())
             batches += len(stride.table)
             on_progress("write", len(stride.raw))
@@ -111,9 +115,18 @@ class Rewriter:
         self.counts.first_keyless_offset = int(self._counters[kernels.FIRST_KEYLESS])
 
     def _rewrite_stride(
-        self, stride: Stride, number: int, records: int, batches: int, writer: OutputWriter
+        self,
+        stride: Stride,
+        number: int,
+        records: int,
+        batches: int,
+        old_tombstones_go: bool,
+        writer: OutputWriter,
     ) -> None:
         rows = self._decide_rows(stride, number, records, batches)
+        is_old = stride.table["magic"] < 2
+        if is_old.any():
+            rows.tombstones_go[is_old] = old_tombstones_go
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened):
                 self._decide_chunk(chunk, rows)
@@ -149,7 +162,8 @@ class Rewriter:
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
         waits = has_horizon & (self._now_ms < table["base_timestamp_ms"])
         action = np.full(n, kernels.OPEN, np.int8)
-        action[by_bits & (live == counts) & (~has_null | waits)] = kernels.COPY
+        is_new = table["magic"] == 2  # the older formats are never copied: what stays of them becomes v2
+        action[by_bits & is_new & (live == counts) & (~has_null | waits)] = kernels.COPY
         action[(decided_by == kernels.BEYOND) & has_horizon] = kernels.COPY
         is_control = (table["attributes"] & CONTROL) != 0
         unneeded = self._transactions.unneeded_markers(table)
@@ -162,7 +176,15 @@ class Rewriter:
         zeros = np.zeros(n, np.int64)
         first_ordinal = (number << 32) + before
         return _Rows(
-            decided_by, first_bit, first_ordinal, retain_empty, unneeded, action, zeros, zeros.copy()
+            decided_by,
+            first_bit,
+            first_ordinal,
+            retain_empty,
+            unneeded,
+            has_horizon & ~waits,
+            action,
+            zeros,
+            zeros.copy(),
         )
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
@@ -179,8 +201,8 @@ class Rewriter:
                 scanner.low, scanner.high, chunk.records["key_bytes"], n, scanner.found
             )
         kernels.decide_records(
-            chunk.records, n, table, rows.decided_by, rows.first_bit, rows.first_ordinal, self._survivors.bits,
-            scanner.found, self._survivors.latest_offset, self._now_ms, scanner.keep, rows.kept,
+            chunk.records, n, rows.decided_by, rows.first_bit, rows.first_ordinal, self._survivors.bits,
+            scanner.found, self._survivors.latest_offset, rows.tombstones_go, scanner.keep, rows.kept,
             rows.kept_nulls, self._counters,
         )  # fmt: skip
         opened = rows.action[part] == kernels.OPEN
@@ -189,6 +211,7 @@ class Rewriter:
         # To the builder of batches a marker without data is one more reason for a horizon.
         rows.kept_nulls[part] += rows.marker_horizon[part]
         whole = (kept == table["record_count"][part]) & ((rows.kept_nulls[part] == 0) | has_horizon)
+        whole &= table["magic"][part] == 2
         decided = np.where(whole, kernels.COPY, kernels.REBUILD)
         empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
         decided = np.where(kept == 0, empty, decided)
@@ -197,6 +220,7 @@ class Rewriter:
     def _emit(self, chunk: Chunk, rows: _Rows, writer: OutputWriter) -> None:
         """Build and append the bytes of the chunk's surviving batches."""
         stride, first, end = chunk.stride, chunk.first_row, chunk.end_row
+        self._refuse_emptied_old(stride, first, end, rows)
         rebuilt, packed = self._rebuild(chunk, rows)
         n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
         if n_bytes == 0:
@@ -210,6 +234,20 @@ class Rewriter:
             self._target, 0, 0, self._new_table,
         )  # fmt: skip
         writer.append(self._target[:done], self._new_table[:n_rows])
+
+    @staticmethod
+    def _refuse_emptied_old(stride: Stride, first: int, end: int, rows: _Rows) -> None:
+        emptied = (rows.action[first:end] == kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
+        if emptied.any():
+            row = stride.table[first + int(np.argmax(emptied))]
+            raise Refused(
+                "the last batch of the cleaned range is of magic 0 or 1 and loses all its records: only newer "
+                "ones can stand empty",
+                path=stride.path,
+                byte_position=int(row["position"]),
+                offset=int(row["base_offset"]),
+                remedy="Kafka's cleaner fails here too; once more has been written behind it, compaction goes on",
+            )
 
     def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
         """The rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""

@@ -240,7 +240,8 @@ def scan_records(raw, arena, table, where, block_start, block_bytes, row_from, r
                 break
             if n + count > records.shape[0]:
                 break
-            append_time = batch.attributes & 0x08 != 0
+            # Blocks of magic 0 and 1 are made here, with each record's own time in them.
+            append_time = batch.magic == 2 and batch.attributes & 0x08 != 0
             timestamp = batch.max_timestamp_ms if append_time else batch.base_timestamp_ms
             start = block_start[row]
             end = start + block_bytes[row]

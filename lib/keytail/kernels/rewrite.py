@@ -36,6 +36,8 @@ REBUILT = np.dtype(
         ("block_bytes", "i8"),
         ("base_timestamp_ms", "i8"),
         ("max_timestamp_ms", "i8"),
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
         ("row", "i4"),
         ("record_count", "i4"),
         ("attributes", "i4"),
@@ -81,14 +83,13 @@ def note_nulls(records, n, nulls, first_batch):
 def decide_records(
     records,
     n,
-    table,
     decided_by,
     first_bit,
     first_ordinal,
     bits,
     found,
     latest_offset,
-    now_ms,
+    tombstones_go,
     keep,
     kept,
     kept_nulls,
@@ -96,7 +97,8 @@ def decide_records(
 ):
     """`keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
 
-    `first_bit[row]` is the survivor bit and `first_ordinal[row]` the ordinal of the row's first record.
+    `first_bit[row]` is the survivor bit and `first_ordinal[row]` the ordinal of the row's first record;
+    `tombstones_go[row]`: the time of its tombstones is over.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -121,8 +123,7 @@ def decide_records(
                 stays = (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 != 0
             else:
                 stays = found[i] <= first_ordinal[row] + k
-            has_horizon = table[row].attributes & 0x40 != 0
-            if stays and record.value_bytes < 0 and has_horizon and now_ms >= table[row].base_timestamp_ms:
+            if stays and record.value_bytes < 0 and tombstones_go[row]:
                 stays = False
                 counters[TOMBSTONES_EXPIRED] += 1
         keep[i] = 1 if stays else 0
@@ -243,6 +244,9 @@ def rebuild_blocks(
             attributes |= 0x40
             base_timestamp = horizon
         first = True
+        is_old = batch.magic < 2
+        base_offset = np.int64(batch.base_offset)
+        last_offset = np.int64(batch.last_offset)
         new.block_start = p
         a = raw if where[row] == IN_RAW else arena
         for j in range(i, end):
@@ -254,13 +258,17 @@ def rebuild_blocks(
                 code = NEGATIVE_TIMESTAMP
                 out[3] = row
                 break
+            if is_old:
+                last_offset = np.int64(record.offset)
             if first:
                 first = False
+                if is_old:
+                    base_offset = np.int64(record.offset)
                 if horizon < 0:
                     base_timestamp = timestamp
             max_timestamp = max(max_timestamp, timestamp)
             time_delta = timestamp - base_timestamp
-            offset_delta = np.int64(record.offset) - batch.base_offset
+            offset_delta = np.int64(record.offset) - base_offset
             q = _put_varint(scratch, 0, time_delta)
             q = _put_varint(scratch, q, offset_delta)
             if record.canonical == 1:
@@ -289,6 +297,8 @@ def rebuild_blocks(
         new.block_bytes = p - new.block_start
         new.base_timestamp_ms = base_timestamp
         new.max_timestamp_ms = max_timestamp
+        new.base_offset = base_offset
+        new.last_offset = last_offset
         new.row = row
         new.record_count = kept[row]
         new.attributes = attributes
@@ -308,13 +318,15 @@ def _put_be(a, p, value, n):
 
 
 @njit
-def _put_header(a, p, batch, total, attributes, base_timestamp, max_timestamp, record_count):
-    _put_be(a, p, batch.base_offset, 8)
+def _put_header(
+    a, p, batch, base_offset, last_offset, total, attributes, base_timestamp, max_timestamp, record_count
+):
+    _put_be(a, p, base_offset, 8)
     _put_be(a, p + 8, total - 12, 4)
     _put_be(a, p + 12, np.int64(batch.leader_epoch), 4)
     a[p + 16] = 2
     _put_be(a, p + 21, attributes, 2)
-    _put_be(a, p + 23, batch.last_offset - batch.base_offset, 4)
+    _put_be(a, p + 23, last_offset - base_offset, 4)
     _put_be(a, p + 27, base_timestamp, 8)
     _put_be(a, p + 35, max_timestamp, 8)
     _put_be(a, p + 43, batch.producer_id, 8)
@@ -399,7 +411,18 @@ def assemble(
             new.base_timestamp_ms = -1
             new.max_timestamp_ms = batch.max_timestamp_ms
             new.record_count = 0
-            new.crc = _put_header(target, p, batch, HEADER_BYTES, attributes, -1, batch.max_timestamp_ms, 0)
+            new.crc = _put_header(
+                target,
+                p,
+                batch,
+                batch.base_offset,
+                batch.last_offset,
+                HEADER_BYTES,
+                attributes,
+                -1,
+                batch.max_timestamp_ms,
+                0,
+            )
             p += HEADER_BYTES
         else:
             made = rebuilt[k]
@@ -408,6 +431,8 @@ def assemble(
             block = blocks if made.where == 0 else packed
             _copy(target, p + HEADER_BYTES, block, made.block_start, made.block_bytes)
             new.size_bytes = size
+            new.base_offset = made.base_offset
+            new.last_offset = made.last_offset
             new.attributes = made.attributes
             new.base_timestamp_ms = made.base_timestamp_ms
             new.max_timestamp_ms = made.max_timestamp_ms
@@ -416,6 +441,8 @@ def assemble(
                 target,
                 p,
                 batch,
+                made.base_offset,
+                made.last_offset,
                 size,
                 np.int64(made.attributes),
                 made.base_timestamp_ms,

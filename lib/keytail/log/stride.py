@@ -19,8 +19,10 @@ import numpy as np
 from keytail.errors import CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.compression import CODECS, decompress
+from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import batches as kernels
 from keytail.kernels import records as record_kernels
+from keytail.kernels.legacy import transcode_plain
 from keytail.log.fs import FileSystem
 
 # Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s where 32 MiB took 0.97 s.
@@ -199,10 +201,14 @@ class SegmentReader:
                 break
             wanted = needed  # one batch that is larger than a stride
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
+        old_problem = ""
+        if (buffers.rows["magic"][:rows] < 2).any():
+            rows, consumed, old_problem = _complete_old(buffers, rows, consumed, position, last_offset)
         if rows == 0:
             if torn_tail:
                 return None
-            self._fail(path, position, code, needed, last_offset, log_bytes)
+            what = old_problem or _HEADER_ERRORS.get(code, "")
+            self._fail(path, position, what, needed, last_offset, log_bytes)
         # Good rows in front of a bad batch are handed out first: the next read begins at it and says so.
         return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
@@ -215,9 +221,9 @@ class SegmentReader:
             buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
 
     @staticmethod
-    def _fail(path: str, position: int, code: int, needed: int, last_offset: int, log_bytes: int) -> NoReturn:
+    def _fail(path: str, position: int, what: str, needed: int, last_offset: int, log_bytes: int) -> NoReturn:
         left = log_bytes - position
-        what = _HEADER_ERRORS.get(code) or (
+        what = what or (
             f"a batch of {needed} bytes does not fit into the {left} bytes left of the file"
             if needed
             else f"{left} bytes are left at the end of the file, too few for a batch"
@@ -233,21 +239,30 @@ class SegmentReader:
     def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
         """Open the record blocks of the rows that `wanted` (bool) names, in parts that cover all rows in order.
 
-        Decompressed blocks lie in an arena that the next part overwrites; a part holds about `arena_bytes`.
-        Raises CorruptLog for a block that its codec refuses.
+        Decompressed blocks, and those of messages of magic 0 and 1 turned into v2 records, lie in an arena that
+        the next part overwrites; a part holds about `arena_bytes`. Raises CorruptLog for a block that its codec
+        refuses.
         """
-        n = len(stride.table)
+        table = stride.table
+        n = len(table)
         where = np.where(wanted, np.int8(record_kernels.IN_RAW), np.int8(record_kernels.CLOSED))
-        start = stride.table["position"] - stride.position + HEADER_BYTES
-        size = stride.table["size_bytes"].astype(np.int64) - HEADER_BYTES
+        start = table["position"] - stride.position + HEADER_BYTES
+        size = table["size_bytes"].astype(np.int64) - HEADER_BYTES
         codecs = stride.codecs()
-        packed = np.flatnonzero(wanted & (codecs != 0) & (stride.table["record_count"] > 0))
-        first = used = 0
-        for row in packed:
-            block = self._decompress(stride, int(row), int(codecs[row]), int(start[row]), int(size[row]))
-            if used and used + len(block) > self._arena_bytes:
+        is_old = table["magic"] < 2
+        plain = wanted & is_old & (codecs == 0)
+        used = 0
+        if plain.any():
+            self._ensure_arena(int(table["size_bytes"][plain].sum(dtype=np.int64)), 0)
+            _, used = transcode_plain(
+                stride.raw, stride.position, table, 0, n, where, start, size, self._arena, 0
+            )
+        first, floor = 0, used
+        for row in np.flatnonzero(wanted & (codecs != 0) & (table["record_count"] > 0)):
+            block = self._unpack(stride, int(row), int(codecs[row]), int(start[row]), int(size[row]))
+            if used > floor and used + len(block) > self._arena_bytes:
                 yield OpenedRows(first, int(row), self._arena, where, start, size)
-                first, used = int(row), 0
+                first, used = int(row), floor
             self._ensure_arena(used + len(block), used)
             self._arena[used : used + len(block)] = block
             where[row], start[row], size[row] = record_kernels.IN_ARENA, used, len(block)
@@ -261,29 +276,42 @@ class SegmentReader:
             self._arena = larger
 
     @staticmethod
-    def _decompress(stride: Stride, row: int, codec: int, start: int, size: int) -> np.ndarray:
+    def _unpack(stride: Stride, row: int, codec: int, start: int, size: int) -> np.ndarray:
+        """The record block of a compressed batch, or of a compressed message of magic 0 or 1."""
+        batch = stride.table[row]
         try:
-            block = decompress(
-                codec, memoryview(stride.raw)[start : start + size], limit_bytes=MAX_BLOCK_BYTES
-            )
+            if batch["magic"] < 2:
+                position = int(batch["position"]) - stride.position
+                base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
+                return transcode(
+                    stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, MAX_BLOCK_BYTES
+                )
+            block = decompress(codec, memoryview(stride.raw)[start : start + size], limit_bytes=MAX_BLOCK_BYTES)
         except ValueError as reason:
             name = CODECS[codec] if codec < len(CODECS) else f"unknown codec {codec}"
             raise CorruptLog(
                 f"records cannot be decompressed ({name}: {reason})",
                 path=stride.path,
-                byte_position=int(stride.table["position"][row]),
-                offset=int(stride.table["base_offset"][row]),
+                byte_position=int(batch["position"]),
+                offset=int(batch["base_offset"]),
                 remedy=CORRUPT_REMEDY,
             ) from reason
         return np.frombuffer(block, np.uint8)
 
 
+def _complete_old(
+    buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
+) -> tuple[int, int, str]:
+    """Check and complete the rows of magic 0 and 1: how many rows and bytes are good, and what is wrong behind."""
+    try:
+        summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, MAX_BLOCK_BYTES)
+    except LegacyProblem as problem:
+        return problem.row, int(buffers.rows["position"][problem.row]) - position, str(problem)
+    return rows, consumed, ""
+
+
 def refuse_unsupported(stride: Stride) -> None:
-    """Raise Refused for batches that this version does not clean: magic 0 and 1, and unreadable control batches."""
-    old = np.flatnonzero(stride.table["magic"] < 2)
-    if len(old):
-        row = stride.table[old[0]]
-        _refuse(stride, row, f"message format v{int(row['magic'])} is not supported yet")
+    """Raise Refused for control batches of which nobody can tell what they end."""
     control = (stride.table["attributes"] & CONTROL) != 0
     unreadable = np.flatnonzero(control & (stride.table["record_count"] > 0) & (stride.table["control_type"] < 0))
     if len(unreadable):
