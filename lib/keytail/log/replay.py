@@ -124,7 +124,6 @@ class Replay:
         name = self._names.pop(record.topic_id)
         del self._topics[name]
         self._configs.pop((ResourceType.TOPIC, name), None)
-        self._earlier.pop((ResourceType.TOPIC, name), None)
 
     def _change(self, record: PartitionChangeRecord) -> None:
         replicas = self._topic_of(record.topic_id).replicas
