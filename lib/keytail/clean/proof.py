@@ -1,9 +1,9 @@
 """The proof before the commit: what was written is read back and held against what it replaces.
 
 Every output batch must be a batch of the source with fewer records, every record of the source that
-is gone must be justified by a newer one that is kept (or by an expired tombstone), and the index
-files must be those that the output's bytes earn. Shares no reader, walker or hash with the writer;
-changes nothing, and raises on the first violation with its file, byte position and offset.
+is gone must be justified by a newer one that is kept (or by an expired tombstone, or because its transaction
+was aborted), and the index files must be those that the output's bytes earn. Shares no reader, walker, hash or
+view of transactions with the writer; changes nothing, and raises on the first violation with its place.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.clean.proof_markers import check_txn_index, collect_markers
+from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
+from keytail.kernels import proof_markers as marker_kernels
 from keytail.kernels import proof_table as table_kernels
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
-    from keytail.log.replace import CleanFile, GroupOutput
+    from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 
 _MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
 _SLOT_BYTES = 8 * table_kernels.SLOT_WORDS
@@ -48,6 +50,10 @@ _LOST = {
     kernels.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
     kernels.LOST_BEYOND_END: "a record beyond the cleaned range is not in the output",
     kernels.LOST_KEYLESS: "a record without a key is not in the output",
+    kernels.LOST_PRODUCER: "the last batch of an active producer is not in the output",
+    kernels.LOST_OPEN: "data of a transaction that has not ended is not in the output",
+    kernels.LOST_MARKER: "the marker of a transaction that had data is not in the output",
+    kernels.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
 }
 _OUTPUT = {
     kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",
@@ -70,6 +76,7 @@ _OUTPUT = {
     kernels.OUTPUT_RECORD: "a record cannot be parsed",
     kernels.OUTPUT_EXTRA_RECORD: "the batch holds a record that the source's does not",
     kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers are not the source's",
+    kernels.OUTPUT_ABORTED: "a batch holds data of an aborted transaction",
     kernels.OUTPUT_REBUILT_WHOLE: "a batch that lost nothing is not the source's bytes",
 }
 _INDEX = {
@@ -97,11 +104,20 @@ class ProofReport:
 class _Proof:
     """One proof under way: windows, the table of keys, and the state that the kernels share."""
 
-    def __init__(self, fs: FileSystem, memory_bytes: int) -> None:
+    def __init__(
+        self, fs: FileSystem, path: str, segments: Sequence[SegmentFacts], segment_index_bytes: int, memory_bytes: int
+    ) -> None:
         self.fs = fs
+        self.path = path
+        self.segments = segments
+        self.segment_index_bytes = segment_index_bytes
         self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
         # As in the offset map: the last doubling holds one and a half tables at once.
         self.max_slots = self.memory_bytes * 2 // (3 * _SLOT_BYTES)
+        self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
+        self.producers = np.empty((3, 0), dtype=np.int64)
+        self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
+        self.current: _Output | None = None
         self.source = Window(fs)
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
@@ -128,6 +144,18 @@ class _Proof:
         self.slots = table
         self.state[kernels.TABLE_LIMIT] = int(slots * _LOAD) if slots < self.max_slots else _NO_LIMIT
 
+    def know_markers(self) -> None:
+        """Make the table of markers, once: only a log with transactions needs it."""
+        if self.state[kernels.MARKERS_KNOWN]:
+            return
+        limit_bytes = self.memory_bytes // 2
+        found = collect_markers(self.fs, self.path, self.segments, limit_bytes)
+        if found is None:
+            self.fail_for_memory()
+        self.markers = found
+        self.max_slots = (self.memory_bytes - found.nbytes) * 2 // (3 * _SLOT_BYTES)
+        self.state[kernels.MARKERS_KNOWN] = 1
+
     def fail_for_memory(self) -> NoReturn:
         raise KeytailError(
             f"the proof needs more than its {self.memory_bytes} bytes of memory, {_SLOT_BYTES} for each key",
@@ -153,30 +181,50 @@ def prove(
     index_interval_bytes: int,
     drop_keyless: bool,
     memory_bytes: int,
+    log_start_offset: int = 0,
+    segment_index_bytes: int = 2**31 - 1,
+    legacy_horizon_ms: int = 0,
+    active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
-    `segments` are all of the partition's, ascending; [`first_dirty_offset`, `end_offset`) was mapped.
-    `memory_bytes` (4 MiB at least) bounds the table of keys. A source that is corrupt raises CorruptLog.
+    `segments` are ALL of the partition's, ascending, those above the rewritten ones too: markers of transactions
+    may lie there. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data
+    offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
+    keys and that of markers. A source that is corrupt raises CorruptLog.
     """
     _check_groups(partition_path, segments, groups, end_offset)
-    proof = _Proof(fs, memory_bytes)
+    proof = _Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes)
+    if active_producers is not None:
+        proof.producers = np.array(active_producers, dtype=np.int64)
     state = proof.state
-    state[kernels.FIRST_DIRTY] = first_dirty_offset
-    state[kernels.END_OFFSET] = end_offset
-    state[kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
-    state[kernels.NOW_MS] = now_ms
     horizon_ms = now_ms + delete_retention_ms
-    state[kernels.HORIZON_MS] = horizon_ms if horizon_ms < 2**63 else -1
-    state[kernels.INTERVAL_BYTES] = index_interval_bytes
-    state[kernels.DROP_KEYLESS] = drop_keyless
-    state[kernels.SOURCE_LAST_OFFSET] = -1
-    state[kernels.OUTPUT_LAST_OFFSET_SEEN] = -1
+    for at, value in (
+        (kernels.FIRST_DIRTY, first_dirty_offset),
+        (kernels.END_OFFSET, end_offset),
+        (kernels.FIRST_UNCLEANABLE, first_uncleanable_offset),
+        (kernels.NOW_MS, now_ms),
+        (kernels.HORIZON_MS, horizon_ms if horizon_ms < 2**63 else -1),
+        (kernels.INTERVAL_BYTES, index_interval_bytes),
+        (kernels.DROP_KEYLESS, drop_keyless),
+        (kernels.LOG_START, log_start_offset),
+        (kernels.SOURCE_LAST_OFFSET, -1),
+        (kernels.OUTPUT_LAST_OFFSET_SEEN, -1),
+        (kernels.OUTPUT_NUMBER, -1),
+    ):
+        state[at] = value
     by_base = {segment.base_offset: segment for segment in segments}
+    ends = _ends(segments, groups)
     try:
-        for group in groups:
-            sources = [by_base[base] for base in group.source_bases]
-            _prove_group(proof, partition_path, sources, group)
+        for group, group_ends in zip(groups, ends, strict=True):
+            proof.waiting = list(zip(group.segments, group_ends, strict=True))
+            _start_output(proof)
+            for base in group.source_bases:
+                _prove_source(proof, by_base[base])
+            while proof.waiting:
+                _finish_output(proof)
+                _start_output(proof)
+            _finish_output(proof)
     finally:
         proof.close()
     _check_newest(proof, partition_path, segments)
@@ -190,6 +238,15 @@ def prove(
     )
 
 
+def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
+    """For each output of each group, the base of the output or segment behind it."""
+    outputs = [segment.base_offset for group in groups for segment in group.segments]
+    last_source = groups[-1].source_bases[-1] if groups else -1
+    behind = [segment.base_offset for segment in segments if segment.base_offset > last_source]
+    bases = iter([*outputs, behind[0] if behind else _NO_LIMIT][1:])
+    return [[next(bases) for _ in group.segments] for group in groups]
+
+
 def _check_groups(
     path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], end_offset: int
 ) -> None:
@@ -200,48 +257,77 @@ def _check_groups(
         raise KeytailError(
             f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=_REMEDY
         )
+    needed = {names.LOG, names.INDEX, names.TIME_INDEX}
+    following = [segment.base_offset for segment in segments if segment.base_offset >= end_offset]
+    before = -1
     for group in groups:
-        suffixes = sorted(file.suffix for file in group.files)
-        if not group.source_bases or group.base_offset != group.source_bases[0]:
-            what = f"a group of {group.source_bases} has the base {group.base_offset}"
+        bases = [segment.base_offset for segment in group.segments]
+        if not group.source_bases or not bases or bases[0] != group.source_bases[0]:
+            what = f"a group of {group.source_bases} has outputs of the bases {bases}"
             raise KeytailError(what, path=path, remedy=_REMEDY)
-        if suffixes != sorted((names.LOG, names.INDEX, names.TIME_INDEX)):
-            what = f"the group of base {group.base_offset} has the files {suffixes}"
-            raise KeytailError(what, path=path, remedy=_REMEDY)
+        for segment in group.segments:
+            base = segment.base_offset
+            if base <= before or (following and base >= following[0]):
+                raise KeytailError(f"an output has the base {base}", path=path, offset=base, remedy=_REMEDY)
+            before = base
+            suffixes = sorted(file.suffix for file in segment.files)
+            if len(set(suffixes)) < len(suffixes) or not needed <= set(suffixes) <= {*needed, names.TXN_INDEX}:
+                what = f"the output of base {base} has the files {suffixes}"
+                raise KeytailError(what, path=path, remedy=_REMEDY)
 
 
-def _prove_group(
-    proof: _Proof, partition_path: str, sources: Sequence[SegmentFacts], group: GroupOutput
-) -> None:
-    files = {file.suffix: file for file in group.files}
+@dataclass(frozen=True)
+class _Output:
+    """The output segment that is being read, with its index files."""
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int
+    index: np.ndarray
+    time_index: np.ndarray
+    txn_index: bytes
+    paths: dict[str, str]
+
+
+def _start_output(proof: _Proof) -> None:
+    """Open the next output."""
+    segment, end_offset = proof.waiting.pop(0)
+    files = {file.suffix: file for file in segment.files}
     log = files[names.LOG]
-    _open(proof, proof.output, f"{partition_path}/{log.name}", log.size_bytes)
-    index = _read_index(proof, partition_path, files[names.INDEX])
-    time_index = _read_index(proof, partition_path, files[names.TIME_INDEX])
-    index_paths = {suffix: f"{partition_path}/{file.name}" for suffix, file in files.items()}
+    _open(proof, proof.output, f"{proof.path}/{log.name}", log.size_bytes)
+    txn = files.get(names.TXN_INDEX)
+    proof.current = output = _Output(
+        segment.base_offset,
+        end_offset,
+        log.size_bytes,
+        np.frombuffer(_read_index(proof, files[names.INDEX]), dtype=np.uint8),
+        np.frombuffer(_read_index(proof, files[names.TIME_INDEX]), dtype=np.uint8),
+        _read_index(proof, txn) if txn is not None else b"",
+        {suffix: f"{proof.path}/{file.name}" for suffix, file in files.items()},
+    )
+    for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
+        if len(data) > proof.segment_index_bytes:
+            raise KeytailError(
+                f"the index has {len(data)} bytes, more than the {proof.segment_index_bytes} that a broker reads",
+                path=output.paths[suffix],
+                byte_position=proof.segment_index_bytes,
+                remedy=_REMEDY,
+            )
     state = proof.state
+    state[kernels.OUTPUT_NUMBER] += 1
     for at, value in (
         (kernels.OUTPUT_FROM, 0),
-        (kernels.OUTPUT_BASE, group.base_offset),
+        (kernels.OUTPUT_BASE, segment.base_offset),
+        (kernels.NEXT_OUTPUT_BASE, end_offset),
         (kernels.OUTPUT_CHECKED, 0),
         (kernels.SINCE_LAST_ENTRY, 0),
         (kernels.MAX_TIMESTAMP, -1),
-        (kernels.MAX_TIMESTAMP_OFFSET, group.base_offset),
+        (kernels.MAX_TIMESTAMP_OFFSET, segment.base_offset),
         (kernels.LAST_TIME_ENTRY, -1),
         (kernels.INDEX_AT, 0),
         (kernels.TIME_AT, 0),
     ):
         state[at] = value
-    for segment in sources:
-        source_path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
-        _open(proof, proof.source, source_path, segment.log_bytes)
-        state[kernels.SOURCE_FROM] = 0
-        before = segment.base_offset - 1
-        state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), before)
-        _prove_segment(proof, index, time_index, index_paths)
-        proof.bytes_read += segment.log_bytes
-    _finish_output(proof, index, time_index, index_paths)
-    proof.bytes_read += log.size_bytes + len(index) + len(time_index)
 
 
 def _open(proof: _Proof, window: Window, path: str, size_bytes: int) -> None:
@@ -252,34 +338,41 @@ def _open(proof: _Proof, window: Window, path: str, size_bytes: int) -> None:
     window.open(path, size_bytes)
 
 
-def _read_index(proof: _Proof, partition_path: str, file: CleanFile) -> np.ndarray:
-    path = f"{partition_path}/{file.name}"
+def _read_index(proof: _Proof, file: CleanFile) -> bytes:
+    path = f"{proof.path}/{file.name}"
     data = proof.fs.read_bytes(path)
     if len(data) != file.size_bytes:
         what = f"the file has {len(data)} bytes instead of {file.size_bytes}"
         raise KeytailError(what, path=path, remedy=_REMEDY)
-    return np.frombuffer(data, dtype=np.uint8)
+    return data
 
 
-def _prove_segment(
-    proof: _Proof, index: np.ndarray, time_index: np.ndarray, index_paths: dict[str, str]
-) -> None:
-    """Walk the source window's file to its end beside the output."""
+def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
+    """Walk a source to its end beside the outputs."""
+    source_path = f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}"
+    _open(proof, proof.source, source_path, segment.log_bytes)
     state, source, output = proof.state, proof.source, proof.output
+    state[kernels.SOURCE_FROM] = 0
+    state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), segment.base_offset - 1)
     state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
+    proof.bytes_read += segment.log_bytes
     source_block = output_block = _NEVER_READ
     while True:
         _show_windows(proof)
+        current = proof.current
+        assert current is not None
         code = kernels.step(
             source.bytes,
             output.bytes,
             source_block,
             output_block,
-            index,
-            time_index,
+            current.index,
+            current.time_index,
             proof.pending,
             proof.digests,
             proof.slots,
+            proof.markers,
+            proof.producers,
             state,
         )
         if code == kernels.SOURCE_DONE:
@@ -298,10 +391,15 @@ def _prove_segment(
             state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
         elif code == kernels.NEED_TABLE:
             proof.make_room(int(state[kernels.WANTED_BYTES]))
+        elif code == kernels.NEED_MARKERS:
+            proof.know_markers()
+        elif code == kernels.NEED_NEXT_OUTPUT:
+            _finish_output(proof)
+            _start_output(proof)
         elif code == kernels.NO_MEMORY:
             proof.fail_for_memory()
         else:
-            _raise(proof, code, index_paths)
+            _raise(proof, code)
 
 
 def _show_windows(proof: _Proof) -> None:
@@ -333,50 +431,59 @@ def _open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) 
     return block
 
 
-def _finish_output(
-    proof: _Proof, index: np.ndarray, time_index: np.ndarray, index_paths: dict[str, str]
-) -> None:
-    """After the group's last source: nothing is left over in the output or in its indexes."""
-    state, output = proof.state, proof.output
+def _finish_output(proof: _Proof) -> None:
+    """Nothing is left over in the current output or in its indexes."""
+    state, window, output = proof.state, proof.output, proof.current
+    assert output is not None
     _show_windows(proof)
-    while (code := kernels.end_of_output(output.bytes, state)) == kernels.NEED_OUTPUT:
-        output.advance(int(state[kernels.OUTPUT_FROM]), 61)
+    while (code := kernels.end_of_output(window.bytes, state)) == kernels.NEED_OUTPUT:
+        window.advance(int(state[kernels.OUTPUT_FROM]), 61)
         state[kernels.OUTPUT_FROM] = 0
         _show_windows(proof)
     if code == 0:
-        code = kernels.close_time_index(state, time_index)
+        code = kernels.close_time_index(state, output.time_index)
     if code != 0:
-        _raise(proof, code, index_paths)
-    ends = ((names.INDEX, index, kernels.INDEX_AT), (names.TIME_INDEX, time_index, kernels.TIME_AT))
+        _raise(proof, code)
+    ends = (
+        (names.INDEX, output.index, kernels.INDEX_AT),
+        (names.TIME_INDEX, output.time_index, kernels.TIME_AT),
+    )
     for suffix, data, at in ends:
         if state[at] != len(data):
             raise KeytailError(
                 "the index has more bytes than the segment earns",
-                path=index_paths[suffix],
+                path=output.paths[suffix],
                 byte_position=int(state[at]),
                 remedy=_REMEDY,
             )
+    if output.txn_index:
+        proof.know_markers()
+    check_txn_index(
+        output.txn_index,
+        output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
+        proof.markers,
+        int(state[kernels.OUTPUT_NUMBER]),
+        int(state[kernels.LOG_START]),
+        _REMEDY,
+    )
+    proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
 
 
-def _raise(proof: _Proof, code: int, index_paths: dict[str, str]) -> None:
+def _raise(proof: _Proof, code: int) -> NoReturn:
     at, offset = int(proof.state[kernels.FAIL_AT]), int(proof.state[kernels.FAIL_OFFSET])
     if code in _INDEX:
         suffix, what = _INDEX[code]
-        raise KeytailError(what, path=index_paths[suffix], byte_position=at, offset=offset, remedy=_REMEDY)
+        assert proof.current is not None
+        path = proof.current.paths[suffix]
+        raise KeytailError(what, path=path, byte_position=at, offset=offset, remedy=_REMEDY)
     kind: type[KeytailError] = KeytailError
     window, remedy = proof.source, _REMEDY
     if code in _OUTPUT:
         window, what = proof.output, _OUTPUT[code]
     elif code in _LOST:
         what = _LOST[code]
-    elif code in _SOURCE:
-        kind, what, remedy = CorruptLog, _SOURCE[code], _SOURCE_REMEDY
     else:
-        kind, what, remedy = (
-            Refused,
-            "a transactional or control batch cannot be proven yet",
-            "Nothing was replaced",
-        )
+        kind, what, remedy = CorruptLog, _SOURCE[code], _SOURCE_REMEDY
     raise kind(
         what,
         path=window.path,

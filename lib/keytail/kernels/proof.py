@@ -12,12 +12,25 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
+from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OUTPUT, next_marker
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, put_keys
-from keytail.kernels.walk import be_16, be_32, be_64, be_u32, read_record, same_bytes, same_headers
+from keytail.kernels.walk import (
+    HEADER_BYTES,
+    batch_size,
+    be_16,
+    be_32,
+    be_64,
+    be_u32,
+    control_type,
+    read_record,
+    same_bytes,
+    same_headers,
+    wanted_bytes,
+)
 
 # What `step` returns: first what it needs, then what is wrong.
 SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_TABLE = range(6)
-NO_MEMORY = 6
+NO_MEMORY, NEED_MARKERS, NEED_NEXT_OUTPUT, NEED_LEGACY = range(6, 10)
 FIRST_VIOLATION = 10
 (
     SOURCE_CUT,
@@ -27,7 +40,6 @@ FIRST_VIOLATION = 10
     SOURCE_ORDER,
     SOURCE_RECORD,
     SOURCE_COUNT,
-    SOURCE_TRANSACTIONAL,
     OUTPUT_CUT,
     OUTPUT_SIZE,
     OUTPUT_MAGIC,
@@ -56,7 +68,12 @@ FIRST_VIOLATION = 10
     INDEX_MISSING,
     TIME_ENTRY,
     TIME_MISSING,
-) = range(FIRST_VIOLATION, FIRST_VIOLATION + 36)
+    LOST_PRODUCER,
+    LOST_OPEN,
+    LOST_MARKER,
+    LOST_MARKER_EARLY,
+    OUTPUT_ABORTED,
+) = range(FIRST_VIOLATION, FIRST_VIOLATION + 40)
 
 # `state`, int64. The first ones are the caller's, the others are kept between calls.
 (
@@ -68,6 +85,10 @@ FIRST_VIOLATION = 10
     OUTPUT_IS_ALL,
     OUTPUT_POSITION,  # byte position in its file of the output window's first byte
     OUTPUT_BASE,  # base offset of the output segment
+    OUTPUT_NUMBER,
+    NEXT_OUTPUT_BASE,  # where the next output or segment begins
+    LOG_START,
+    MARKERS_KNOWN,
     SOURCE_BLOCK_BYTES,  # of the decompressed block given, -1: none
     OUTPUT_BLOCK_BYTES,
     FIRST_DIRTY,
@@ -97,10 +118,12 @@ FIRST_VIOLATION = 10
     BATCHES_READ,
     BATCHES_KEPT,
     STATE_SIZE,
-) = range(37)
+) = range(41)
 
 PENDING = 1024
-_HEADER = 61
+
+# What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
+_COUNTS, _SILENT, _UNNEEDED = range(3)
 _SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
 
 
@@ -129,8 +152,6 @@ def _check_source(source, p, size, state):
     delta = be_32(source, p + 23)
     if base <= state[SOURCE_LAST_OFFSET] or delta < 0 or base > (1 << 62):
         return _fail(state, SOURCE_ORDER, p, base)
-    if be_16(source, p + 21) & 0x30:
-        return _fail(state, SOURCE_TRANSACTIONAL, p, base)
     if be_32(source, p + 57) < 0:
         return _fail(state, SOURCE_COUNT, p, base)
     return 0
@@ -184,14 +205,15 @@ def close_time_index(state, time_index):
 @register_jitable
 def _check_output(output, p, size, state, index, time_index):
     base = be_64(output, p)
-    last = base + be_32(output, p + 23)
     if output[p + 16] != 2:
         return _fail(state, OUTPUT_MAGIC, p, base)
+    last = base + be_32(output, p + 23)
     if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
         return _fail(state, OUTPUT_CRC, p, base)
     if base <= state[OUTPUT_LAST_OFFSET_SEEN] or last < base:
         return _fail(state, OUTPUT_ORDER, p, base)
-    if base < state[OUTPUT_BASE] or last - state[OUTPUT_BASE] > 0x7FFFFFFF:
+    too_far = last - state[OUTPUT_BASE] > 0x7FFFFFFF or last >= state[NEXT_OUTPUT_BASE]
+    if base < state[OUTPUT_BASE] or too_far:
         return _fail(state, OUTPUT_RANGE, p, base)
     state[OUTPUT_LAST_OFFSET_SEEN] = last
     return _check_index(output, p, size, state, index, time_index)
@@ -217,7 +239,7 @@ def _check_fields(source, p, output, q, q_size, state):
         if attributes & 7 != before & 7:
             return _fail(state, OUTPUT_CODEC, q, base)
         return 0
-    emptied = q_size == _HEADER and attributes & 0x47 == 0 and be_64(output, q + 27) == -1
+    emptied = q_size == HEADER_BYTES and attributes & 0x47 == 0 and be_64(output, q + 27) == -1
     if not emptied or be_64(output, q + 35) != be_64(source, p + 35):
         return _fail(state, OUTPUT_EMPTY, q, base)
     return 0
@@ -251,11 +273,11 @@ def _attributes_of(data, p):
 
 
 @register_jitable
-def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state, pending, noted):
+def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, noted):
     """Walk the records of one source batch beside those of its output; (code, keys noted).
 
     The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and
-    `o_data[o:o_end]`; `whole`: the two batches are the same bytes.
+    `o_data[o:o_end]`; `whole`: the two batches are the same bytes. `fate`: see `_settle`.
     """
     base = be_64(source, p)
     attributes = be_16(source, p + 21)
@@ -314,7 +336,9 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
         if kept:
             kept_count += 1
             nulls = nulls or value_bytes < 0
-        if offset >= state[END_OFFSET]:
+        if fate != _COUNTS:
+            pass  # stands for no value of its key
+        elif offset >= state[END_OFFSET]:
             if not kept:
                 return _fail(state, LOST_BEYOND_END, p, offset), noted
         elif key_bytes < 0:
@@ -326,10 +350,10 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
             pending[0, noted] = key
             pending[1, noted] = key_bytes
             pending[2, noted] = offset
-            fate = KEPT if kept else DROPPED
+            became = KEPT if kept else DROPPED
             if not kept and value_bytes < 0 and expired:
-                fate = EXPIRED
-            pending[3, noted] = fate
+                became = EXPIRED
+            pending[3, noted] = became
             noted += 1
     if s != s_end:
         return _fail(state, SOURCE_COUNT, p, base), noted
@@ -347,30 +371,71 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state
         return _fail(state, OUTPUT_COUNT, q, base), noted
     if kept_count == 0:
         return 0, noted
+    if attributes & 0x20:
+        if kept_count < count:
+            return _fail(state, OUTPUT_COUNT, q, base), noted
+        nulls = nulls or fate == _UNNEEDED
     if kept_count == count and not (nulls and attributes & 0x40 == 0):
         return _fail(state, OUTPUT_REBUILT_WHOLE, q, base), noted
     return _check_times(source, p, output, q, first, newest, nulls, state), noted
 
 
 @register_jitable
-def _size_of(a, p, to, is_all):
-    """Bytes of the batch at `p`; 0: more bytes needed; -1: cut off; -2: an impossible size."""
-    if to - p < _HEADER:
-        if not is_all:
-            return np.int64(0)
-        if to - p < 12:
-            return np.int64(-1)
-    size = be_32(a, p + 8) + 12
-    if size < _HEADER:
-        return np.int64(-2)
-    if size > to - p:
-        return np.int64(-1) if is_all else np.int64(0)
-    return size
+def _settle(source, p, size, output, q, whole, markers, state):
+    """(code, fate) of a transactional or control batch, whose output is at `q` (-1: dropped).
+
+    Holds what became of the batch against how its transaction ended, and notes in `markers` what is seen.
+    """
+    base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
+    attributes, producer = be_16(source, p + 21), be_64(source, p + 43)
+    count = be_32(source, p + 57)
+    kept = np.int64(0) if q < 0 else be_32(output, q + 57)
+    if attributes & 0x20 == 0:
+        row = next_marker(markers, producer, last + 1)
+        visible = last >= state[LOG_START]  # below it Kafka takes aborted data for committed
+        if row < 0:
+            if visible and (q < 0 or (count > 0 and kept == 0)):
+                return _fail(state, LOST_OPEN, p, base), _COUNTS
+            return 0, _COUNTS
+        if markers[row, FIRST_DATA] < 0:
+            markers[row, FIRST_DATA] = base
+        if markers[row, KIND] != ABORT:
+            return 0, _COUNTS
+        if kept > 0 and visible:
+            return _fail(state, OUTPUT_ABORTED, q, base), _SILENT
+        return 0, _SILENT
+    if count == 0:
+        return 0, _SILENT
+    kind = control_type(source, p, size)
+    if kind != ABORT and kind != COMMIT:
+        if kept == 0:
+            return _fail(state, LOST_MARKER, p, base), _SILENT
+        return 0, _SILENT
+    row = next_marker(markers, producer, base)
+    if row < 0 or markers[row, OFFSET] != base:
+        return _fail(state, SOURCE_ORDER, p, base), _SILENT
+    has_data = markers[row, FIRST_DATA] >= 0 and base >= state[LOG_START]
+    if kept > 0:
+        markers[row, OUTPUT] = state[OUTPUT_NUMBER]
+    elif has_data:
+        return _fail(state, LOST_MARKER, p, base), _SILENT
+    elif attributes & 0x40 == 0 or be_64(source, p + 27) > state[NOW_MS]:
+        return _fail(state, LOST_MARKER_EARLY, p, base), _SILENT
+    return 0, _SILENT if has_data else _UNNEEDED
 
 
 @register_jitable
-def _wanted(a, p, to):
-    return max(np.int64(_HEADER), be_32(a, p + 8) + 12) if to - p >= 12 else np.int64(_HEADER)
+def _ends_a_producer(source, p, producers):
+    """Whether what is known of an active producer hangs on this batch (`producers`: id, last offset, epoch)."""
+    producer = be_64(source, p + 43)
+    if producer < 0:
+        return False
+    at = np.searchsorted(producers[0], producer)
+    if at == producers.shape[1] or producers[0, at] != producer:
+        return False
+    if producers[1, at] >= 0:
+        return producers[1, at] == be_64(source, p) + be_32(source, p + 23)
+    return be_16(source, p + 21) & 0x20 != 0 and be_16(source, p + 51) == producers[2, at]
 
 
 @register_jitable
@@ -379,9 +444,9 @@ def _output_at(output, state, index, time_index):
     q, to, is_all = state[OUTPUT_FROM], state[OUTPUT_TO], state[OUTPUT_IS_ALL] != 0
     if q == to and is_all:
         return 0, np.int64(0)
-    size = _size_of(output, q, to, is_all)
+    size = batch_size(output, q, to, is_all)
     if size == 0:
-        state[WANTED_BYTES] = _wanted(output, q, to)
+        state[WANTED_BYTES] = wanted_bytes(output, q, to)
         return NEED_OUTPUT, size
     if size < 0:
         return _fail(state, OUTPUT_CUT if size == -1 else OUTPUT_SIZE, q, -1), size
@@ -394,7 +459,9 @@ def _output_at(output, state, index, time_index):
 
 
 @kernel
-def step(source, output, s_block, o_block, index, time_index, pending, digests, slots, state):
+def step(
+    source, output, s_block, o_block, index, time_index, pending, digests, slots, markers, producers, state
+):
     """Prove as many source batches as the windows hold; a code from the list above."""
     noted = 0
     code = 0
@@ -405,16 +472,19 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
         if p == to and state[SOURCE_IS_ALL] != 0:
             code = SOURCE_DONE
             break
-        size = _size_of(source, p, to, state[SOURCE_IS_ALL] != 0)
+        size = batch_size(source, p, to, state[SOURCE_IS_ALL] != 0)
         if size <= 0:
             if size == 0:
-                state[WANTED_BYTES] = _wanted(source, p, to)
+                state[WANTED_BYTES] = wanted_bytes(source, p, to)
                 code = NEED_SOURCE
             else:
                 code = _fail(state, SOURCE_CUT if size == -1 else SOURCE_SIZE, p, -1)
             break
         code, q_size = _output_at(output, state, index, time_index)
         if code != 0:
+            break
+        if source[p + 16] < 2:
+            code = NEED_LEGACY
             break
         opened = state[SOURCE_BLOCK_BYTES] >= 0
         if not opened:
@@ -423,6 +493,9 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
                 break
         q = state[OUTPUT_FROM]
         base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
+        if base >= state[NEXT_OUTPUT_BASE]:
+            code = NEED_NEXT_OUTPUT if q_size == 0 else _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q))
+            break
         if q_size == 0:
             q = np.int64(-1)
         elif be_64(output, q) < base:
@@ -433,9 +506,20 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
         if q < 0 and last + 1 == state[FIRST_UNCLEANABLE]:
             code = _fail(state, LOST_LAST_BATCH, p, base)
             break
+        if q < 0 and producers.shape[1] > 0 and _ends_a_producer(source, p, producers):
+            code = _fail(state, LOST_PRODUCER, p, base)
+            break
         whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
         if q >= 0 and not whole:
             code = _check_fields(source, p, output, q, q_size, state)
+            if code != 0:
+                break
+        fate = _COUNTS
+        if be_16(source, p + 21) & 0x30:
+            if state[MARKERS_KNOWN] == 0:
+                code = NEED_MARKERS
+                break
+            code, fate = _settle(source, p, size, output, q, whole, markers, state)
             if code != 0:
                 break
         count = be_32(source, p + 57)
@@ -447,7 +531,7 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
         if o_compressed and state[OUTPUT_BLOCK_BYTES] < 0:
             code = NEED_OUTPUT_BLOCK
             break
-        s_data, s, s_end = source, p + _HEADER, p + size
+        s_data, s, s_end = source, p + HEADER_BYTES, p + size
         if compressed:
             s_data, s, s_end = s_block, np.int64(0), state[SOURCE_BLOCK_BYTES]
         if count > (s_end - s) // _SMALLEST_RECORD:
@@ -462,11 +546,11 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
             state[WANTED_BYTES] = count
             code = NEED_TABLE
             break
-        o_data, o, o_end = output, q + _HEADER, q + q_size
+        o_data, o, o_end = output, q + HEADER_BYTES, q + q_size
         if o_compressed:
             o_data, o, o_end = o_block, np.int64(0), state[OUTPUT_BLOCK_BYTES]
         code, noted = _walk(
-            source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, state, pending, noted
+            source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, noted
         )
         if code != 0:
             break

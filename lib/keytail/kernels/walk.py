@@ -188,3 +188,38 @@ def same_headers(a, p, a_end, b, q, b_end):
         if max(length, -1) != other_length or (length > 0 and not same_bytes(a, start, b, other, length)):
             return False
     return True
+
+
+HEADER_BYTES = 61
+_SMALLEST_BYTES = (26, 34, HEADER_BYTES)  # of a batch, by its magic
+_UP_TO_MAGIC_BYTES = 17
+
+
+@register_jitable
+def batch_size(a, p, to, is_all):
+    """Bytes of the batch at `p`; 0: more bytes needed; -1: cut off; -2: an impossible size."""
+    if to - p < _UP_TO_MAGIC_BYTES:
+        return np.int64(-1) if is_all else np.int64(0)
+    size = be_32(a, p + 8) + 12
+    if size < _SMALLEST_BYTES[min(np.int64(a[p + 16]), 2)]:
+        return np.int64(-2)
+    if size > to - p:
+        return np.int64(-1) if is_all else np.int64(0)
+    return size
+
+
+@register_jitable
+def wanted_bytes(a, p, to):
+    """How many bytes from `p` on are needed at least to see the batch there whole."""
+    return max(np.int64(HEADER_BYTES), be_32(a, p + 8) + 12) if to - p >= 12 else np.int64(HEADER_BYTES)
+
+
+@register_jitable
+def control_type(a, p, size):
+    """Type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 without a readable one."""
+    if be_16(a, p + 21) & 7 or be_32(a, p + 57) < 1:
+        return np.int64(-1)
+    record = read_record(a, p + HEADER_BYTES, p + size)
+    if record[7] < 0 or record[3] < 4:
+        return np.int64(-1)
+    return be_16(a, record[2] + 2)
