@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from keytail.clean.proof_markers import check_txn_index, collect_markers
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
@@ -396,6 +396,8 @@ def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
         elif code == kernels.NEED_NEXT_OUTPUT:
             _finish_output(proof)
             _start_output(proof)
+        elif code == kernels.NEED_LEGACY:
+            raise Refused("messages of magic 0 and 1 cannot be proven yet", path=source.path, remedy=_REMEDY)
         elif code == kernels.NO_MEMORY:
             proof.fail_for_memory()
         else:

@@ -12,7 +12,7 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
-from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OUTPUT, next_marker
+from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSET, OUTPUT, next_marker
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, put_keys
 from keytail.kernels.walk import (
     HEADER_BYTES,
@@ -407,7 +407,7 @@ def _settle(source, p, size, output, q, whole, markers, state):
     if count == 0:
         return 0, _SILENT
     kind = control_type(source, p, size)
-    if kind != ABORT and kind != COMMIT:
+    if kind not in (ABORT, COMMIT):
         if kept == 0:
             return _fail(state, LOST_MARKER, p, base), _SILENT
         return 0, _SILENT

@@ -1,0 +1,135 @@
+"""The proof's own view of transactions: every marker of the log, and the transaction index of an output.
+
+Read from the headers of the whole log in one pass, the segments above the rewritten ones included; what cleaning
+knew, and the `.txnindex` files of the sources, are not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.format import names
+from keytail.kernels import proof_markers as kernels
+from keytail.log.fs import FileSystem
+from keytail.log.window import Window
+
+if TYPE_CHECKING:
+    from keytail.log.partition import SegmentFacts
+
+_FIRST_ROWS = 1 << 10
+_ENTRY = np.dtype(
+    [("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")]
+)
+_PROBLEMS = {
+    kernels.CUT: "a batch is cut off by the end of the file",
+    kernels.BAD_SIZE: "a batch states an impossible size",
+    kernels.BAD_CRC: "a control batch's checksum differs from its bytes",
+    kernels.BAD_ORDER: "a batch's offsets do not follow those before it",
+    kernels.BAD_MAGIC: "a batch is of no known format",
+}
+
+
+def collect_markers(
+    fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], limit_bytes: int
+) -> np.ndarray | None:
+    """The table of all markers (kernels/proof_markers.py); None if it would take more than `limit_bytes`.
+
+    What is torn at the end of the last segment is left unread.
+    """
+    window = Window(fs)
+    cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
+    cursor[kernels.LAST_OFFSET] = -1
+    found = np.empty((_FIRST_ROWS, kernels.COLUMNS), dtype=np.int64)
+    try:
+        for segment in segments:
+            path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
+            window.open(path, segment.log_bytes)
+            cursor[kernels.FROM] = 0
+            code = kernels.NEED_BYTES
+            while code != kernels.COLLECTED:
+                cursor[kernels.TO], cursor[kernels.IS_ALL] = window.filled, window.is_all
+                code = kernels.collect(window.bytes, cursor, found)
+                if code == kernels.NEED_BYTES:
+                    window.advance(int(cursor[kernels.FROM]), int(cursor[kernels.WANTED]))
+                    cursor[kernels.FROM] = 0
+                elif code == kernels.NEED_ROOM:
+                    if 2 * found.nbytes > limit_bytes:
+                        return None
+                    found = np.concatenate([found, np.empty_like(found)])
+                elif code != kernels.COLLECTED:
+                    if segment is segments[-1]:
+                        break
+                    raise CorruptLog(
+                        _PROBLEMS[code],
+                        path=path,
+                        byte_position=window.position + int(cursor[kernels.FROM]),
+                        remedy="Nothing was replaced; `keytail verify` lists what is wrong with the partition",
+                    )
+    finally:
+        window.close()
+    found = found[: cursor[kernels.FOUND]]
+    order = np.lexsort((found[:, kernels.OFFSET], found[:, kernels.PRODUCER]))
+    return np.ascontiguousarray(found[order])
+
+
+def check_txn_index(
+    data: bytes, path: str, markers: np.ndarray, output: int, log_start_offset: int, remedy: str
+) -> None:
+    """Hold the transaction index of the output of this number against the ABORT markers that it keeps."""
+    if len(data) % _ENTRY.itemsize:
+        at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
+        raise KeytailError(
+            "the transaction index ends within an entry", path=path, byte_position=at, remedy=remedy
+        )
+    entries = np.frombuffer(data, dtype=_ENTRY)
+    listed = set()
+    before = -1
+    for number, entry in enumerate(entries):
+        last = int(entry["last"])
+        problem = _problem(entry, before, markers, output)
+        if problem:
+            raise KeytailError(
+                f"an entry of the transaction index {problem}",
+                path=path,
+                byte_position=number * _ENTRY.itemsize,
+                offset=max(last, 0),
+                remedy=remedy,
+            )
+        listed.add((int(entry["producer"]), last))
+        before = last
+    kept = markers[(markers[:, kernels.OUTPUT] == output) & (markers[:, kernels.KIND] == kernels.ABORT)]
+    kept = kept[(kept[:, kernels.FIRST_DATA] >= 0) & (kept[:, kernels.OFFSET] >= log_start_offset)]
+    for marker in kept:
+        if (int(marker[kernels.PRODUCER]), int(marker[kernels.OFFSET])) not in listed:
+            raise KeytailError(
+                "an aborted transaction has no entry in the transaction index",
+                path=path,
+                byte_position=len(data),
+                offset=int(marker[kernels.OFFSET]),
+                remedy=remedy,
+            )
+
+
+def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> str:
+    """What is wrong with an entry that follows one whose transaction ended at `before`; empty: nothing."""
+    first, last = int(entry["first"]), int(entry["last"])
+    if entry["version"] != 0:
+        return f"has the version {int(entry['version'])}"
+    if last <= before:
+        return "does not follow the one before it"
+    row = int(kernels.marker_at(markers, int(entry["producer"]), last))
+    if row < 0 or markers[row, kernels.KIND] != kernels.ABORT or markers[row, kernels.OUTPUT] != output:
+        return "stands for no ABORT marker of its segment"
+    if not 0 <= first <= last or not 0 <= int(entry["stable"]) <= last + 1:
+        return "has impossible offsets"
+    data = int(markers[row, kernels.FIRST_DATA])
+    if data >= 0 and first > data:
+        return "begins behind the first data of its transaction"
+    has_before = row > 0 and markers[row - 1, kernels.PRODUCER] == entry["producer"]
+    if has_before and first <= markers[row - 1, kernels.OFFSET]:
+        return "begins before the end of the transaction before it"
+    return ""

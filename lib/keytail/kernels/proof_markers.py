@@ -1,0 +1,88 @@
+"""The proof's own table of markers: how every transaction of the log ended, and what was seen of its data.
+
+A table is int64[n, COLUMNS], sorted by producer id and offset. It is made by one pass over the headers of the
+whole log, of the markers alone; transactional data finds its own marker by a search. Nothing is taken from the
+transaction indexes, nor from what cleaning made of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import crc32c
+from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, control_type, wanted_bytes
+
+ABORT, COMMIT = 0, 1
+
+# Columns. FIRST_DATA: base offset of the transaction's first data batch among the sources, -1: there is none.
+# OUTPUT: number of the output that the marker is kept in, -1: none.
+PRODUCER, OFFSET, KIND, FIRST_DATA, OUTPUT, COLUMNS = range(6)
+
+# `cursor` of `collect`, int64: the next batch, where the window ends, whether nothing follows it, markers found,
+# bytes wanted, last offset seen.
+FROM, TO, IS_ALL, FOUND, WANTED, LAST_OFFSET, CURSOR_SIZE = range(7)
+
+COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC = range(8)
+
+
+@kernel
+def collect(data, cursor, found):
+    """Add the markers of a segment's batches to `found`, in the order of the log; a code from those above."""
+    while True:
+        p, to = cursor[FROM], cursor[TO]
+        if p == to and cursor[IS_ALL] != 0:
+            return COLLECTED
+        size = batch_size(data, p, to, cursor[IS_ALL] != 0)
+        if size == 0:
+            cursor[WANTED] = wanted_bytes(data, p, to)
+            return NEED_BYTES
+        if size < 0:
+            return CUT if size == -1 else BAD_SIZE
+        magic = data[p + 16]
+        if magic > 2:
+            return BAD_MAGIC
+        if magic == 2:
+            base = be_64(data, p)
+            if base <= cursor[LAST_OFFSET] or be_32(data, p + 23) < 0:
+                return BAD_ORDER
+            if be_16(data, p + 21) & 0x20:
+                if np.int64(crc32c(data, p + 21, size - 21)) != be_u32(data, p + 17):
+                    return BAD_CRC
+                kind = control_type(data, p, size)
+                if kind in (ABORT, COMMIT):
+                    row = cursor[FOUND]
+                    if row == found.shape[0]:
+                        return NEED_ROOM
+                    found[row, PRODUCER] = be_64(data, p + 43)
+                    found[row, OFFSET] = base
+                    found[row, KIND] = kind
+                    found[row, FIRST_DATA] = -1
+                    found[row, OUTPUT] = -1
+                    cursor[FOUND] += 1
+            cursor[LAST_OFFSET] = base + be_32(data, p + 23)
+        cursor[FROM] = p + size
+
+
+@register_jitable
+def next_marker(markers, producer_id, offset):
+    """Row of the first marker of the producer at or above `offset`; -1: none."""
+    low, high = np.int64(0), np.int64(markers.shape[0])
+    while low < high:
+        middle = (low + high) // 2
+        of = markers[middle, PRODUCER]
+        if of < producer_id or (of == producer_id and markers[middle, OFFSET] < offset):
+            low = middle + 1
+        else:
+            high = middle
+    if low < markers.shape[0] and markers[low, PRODUCER] == producer_id:
+        return low
+    return np.int64(-1)
+
+
+@kernel
+def marker_at(markers, producer_id, offset):
+    """Row of the producer's marker at `offset`; -1: there is none."""
+    row = next_marker(markers, producer_id, offset)
+    return row if row >= 0 and markers[row, OFFSET] == offset else np.int64(-1)
