@@ -411,7 +411,7 @@ def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, numbers: 
     prove(
         fs,
         task.partition_path,
-        task.segments[slice(*numbers)],
+        task.segments,
         result.groups,
         first_dirty_offset=task.first_dirty_offset,
         end_offset=result.end_offset,
@@ -421,4 +421,6 @@ def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, numbers: 
         index_interval_bytes=task.config.index_interval_bytes,
         drop_keyless=task.drop_keyless,
         memory_bytes=task.map_memory_bytes,
+        log_start_offset=task.log_start_offset,
+        segment_index_bytes=task.config.segment_index_bytes,
     )
