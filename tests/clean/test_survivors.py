@@ -7,7 +7,8 @@ import pytest
 
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import segments_between
-from keytail.clean.survivors import SurvivorBuilder
+from keytail.clean.survivors import Followers, SurvivorBuilder
+from keytail.clean.transactions import NATIVE_ENTRY, TransactionTracker
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
@@ -33,7 +34,9 @@ def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
     builder = SurvivorBuilder(
         SegmentReader(LOCAL, 400, 300), RecordScanner(4), OffsetMap(1 << 20, max_entries), rng.randrange(2**64)
     )
-    survivors = builder.build(path, facts, numbers, start, end, lambda phase, n: None)
+    nothing = np.empty(0, NATIVE_ENTRY)
+    followers = Followers(TransactionTracker(nothing, base), TransactionTracker(nothing, base), 0)
+    survivors = builder.build(path, facts, numbers, start, end, followers, lambda phase, n: None)
     survivors.check()
 
     offsets, latest = build_map(log.segments, start, end, max_entries)

@@ -38,7 +38,7 @@ def scan_rows(raw, table, capacity, where=records.IN_RAW):
     raw, arena = (raw, empty) if where == records.IN_RAW else (empty, raw)
     records.scan_records(
         raw, arena, table, np.full(n, where, np.int8), table["position"] + 61,
-        table["size_bytes"].astype(np.int64) - 61, 0, n, found, out,
+        table["size_bytes"].astype(np.int64) - 61, 0, n, guarded(b"\0"), np.full(n, -1), found, out,
     )  # fmt: skip
     return found[: out[1]], out
 

@@ -128,7 +128,7 @@ class Rewriter:
         if is_old.any():
             rows.tombstones_go[is_old] = old_tombstones_go
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
-            for chunk in self._scanner.chunks(stride, opened):
+            for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
                 self._decide_chunk(chunk, rows)
                 self._emit(chunk, rows, writer)
 
@@ -168,6 +168,7 @@ class Rewriter:
         is_control = (table["attributes"] & CONTROL) != 0
         unneeded = self._transactions.unneeded_markers(table)
         decided_by[is_control] = kernels.BEYOND
+        first_bit[is_control] = -1
         action[is_control] = np.where(has_horizon[is_control], kernels.COPY, kernels.OPEN)
         expired = unneeded & has_horizon & (table["base_timestamp_ms"] <= self._now_ms)
         is_dead = (counts == 0) | (by_bits & (live == 0) & ~is_control) | expired | self._transactions.aborted(table)
@@ -201,9 +202,8 @@ class Rewriter:
                 scanner.low, scanner.high, chunk.records["key_bytes"], n, scanner.found
             )
         kernels.decide_records(
-            chunk.records, n, rows.decided_by, rows.first_bit, rows.first_ordinal, self._survivors.bits,
-            scanner.found, self._survivors.latest_offset, rows.tombstones_go, scanner.keep, rows.kept,
-            rows.kept_nulls, self._counters,
+            chunk.records, n, rows.decided_by, rows.first_ordinal, scanner.found, self._survivors.latest_offset,
+            rows.tombstones_go, scanner.keep, rows.kept, rows.kept_nulls, self._counters,
         )  # fmt: skip
         opened = rows.action[part] == kernels.OPEN
         kept = rows.kept[part]

@@ -151,61 +151,71 @@ def scan_headers(a, p, end, count):
 
 
 @njit
-def _scan_batch(a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n):
-    """Fill `records[n:n + count]` from the block `a[p:end]`; a code."""
+def _scan_batch(
+    a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n, bits, first_bit
+):
+    """Fill `records` from `n` on with the block `a[p:end]`; (a code, `n` behind the last one).
+
+    With a `first_bit` of 0 or more only records whose bit is set are looked into.
+    """
     previous = base_offset - 1
-    for i in range(n, n + count):
+    for k in range(count):
         length, q = read_varint(a, p, end)
         if q < 0:
-            return PREMATURE_END if p >= end else VARINT_INVALID
+            return PREMATURE_END if p >= end else VARINT_INVALID, n
         if length < 1 or length > end - q:
-            return RECORD_SIZE_INVALID
+            return RECORD_SIZE_INVALID, n
         stop = q + length
+        if first_bit >= 0:
+            bit = first_bit + k
+            if (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 == 0:
+                p = stop
+                continue
         # The attributes byte, skipped here, is read by nobody.
         time_delta, q = read_varlong(a, q + 1, stop)
         if q < 0:
-            return VARINT_INVALID
+            return VARINT_INVALID, n
         offset_delta, q = read_varint(a, q, stop)
         if q < 0:
-            return VARINT_INVALID
+            return VARINT_INVALID, n
         body = q
         key_bytes, q = read_varint(a, q, stop)
         if q < 0:
-            return VARINT_INVALID
+            return VARINT_INVALID, n
         canonical = key_bytes >= -1 and _minimal(key_bytes, q - body)
         key_start = q
         key_bytes = max(key_bytes, np.int64(-1))
         if key_bytes > stop - q:
-            return RECORD_SIZE_INVALID
+            return RECORD_SIZE_INVALID, n
         q += max(key_bytes, np.int64(0))
         mark = q
         value_bytes, q = read_varint(a, q, stop)
         if q < 0:
-            return VARINT_INVALID
+            return VARINT_INVALID, n
         canonical &= value_bytes >= -1 and _minimal(value_bytes, q - mark)
         value_bytes = max(value_bytes, np.int64(-1))
         if value_bytes > stop - q:
-            return RECORD_SIZE_INVALID
+            return RECORD_SIZE_INVALID, n
         q += max(value_bytes, np.int64(0))
         mark = q
         headers, q = read_varint(a, q, stop)
         if q < 0:
-            return VARINT_INVALID
+            return VARINT_INVALID, n
         if headers < 0 or headers > stop - q:
-            return HEADER_COUNT_INVALID
+            return HEADER_COUNT_INVALID, n
         canonical &= _minimal(headers, q - mark)
         if headers > 0:
             q, minimal, code = scan_headers(a, q, stop, headers)
             if code != OK:
-                return code
+                return code, n
             canonical &= minimal
         if q != stop:
-            return RECORD_SIZE_INVALID
+            return RECORD_SIZE_INVALID, n
         offset = base_offset + offset_delta
         if offset <= previous:
-            return OFFSETS_NOT_INCREASING
+            return OFFSETS_NOT_INCREASING, n
         previous = offset
-        record = records[i]
+        record = records[n]
         record.offset = offset
         record.timestamp_ms = base_timestamp if append_time else base_timestamp + time_delta
         record.key_start = key_start
@@ -215,18 +225,22 @@ def _scan_batch(a, p, end, base_offset, last_offset, base_timestamp, append_time
         record.value_bytes = value_bytes
         record.row = row
         record.canonical = 1 if canonical else 0
+        n += 1
         p = stop
     if previous > last_offset:
-        return OFFSET_BEYOND_BATCH
-    return OK if p == end else BYTES_LEFT_OVER
+        return OFFSET_BEYOND_BATCH, n
+    return OK if p == end else BYTES_LEFT_OVER, n
 
 
 @kernel
-def scan_records(raw, arena, table, where, block_start, block_bytes, row_from, row_to, records, out):
+def scan_records(
+    raw, arena, table, where, block_start, block_bytes, row_from, row_to, bits, first_bit, records, out
+):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    Stops in front of the first batch that does not fit. `out` is int64[4]: next row, records of whole batches
-    written, a code, and the row it speaks of.
+    Of a row with a `first_bit` of 0 or more only the records whose bit in `bits` is set are taken and checked:
+    for blocks that were walked whole before. Stops in front of the first batch that might not fit. `out` is
+    int64[4]: next row, records of whole batches written, a code, and the row it speaks of.
     """
     n = np.int64(0)
     row = row_from
@@ -246,18 +260,18 @@ def scan_records(raw, arena, table, where, block_start, block_bytes, row_from, r
             start = block_start[row]
             end = start + block_bytes[row]
             if where[row] == IN_RAW:
-                code = _scan_batch(
+                code, behind = _scan_batch(
                     raw, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
-                    records, n,
+                    records, n, bits, first_bit[row],
                 )  # fmt: skip
             else:
-                code = _scan_batch(
+                code, behind = _scan_batch(
                     arena, start, end, batch.base_offset, batch.last_offset, timestamp, append_time, row, count,
-                    records, n,
+                    records, n, bits, first_bit[row],
                 )  # fmt: skip
             if code != OK:
                 break
-            n += count
+            n = behind
         row += 1
     out[NEXT_ROW] = row
     out[COUNT] = n

@@ -81,24 +81,12 @@ def note_nulls(records, n, nulls, first_batch):
 
 @kernel
 def decide_records(
-    records,
-    n,
-    decided_by,
-    first_bit,
-    first_ordinal,
-    bits,
-    found,
-    latest_offset,
-    tombstones_go,
-    keep,
-    kept,
-    kept_nulls,
-    counters,
+    records, n, decided_by, first_ordinal, found, latest_offset, tombstones_go, keep, kept, kept_nulls, counters
 ):
     """`keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
 
-    `first_bit[row]` is the survivor bit and `first_ordinal[row]` the ordinal of the row's first record;
-    `tombstones_go[row]`: the time of its tombstones is over.
+    Of rows decided by bits only the survivors are among the records. `first_ordinal[row]` is the ordinal of the
+    row's first record; `tombstones_go[row]`: the time of its tombstones is over.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -118,10 +106,7 @@ def decide_records(
                     counters[FIRST_KEYLESS] = record.offset
                 counters[KEYLESS] += 1
                 stays = False
-            elif rule == BY_BITS:
-                bit = first_bit[row] + k
-                stays = (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 != 0
-            else:
+            elif rule == BY_MAP:
                 stays = found[i] <= first_ordinal[row] + k
             if stays and record.value_bytes < 0 and tombstones_go[row]:
                 stays = False

@@ -14,6 +14,7 @@ from keytail.kernels import records as kernels
 from keytail.log.stride import OpenedRows, Stride
 
 CHUNK_RECORDS = 8192
+_NO_BITS = np.zeros(1, np.uint8)
 
 
 @dataclass
@@ -42,13 +43,24 @@ class RecordScanner:
         self.found = np.empty(n, np.int64)
         self.keep = np.empty(n, np.uint8)
 
-    def chunks(self, stride: Stride, opened: OpenedRows) -> Iterator[Chunk]:
-        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse."""
+    def chunks(
+        self,
+        stride: Stride,
+        opened: OpenedRows,
+        bits: np.ndarray = _NO_BITS,
+        first_bit: np.ndarray | None = None,
+    ) -> Iterator[Chunk]:
+        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse.
+
+        Of rows with a `first_bit` (int64 a row, else -1) only the records whose bit is set are taken.
+        """
         row = opened.first
+        if first_bit is None:
+            first_bit = np.full(len(stride.table), -1, np.int64)
         while row < opened.end:
             kernels.scan_records(
                 stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
-                row, opened.end, self._records, self._out,
+                row, opened.end, bits, first_bit, self._records, self._out,
             )  # fmt: skip
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != kernels.OK:
