@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from keytail.clean.proof_legacy import Message, kept_offsets, read_message
 from keytail.clean.proof_markers import check_txn_index, collect_markers
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
 from keytail.kernels import proof_markers as marker_kernels
 from keytail.kernels import proof_table as table_kernels
+from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
@@ -118,6 +120,7 @@ class _Proof:
         self.producers = np.empty((3, 0), dtype=np.int64)
         self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
         self.current: _Output | None = None
+        self.legacy_horizon_ms = 0
         self.source = Window(fs)
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
@@ -183,7 +186,6 @@ def prove(
     memory_bytes: int,
     log_start_offset: int = 0,
     segment_index_bytes: int = 2**31 - 1,
-    legacy_horizon_ms: int = 0,
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
@@ -198,6 +200,9 @@ def prove(
     if active_producers is not None:
         proof.producers = np.array(active_producers, dtype=np.int64)
     state = proof.state
+    clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
+    if clean:
+        proof.legacy_horizon_ms = clean[-1].log_mtime_ns // 1_000_000 - delete_retention_ms
     horizon_ms = now_ms + delete_retention_ms
     for at, value in (
         (kernels.FIRST_DIRTY, first_dirty_offset),
@@ -397,11 +402,91 @@ def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
             _finish_output(proof)
             _start_output(proof)
         elif code == kernels.NEED_LEGACY:
-            raise Refused("messages of magic 0 and 1 cannot be proven yet", path=source.path, remedy=_REMEDY)
+            _prove_message(proof, segment)
         elif code == kernels.NO_MEMORY:
             proof.fail_for_memory()
         else:
             _raise(proof, code)
+
+
+def _prove_message(proof: _Proof, segment: SegmentFacts) -> None:
+    """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
+    state, source, window = proof.state, proof.source, proof.output
+    p, q = int(state[kernels.SOURCE_FROM]), int(state[kernels.OUTPUT_FROM])
+    size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
+    try:
+        message = read_message(source.bytes[p : p + size].tobytes())
+        if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
+            raise ValueError(_SOURCE[kernels.SOURCE_ORDER])
+    except ValueError as problem:
+        position = source.position + p
+        raise CorruptLog(
+            str(problem), path=source.path, byte_position=position, remedy=_SOURCE_REMEDY
+        ) from problem
+    ends = q == state[kernels.OUTPUT_TO]
+    if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
+        _finish_output(proof)
+        _start_output(proof)
+        return
+    kept: set[int] = set()
+    base = -1 if ends else int.from_bytes(window.bytes[q : q + 8].tobytes(), "big", signed=True)
+    if not ends and base <= message.last_offset:
+        q_size = int.from_bytes(window.bytes[q + 8 : q + 12].tobytes(), "big") + 12
+        try:
+            if base < message.first_offset:
+                raise ValueError("is none of the source at this place")
+            batch = window.bytes[q : q + q_size].tobytes()
+            kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
+        except ValueError as problem:
+            raise KeytailError(
+                f"a batch in the place of a message of magic 0 or 1 {problem}",
+                path=window.path,
+                byte_position=window.position + q,
+                offset=base,
+                remedy=_REMEDY,
+            ) from problem
+        state[kernels.OUTPUT_FROM] += q_size
+        state[kernels.OUTPUT_CHECKED] = 0
+        state[kernels.BATCHES_KEPT] += 1
+    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE]:
+        _lost(proof, kernels.LOST_LAST_BATCH, message.last_offset)
+    _note_message(proof, message, kept, segment)
+    state[kernels.SOURCE_FROM] += size
+    state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
+    state[kernels.BATCHES_READ] += 1
+    state[kernels.RECORDS_READ] += len(message.records)
+    state[kernels.RECORDS_KEPT] += len(kept)
+
+
+def _note_message(proof: _Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:
+    """What became of each record into the table of keys; raises for one that must not be gone."""
+    state = proof.state
+    proof.make_room(len(message.records))
+    old = segment.log_mtime_ns // 1_000_000 <= proof.legacy_horizon_ms
+    keys = bytearray()
+    noted = 0
+    for record in message.records:
+        is_kept, expired = record.offset in kept, old and record.value is None
+        if record.offset >= state[kernels.END_OFFSET]:
+            if not is_kept:
+                _lost(proof, kernels.LOST_BEYOND_END, record.offset)
+        elif record.key is None:
+            if not is_kept and not state[kernels.DROP_KEYLESS]:
+                _lost(proof, kernels.LOST_KEYLESS, record.offset)
+        elif record.offset >= state[kernels.FIRST_DIRTY] or not (is_kept or expired):
+            became = KEPT if is_kept else EXPIRED if expired else DROPPED
+            proof.pending[:, noted] = (len(keys), len(record.key), record.offset, became)
+            keys += record.key
+            noted += 1
+    if noted:
+        data = np.frombuffer(bytes(keys) + b"\0", dtype=np.uint8)
+        kernels.put_batch(data, proof.pending, proof.digests, noted, proof.slots, state)
+
+
+def _lost(proof: _Proof, code: int, offset: int) -> NoReturn:
+    proof.state[kernels.FAIL_AT] = proof.state[kernels.SOURCE_FROM]
+    proof.state[kernels.FAIL_OFFSET] = offset
+    _raise(proof, code)
 
 
 def _show_windows(proof: _Proof) -> None:
@@ -523,7 +608,8 @@ def _find_batch(fs: FileSystem, path: str, size_bytes: int, offset: int) -> int:
         while position < size_bytes:
             fs.read_into(fd, header, position)
             base, length = struct.unpack_from(">qi", header)
-            (last_delta,) = struct.unpack_from(">i", header, 23)
+            # A message of magic 0 or 1 begins with its last offset.
+            last_delta = struct.unpack_from(">i", header, 23)[0] if header[16] == 2 else 0
             if base + last_delta >= offset:
                 break
             position += length + 12

@@ -578,3 +578,29 @@ def end_of_output(output, state):
         return 0 if state[OUTPUT_IS_ALL] != 0 else NEED_OUTPUT
     q = state[OUTPUT_FROM]
     return _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q) if state[OUTPUT_TO] - q >= 8 else np.int64(-1))
+
+
+@kernel
+def put_batch(data, pending, digests, n, slots, state):
+    """Note `pending[:, :n]` of a batch whose keys lie in `data`; the table has room."""
+    _flush(data, pending, digests, n, slots, state)
+
+
+@kernel
+def read_records(block, spans):
+    """Whether `block` is exactly as many records as `spans` has rows, without headers, written minimally.
+
+    Each row becomes timestamp delta, offset delta, and start and length of key and value.
+    """
+    p = np.int64(0)
+    for i in range(spans.shape[0]):
+        if p >= block.shape[0]:
+            return False
+        time, offset, key, key_bytes, value, value_bytes, headers, end = read_record(block, p, block.shape[0])
+        if end < 0 or end - headers != 1 or _attributes_of(block, p) != 0:
+            return False
+        spans[i, 0], spans[i, 1] = time, offset
+        spans[i, 2], spans[i, 3] = key, key_bytes
+        spans[i, 4], spans[i, 5] = value, value_bytes
+        p = end
+    return p == block.shape[0]
