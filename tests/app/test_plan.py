@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from keytail import __version__
+from keytail.clean.cleaner import CleaningTask
+from keytail.spark.rows import ResultRow
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 
@@ -229,3 +231,49 @@ def test_planning_loads_neither_spark_nor_the_compiler(log_dir: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert len(json.loads(done.stdout)) == 3
     assert done.stderr.endswith("[]"), done.stderr
+
+
+@pytest.mark.parametrize("outside", [-3, 100_000])
+def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
+    """54: to the log start, whatever the ratio says; a topic that is not compacted keeps its entry."""
+    path = log_dir / "cleaner-offset-checkpoint"
+    path.write_text(f"0\n3\norders 0 {outside}\norders 1 400\nusers 0 {outside}\n")
+    never_due = ("--topic-config", "orders:min.cleanable.dirty.ratio=1")
+    flags = ("compact", "--log-dirs", log_dir, *ORDERS, *never_due, "--topics-have-no-overrides", "--output", "json")
+    before = snapshot(log_dir)
+
+    dry = run(*flags)
+    row = rows_of(dry)["orders-0"]
+    assert row["status"] == "skipped"
+    assert f"checkpoint {outside} lies outside the log, which has offsets from 0 to 400" in row["error"]
+    assert "--execute sets it to 0" in row["error"]
+    assert snapshot(log_dir) == before
+
+    done = run(*flags, "--execute")
+    assert "it was set to 0" in rows_of(done)["orders-0"]["error"]
+    assert path.read_text() == f"0\n3\norders 0 0\norders 1 400\nusers 0 {outside}\n"
+    assert snapshot(log_dir).keys() == before.keys()
+    for name in before.keys() - {path.name}:
+        assert snapshot(log_dir)[name] == before[name]
+
+    assert "checkpoint" not in "".join(row["error"] for row in rows_of(run(*flags)).values())
+
+
+@pytest.mark.parametrize(("flags", "grouping"), [((), "measured"), (("--grouping", "kafka"), "kafka")])
+def test_grouping_reaches_the_tasks(
+    run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], grouping: str
+) -> None:
+    from keytail.app import compaction
+
+    seen: list[CleaningTask] = []
+
+    def run_tasks(
+        _spark: object, _fs: object, _chosen: object, tasks: list[CleaningTask], *_: object
+    ) -> list[ResultRow]:
+        seen.extend(tasks)
+        return [ResultRow(task.topic, task.partition, task.partition_path, "compacted") for task in tasks]
+
+    monkeypatch.setattr(compaction, "_session", lambda *_: None)
+    monkeypatch.setattr(compaction, "_run_tasks", run_tasks)
+    assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
+    assert [task.grouping for task in seen] == [grouping] * 3

@@ -164,7 +164,7 @@ def compact(
     from_log_start: o.FromLogStart = False,
     deadline: o.Deadline = None,
     master: o.Master = None,
-    grouping: o.GroupingFlag = o.Grouping.kafka,
+    grouping: o.GroupingFlag = o.Grouping.measured,
     map_memory: o.MapMemory = None,
     max_scratch_bytes: o.MaxScratch = None,
     drop_keyless: o.DropKeyless = False,
@@ -199,6 +199,7 @@ def compact(
         high_watermark=high_watermark.value,
         deadline_minutes=deadline,
         master=master,
+        grouping=grouping.value,
         map_memory_bytes=map_memory,
         max_scratch_bytes=max_scratch_bytes,
         drop_keyless=drop_keyless,
@@ -250,7 +251,7 @@ def _after_plan(rows: Sequence[ResultRow]) -> str:
 def _after_dry_run(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "would-compact" for row in rows):
         return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
-    return _about_refused(rows) or "This was a dry run, and there is nothing to do."
+    return _about_refused(rows) or "This was a dry run, and no compaction is due."
 
 
 def _after_compact(rows: Sequence[ResultRow]) -> str:
@@ -258,7 +259,7 @@ def _after_compact(rows: Sequence[ResultRow]) -> str:
         text = "Next: `keytail verify` with the same --log-dirs, then start the broker."
         refused = _about_refused(rows)
         return f"{text} {refused}" if refused else text
-    return _about_refused(rows) or "Nothing was due; nothing was changed."
+    return _about_refused(rows) or "Nothing was due; no segment was changed."
 
 
 def _about_refused(rows: Sequence[ResultRow]) -> str:

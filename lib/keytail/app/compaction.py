@@ -46,6 +46,7 @@ class Request:
     high_watermark: str = "checkpoint"
     deadline_minutes: float | None = None
     master: str | None = None
+    grouping: str = "measured"
     map_memory_bytes: int | None = None
     max_scratch_bytes: int | None = None
     drop_keyless: bool = False
@@ -59,6 +60,13 @@ class Request:
             from_log_start=self.from_log_start,
             high_watermark="log-end" if self.high_watermark == "log-end" else "checkpoint",
             unsafe_clock=self.unsafe_clock,
+        )
+
+    def task_settings(self) -> TaskSettings:
+        return TaskSettings(
+            map_memory_bytes=self.map_memory_bytes or 0,
+            drop_keyless=self.drop_keyless,
+            grouping="kafka" if self.grouping == "kafka" else "measured",
         )
 
 
@@ -85,9 +93,9 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen = choose(fs, request.choice)
         planned = _plan_resolved(fs, chosen, _with_metadata(fs, request), rules)
         _mend_checkpoints(fs, chosen, planned)
-        settings = TaskSettings(request.map_memory_bytes or 0, request.drop_keyless)
+        settings = request.task_settings()
         if not any(p.wanted for p in planned):
-            return [p.row() for p in planned]
+            return [p.row(executed=True) for p in planned]
         deadline_s = None
         if request.deadline_minutes is not None:
             deadline_s = started_s + request.deadline_minutes * 60
@@ -139,12 +147,10 @@ def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]
 
     of_dir = {log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs}
     for plan in planned:
-        selection, facts = plan.decision.selection, plan.facts
-        refused = plan.decision.status == "refused" or not plan.is_compacted_topic
-        if selection is None or refused or plan.wanted or not selection.rewrite_checkpoint:
-            continue
-        key = (facts.topic, facts.partition)
-        move_checkpoint(fs, facts.log_dir, key, selection.first_dirty_offset, of_dir[facts.log_dir])
+        if plan.mended_checkpoint is not None:
+            facts = plan.facts
+            key = (facts.topic, facts.partition)
+            move_checkpoint(fs, facts.log_dir, key, plan.mended_checkpoint, of_dir[facts.log_dir])
 
 
 def _run_tasks(
@@ -172,4 +178,4 @@ def _run_tasks(
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    return [next(done) if p.wanted else p.row() for p in planned]
+    return [next(done) if p.wanted else p.row(executed=True) for p in planned]

@@ -25,6 +25,7 @@ class Output(StrEnum):
 
 
 class Grouping(StrEnum):
+    measured = "measured"
     kafka = "kafka"
 
 
@@ -161,7 +162,12 @@ Master = Annotated[
 ]
 GroupingFlag = Annotated[
     Grouping,
-    typer.Option("--grouping", help="How segments are merged.", rich_help_panel=_RUN),
+    typer.Option(
+        "--grouping",
+        help="How segments are merged. measured: by the bytes that are left of them. kafka: by those before, as "
+        "Kafka's cleaner does, whose first pass merges little and leaves empty segments, which spoil time lookups.",
+        rich_help_panel=_RUN,
+    ),
 ]
 MapMemory = Annotated[
     int | None,

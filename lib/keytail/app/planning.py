@@ -20,7 +20,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, s
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.clean.cleaner import CleaningTask
+    from keytail.clean.cleaner import CleaningTask, Grouping
     from keytail.clean.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
@@ -56,7 +56,16 @@ class Planned:
         """Whether the topic is known to be one that may be compacted."""
         return self.overrides_known and self.config is not None and "compact" in self.config.cleanup_policy
 
-    def row(self) -> ResultRow:
+    @property
+    def mended_checkpoint(self) -> int | None:
+        """What an executing run sets a checkpoint outside the log to, where no round is due that would move it."""
+        selection = self.decision.selection
+        if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
+            return None
+        return selection.first_dirty_offset
+
+    def row(self, *, executed: bool = False) -> ResultRow:
+        """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""
         selection = self.decision.selection
         row = ResultRow(
             topic=self.facts.topic,
@@ -71,7 +80,18 @@ class Planned:
         )
         if self.wanted:
             return row
-        return row.unchanged("corrupt" if self.corrupt else self.decision.status, self.decision.error)
+        reason = "; ".join(text for text in (self.decision.error, self._about_checkpoint(executed)) if text)
+        return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
+
+    def _about_checkpoint(self, executed: bool) -> str:
+        if self.mended_checkpoint is None:
+            return ""
+        facts = self.facts
+        lies, becomes = ("lay", "it was set") if executed else ("lies", "--execute sets it")
+        return (
+            f"the cleaner's checkpoint {facts.cleaner_checkpoint} {lies} outside the log, which has offsets from "
+            f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.mended_checkpoint}"
+        )
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
@@ -158,6 +178,7 @@ class TaskSettings:
 
     map_memory_bytes: int = 0  # 0: each host's own share
     drop_keyless: bool = False
+    grouping: Grouping = "measured"
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings) -> list[CleaningTask]:
@@ -186,6 +207,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             run_id=run_id,
             clean_shutdown=facts.clean_shutdown,
             drop_keyless=settings.drop_keyless,
+            grouping=settings.grouping,
             map_memory_bytes=settings.map_memory_bytes,
             hash_seed=hash_seed,
         )

@@ -210,7 +210,7 @@ class Compaction:
 
     def _remove_scratch_of_dead(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> None:
         groups = outcome.value.groups if outcome.value else ()
-        kept = {file.name for group in groups for file in group.files}
+        kept = {file.name for group in groups for segment in group.segments for file in segment.files}
         for entry in self.fs.scan(task.partition_path):
             name = names.parse_file_name(entry.name)
             if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
