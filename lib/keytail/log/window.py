@@ -1,9 +1,12 @@
-"""A window that moves over a file, in one reused buffer: for readers that walk batches of any size.
+"""A window that moves over a file, in reused buffers: for readers that walk batches of any size.
 
-Bounded by the file, never by what a batch says of its own size. What the bytes mean is the caller's.
+Bounded by the file, never by what a batch says of its own size. While a window is looked at, a thread reads
+what lies behind it. What the bytes mean is the caller's.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -11,14 +14,21 @@ from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
 
 WINDOW_BYTES = 2 << 20
+_HEADROOM_BYTES = 256 << 10  # in front of what is read ahead: for the rest of the window before
 
 
 class Window:
-    """A part of a file in a reused buffer: `bytes[:filled]` begins at byte `position` of the file."""
+    """A part of a file: `bytes[:filled]` begins at byte `position` of the file."""
 
     def __init__(self, fs: FileSystem, window_bytes: int = WINDOW_BYTES) -> None:
         self._fs = fs
-        self._buffer = np.empty(window_bytes, dtype=np.uint8)
+        self._window_bytes = window_bytes
+        self._buffer = np.empty(0, dtype=np.uint8)
+        self._begin = 0
+        self._ahead = np.empty(0, dtype=np.uint8)
+        self._reader: ThreadPoolExecutor | None = None
+        self._coming: Future[int] | None = None
+        self._coming_bytes = 0
         self._fd = -1
         self.path = ""
         self.size_bytes = 0
@@ -29,9 +39,12 @@ class Window:
         """Look at the first `size_bytes` bytes of `path`, empty-handed so far."""
         self.close()
         self._fd = self._fs.open_read(path)
-        self.path, self.size_bytes, self.position, self.filled = path, size_bytes, 0, 0
+        self.path, self.size_bytes, self.position, self.filled, self._begin = path, size_bytes, 0, 0, 0
 
     def close(self) -> None:
+        if self._coming is not None:
+            self._coming.exception()  # only waited for: nobody will look at these bytes
+            self._coming = None
         if self._fd >= 0:
             self._fs.close(self._fd)
             self._fd = -1
@@ -43,26 +56,66 @@ class Window:
 
     @property
     def bytes(self) -> np.ndarray:
-        view = self._buffer[:]
+        view = self._buffer[self._begin :]
         view.flags.writeable = False  # so that windows and decompressed blocks are of one kind
         return view
 
     def advance(self, used: int, wanted_bytes: int) -> None:
         """Drop the first `used` bytes and read on: `wanted_bytes` at least, or up to the end."""
-        kept = self._buffer[used : self.filled]
-        wanted_bytes = min(wanted_bytes, self.size_bytes - self.position - used)
-        if wanted_bytes > len(self._buffer):
-            self._buffer = np.empty(max(wanted_bytes, 2 * len(self._buffer)), dtype=np.uint8)
-        self._buffer[: len(kept)] = kept
+        rest = self._buffer[self._begin + used : self._begin + self.filled]
         self.position += used
-        end = min(len(self._buffer), self.size_bytes - self.position)
-        room = self._buffer[len(kept) : end]
-        count = self._fs.read_into(self._fd, room, self.position + len(kept))
-        self.filled = len(kept) + count
-        if count < len(room):
-            raise KeytailError(
-                "the file became shorter while it was read",
-                path=self.path,
-                byte_position=self.position + self.filled,
-                remedy="Stop whatever else writes to this directory",
-            )
+        wanted_bytes = min(wanted_bytes, self.size_bytes - self.position)
+        ahead = self._take_coming()
+        if ahead and len(rest) <= _HEADROOM_BYTES and len(rest) + ahead >= wanted_bytes:
+            self._begin = _HEADROOM_BYTES - len(rest)
+            self._ahead[self._begin : _HEADROOM_BYTES] = rest
+            self._buffer, self._ahead = self._ahead, self._buffer
+            self.filled = len(rest) + ahead
+        else:
+            self._refill(rest, ahead, wanted_bytes)
+        self._read_ahead()
+
+    def _take_coming(self) -> int:
+        """How many bytes lie ready behind the headroom of `_ahead`."""
+        if self._coming is None:
+            return 0
+        count, wanted = self._coming.result(), self._coming_bytes
+        self._coming = None
+        if count < wanted:
+            self._raise_shorter(self.size_bytes)
+        return count
+
+    def _refill(self, rest: np.ndarray, ahead: int, wanted_bytes: int) -> None:
+        """The slow way: at the begin of a file, and for a batch that is larger than a window."""
+        filled = min(max(wanted_bytes, self._window_bytes), self.size_bytes - self.position)
+        buffer = self._buffer
+        if len(rest) or len(buffer) < _HEADROOM_BYTES + filled:
+            buffer = np.empty(_HEADROOM_BYTES + max(filled, self._window_bytes), dtype=np.uint8)
+        room = buffer[_HEADROOM_BYTES : _HEADROOM_BYTES + filled]
+        room[: len(rest)] = rest
+        known = min(len(rest) + ahead, filled)
+        room[len(rest) : known] = self._ahead[_HEADROOM_BYTES : _HEADROOM_BYTES + known - len(rest)]
+        count = self._fs.read_into(self._fd, room[known:], self.position + known)
+        if known + count < filled:
+            self._raise_shorter(self.position + known + count)
+        self._buffer, self._begin, self.filled = buffer, _HEADROOM_BYTES, filled
+
+    def _read_ahead(self) -> None:
+        behind = self.position + self.filled
+        if behind >= self.size_bytes:
+            return
+        if len(self._ahead) < _HEADROOM_BYTES + self._window_bytes:
+            self._ahead = np.empty(_HEADROOM_BYTES + self._window_bytes, dtype=np.uint8)
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, "read-ahead")
+        self._coming_bytes = min(self._window_bytes, self.size_bytes - behind)
+        room = self._ahead[_HEADROOM_BYTES : _HEADROOM_BYTES + self._coming_bytes]
+        self._coming = self._reader.submit(self._fs.read_into, self._fd, room, behind)
+
+    def _raise_shorter(self, position: int) -> None:
+        raise KeytailError(
+            "the file became shorter while it was read",
+            path=self.path,
+            byte_position=position,
+            remedy="Stop whatever else writes to this directory",
+        )
