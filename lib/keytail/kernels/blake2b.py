@@ -57,6 +57,8 @@ _MIXINGS = (
 # The parameter block: digest length, no key, fan-out 1, depth 1.
 _FIRST_WORD = _IV[0] ^ 0x01010000 ^ _DIGEST_BYTES
 
+_SHORT_WORDS = 4
+
 _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_WORD, LANES)
 
@@ -77,9 +79,8 @@ def _mix(builder, rotate_right, v, at, x, y) -> None:
         v[b] = builder.call(rotate_right, [v[b], v[b], _splat(second)])
 
 
-@intrinsic
-def _compress_lanes(typingctx, words, lengths, digests):
-    """One final block for each of 8 lanes: `words[16, 8]` and `lengths[8]` in, `digests[2, 8]` out, all uint64."""
+def _compress_lanes_of(typingctx, message_words, words, lengths, digests):
+    """What makes a compression of blocks of which all but the first `message_words` words are zero."""
     for array in (words, lengths, digests):
         if not (isinstance(array, types.Array) and array.dtype == types.uint64 and array.layout == "C"):
             raise TypingError(f"a contiguous uint64 array is needed, not {array}")
@@ -92,7 +93,8 @@ def _compress_lanes(typingctx, words, lengths, digests):
 
         rotate_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         rotate_right = cgutils.get_or_insert_function(builder.module, rotate_type, f"llvm.fshr.v{LANES}i64")
-        message = [builder.load(pointer(0, i), align=8) for i in range(_BLOCK_WORDS)]
+        message = [builder.load(pointer(0, i), align=8) for i in range(message_words)]
+        message += [_splat(0)] * (_BLOCK_WORDS - message_words)  # LLVM leaves out what adds nothing
         start = [_FIRST_WORD, *_IV[1:]]
         v = [_splat(word) for word in (*start, *_IV)]
         v[12] = builder.xor(v[12], builder.load(pointer(1, 0), align=8))
@@ -107,6 +109,18 @@ def _compress_lanes(typingctx, words, lengths, digests):
         return context.get_dummy_value()
 
     return types.none(words, lengths, digests), codegen
+
+
+@intrinsic
+def _compress_lanes(typingctx, words, lengths, digests):
+    """One final block for each of 8 lanes: `words[16, 8]` and `lengths[8]` in, `digests[2, 8]` out, all uint64."""
+    return _compress_lanes_of(typingctx, _BLOCK_WORDS, words, lengths, digests)
+
+
+@intrinsic
+def _compress_short_lanes(typingctx, words, lengths, digests):
+    """As `_compress_lanes`, for inputs of at most `_SHORT_WORDS` words: most keys are."""
+    return _compress_lanes_of(typingctx, _SHORT_WORDS, words, lengths, digests)
 
 
 @register_jitable
@@ -235,7 +249,10 @@ def blake2b_128_many(data, starts, lengths, n, low, high):
                     else:
                         words[0, lane] = _load_short(data, start, rest)
                 used = max(used, (length + 7) >> 3)
-        _compress_lanes(words, counted, digests)
+        if used <= _SHORT_WORDS:
+            _compress_short_lanes(words, counted, digests)
+        else:
+            _compress_lanes(words, counted, digests)
         for lane in range(lanes):
             if lengths[first + lane] <= BLOCK_BYTES:
                 low[first + lane] = digests[0, lane]
