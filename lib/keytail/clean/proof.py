@@ -252,16 +252,12 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
     return [[next(bases) for _ in group.segments] for group in groups]
 
 
-def _check_groups(
-    path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], end_offset: int
-) -> None:
+def _check_groups(path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], end_offset: int) -> None:
     """The groups take the segments below the end, in order, from the first one, each exactly once."""
     expected = [segment.base_offset for segment in segments if segment.base_offset < end_offset]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
-        raise KeytailError(
-            f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=_REMEDY
-        )
+        raise KeytailError(f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=_REMEDY)
     needed = {names.LOG, names.INDEX, names.TIME_INDEX}
     following = [segment.base_offset for segment in segments if segment.base_offset >= end_offset]
     before = -1
@@ -420,9 +416,7 @@ def _prove_message(proof: _Proof, segment: SegmentFacts) -> None:
             raise ValueError(_SOURCE[kernels.SOURCE_ORDER])
     except ValueError as problem:
         position = source.position + p
-        raise CorruptLog(
-            str(problem), path=source.path, byte_position=position, remedy=_SOURCE_REMEDY
-        ) from problem
+        raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=_SOURCE_REMEDY) from problem
     ends = q == state[kernels.OUTPUT_TO]
     if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
         _finish_output(proof)

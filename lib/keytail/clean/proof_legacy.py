@@ -83,9 +83,7 @@ def _checked(message: Message) -> Message:
     return message
 
 
-def _messages(
-    data: bytes, *, whole: bool
-) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
+def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
     """(offset, magic, attributes, timestamp, key, value) of each; a cut one at the end is an error if `whole`."""
     at = 0
     while at + _PREFIX.size <= len(data):

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
 
 _FIRST_ROWS = 1 << 10
-_ENTRY = np.dtype(
-    [("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")]
-)
+_ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 _PROBLEMS = {
     kernels.CUT: "a batch is cut off by the end of the file",
     kernels.BAD_SIZE: "a batch states an impossible size",
@@ -82,9 +80,7 @@ def check_txn_index(
     """Hold the transaction index of the output of this number against the ABORT markers that it keeps."""
     if len(data) % _ENTRY.itemsize:
         at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
-        raise KeytailError(
-            "the transaction index ends within an entry", path=path, byte_position=at, remedy=remedy
-        )
+        raise KeytailError("the transaction index ends within an entry", path=path, byte_position=at, remedy=remedy)
     entries = np.frombuffer(data, dtype=_ENTRY)
     listed = set()
     before = -1

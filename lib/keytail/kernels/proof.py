@@ -459,9 +459,7 @@ def _output_at(output, state, index, time_index):
 
 
 @kernel
-def step(
-    source, output, s_block, o_block, index, time_index, pending, digests, slots, markers, producers, state
-):
+def step(source, output, s_block, o_block, index, time_index, pending, digests, slots, markers, producers, state):
     """Prove as many source batches as the windows hold; a code from the list above."""
     noted = 0
     code = 0

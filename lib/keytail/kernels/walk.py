@@ -60,9 +60,7 @@ def _memcmp(typingctx, a, i, b, j, n):
         for k in (0, 2):
             data = context.make_array(signature.args[k])(context, builder, args[k]).data
             pointers.append(builder.bitcast(builder.gep(data, [args[k + 1]]), cgutils.voidptr_t))
-        function_type = ir.FunctionType(
-            ir.IntType(32), [cgutils.voidptr_t, cgutils.voidptr_t, ir.IntType(64)]
-        )
+        function_type = ir.FunctionType(ir.IntType(32), [cgutils.voidptr_t, cgutils.voidptr_t, ir.IntType(64)])
         function = cgutils.get_or_insert_function(builder.module, function_type, "memcmp")
         return builder.call(function, [*pointers, args[4]])
 
