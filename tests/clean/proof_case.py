@@ -102,7 +102,7 @@ class Case:
                 files[output.base, ".txnindex"] = b"".join(output.entries)
         return files
 
-    def prove(self, directory: Path) -> ProofReport:
+    def prove(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofReport:
         directory.mkdir(exist_ok=True)
         facts = []
         for s in self.segments:
@@ -135,7 +135,7 @@ class Case:
             delete_retention_ms=RETENTION,
             index_interval_bytes=INTERVAL,
             drop_keyless=False,
-            memory_bytes=1 << 24,
+            memory_bytes=memory_bytes,
             log_start_offset=self.log_start,
             segment_index_bytes=self.index_limit,
             active_producers=tuple(np.array(column, np.int64) for column in active),

@@ -156,7 +156,8 @@ class _Proof:
         if found is None:
             self.fail_for_memory()
         self.markers = found
-        self.max_slots = (self.memory_bytes - found.nbytes) * 2 // (3 * _SLOT_BYTES)
+        left = (self.memory_bytes - found.nbytes) * 2 // (3 * _SLOT_BYTES)
+        self.max_slots = max(left, len(self.slots) // table_kernels.SLOT_WORDS)  # it never shrinks
         self.state[kernels.MARKERS_KNOWN] = 1
 
     def fail_for_memory(self) -> NoReturn:
