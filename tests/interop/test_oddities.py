@@ -236,7 +236,9 @@ def newer(offset: int, *keys: bytes) -> bytes:
 # Deciding what to clean and keep
 
 
-def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equal(kafka: Kafka, fast_dir: Path) -> None:
+def test_18_01_the_last_batch_of_the_cleaned_range_is_that_before_a_segment__equal(
+    kafka: Kafka, fast_dir: Path
+) -> None:
     gone = {"delete_horizon_ms": NOW - 1}
     steps = [one(0, b"a"), one(1, b"b", None, **gone), ROLL, one(2, b"c"), one(3, b"d", None, **gone), ROLL, one(4)]
     pair = Pair(kafka, fast_dir, steps)
@@ -363,7 +365,9 @@ def test_18_11_emptied_batches_keep_their_marker__equal(kafka: Kafka, fast_dir: 
     # With its marker gone the emptied batch would be an open transaction to whoever replays the log.
     for snapshot in (pair.ours / "t-0").glob("*.snapshot"):
         snapshot.unlink()
-    replayed = pair.kafka.load(pair.ours / "t-0", clean=False, **(pair.opening(pair.circumstances()) | {"recovery_point": 0}))
+    replayed = pair.kafka.load(
+        pair.ours / "t-0", clean=False, **(pair.opening(pair.circumstances()) | {"recovery_point": 0})
+    )
     assert replayed.last_stable_offset == replayed.log_end_offset
 
 
@@ -420,7 +424,7 @@ def test_18_15_old_tombstones_go_by_the_time_of_their_file__equal(
 
 def test_18_16_offsets_outlive_a_rewrite_and_timestamps_do_not__equal(kafka: Kafka, fast_dir: Path) -> None:
     records = [Rec(3, NOW + 9, b"a", b"0"), Rec(5, NOW + 1, b"b", b"1"), Rec(6, NOW + 2, b"c", b"2")]
-    batch = encode_batch(records + [Rec(8, NOW + 99, b"a", b"3")], base_offset=1, last_offset=10)
+    batch = encode_batch([*records, Rec(8, NOW + 99, b"a", b"3")], base_offset=1, last_offset=10)
     pair = Pair(kafka, fast_dir, [batch, one(11, b"a"), ROLL, one(12)])
     pair.round()
     (found, _) = pair.batches().values()
@@ -447,7 +451,12 @@ def odd_batch(offset: int, keys: Iterable[bytes], header_key: bytes = b"h") -> b
         body += b"\x02" + encode_varint(len(header_key)) + header_key + encode_varint(-3)
         block += encode_varint(len(body)) + body
     empty = encode_batch(
-        [], base_offset=offset, last_offset=offset + count - 1, base_timestamp=NOW, max_timestamp=NOW, record_count=count
+        [],
+        base_offset=offset,
+        last_offset=offset + count - 1,
+        base_timestamp=NOW,
+        max_timestamp=NOW,
+        record_count=count,
     )
     batch = bytearray(empty + block)
     batch[8:12] = struct.pack(">i", len(batch) - 12)
@@ -462,9 +471,10 @@ def test_18_18_rewriting_normalises_what_copying_keeps__equal(kafka: Kafka, fast
     log = pair.log().read_bytes()
     assert log.startswith(copied)
     found = pair.batches()[2]
-    assert encode_batch(
-        list(found.records), base_offset=2, last_offset=4, delete_horizon_ms=found.delete_horizon_ms
-    ) in log
+    assert (
+        encode_batch(list(found.records), base_offset=2, last_offset=4, delete_horizon_ms=found.delete_horizon_ms)
+        in log
+    )
     assert [record.value for record in found.records] == [b"v", None]
 
 
@@ -735,7 +745,14 @@ def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean(kafka: Kafka,
 
 
 def test_offset_jumps_between_segments_do_not_stall(kafka: Kafka, fast_dir: Path) -> None:
-    steps = [newer(0, b"a", b"b"), step_roll(1000), newer(1000, b"a"), step_roll(5000), step_roll(2**33), one(2**33 + 9)]
+    steps = [
+        newer(0, b"a", b"b"),
+        step_roll(1000),
+        newer(1000, b"a"),
+        step_roll(5000),
+        step_roll(2**33),
+        one(2**33 + 9),
+    ]
     pair = Pair(kafka, fast_dir, steps)
     theirs = pair.round()
     assert theirs.end_offset == theirs.first_uncleanable_offset == 2**33

@@ -173,11 +173,12 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 def aborted_from_log(tables: Iterable[np.ndarray], known: np.ndarray, log_start_offset: int) -> np.ndarray:
     """The entries that a broker's recovery would write for these batches, the whole log in order.
 
-    An entry of `known` for the same transaction is taken as it is: its last stable offset speaks of
-    transactions whose batches may be gone. Raises CorruptLog for a marker without a known type.
+    An entry of `known` that can be of the same transaction is taken as it is: its offsets may speak of batches
+    that are gone. Raises CorruptLog for a marker without a known type.
     """
     same = {(int(e["producer_id"]), int(e["last_offset"])): e for e in known}
     open_from: dict[int, int] = {}
+    ended_at: dict[int, int] = {}
     found = []
     for table in tables:
         for row in table[(table["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL) != 0]:
@@ -186,13 +187,15 @@ def aborted_from_log(tables: Iterable[np.ndarray], known: np.ndarray, log_start_
                 open_from.setdefault(producer, base)
             elif row["record_count"] and row["control_type"] in (kernels.ABORT, kernels.COMMIT):
                 first = open_from.pop(producer, None)
+                earlier_marker, ended_at[producer] = ended_at.get(producer, -1), base
                 if first is None or row["control_type"] == kernels.COMMIT:
                     continue
                 entry = np.zeros((), NATIVE_ENTRY)
                 entry["producer_id"], entry["first_offset"], entry["last_offset"] = producer, first, base
                 entry["last_stable_offset"] = min(open_from.values(), default=base + 1)
                 old = same.get((producer, base))
-                found.append(old if old is not None and old["first_offset"] <= first else entry)
+                is_same = old is not None and earlier_marker < old["first_offset"] <= first
+                found.append(old if is_same else entry)
             elif row["record_count"]:
                 raise CorruptLog("a control batch is of no type that ends a transaction", offset=base)
     entries = np.array(found, NATIVE_ENTRY) if found else np.empty(0, NATIVE_ENTRY)

@@ -1,0 +1,340 @@
+"""Transactions: the tracker against its dull twin, and indexes that are missing, cut, wrong or another log's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.clean import cleaner
+from keytail.clean.cleaner import CleaningTask, clean_partition, install
+from keytail.clean.transactions import (
+    NATIVE_ENTRY,
+    Contradiction,
+    TransactionTracker,
+    aborted_from_log,
+    read_aborted,
+    sorted_entries,
+)
+from keytail.errors import CorruptLog, Refused
+from keytail.format.batch import BATCH_TABLE
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from tests.clean.logs import RandomLog, task_for, write_log
+from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Aborted, Segment
+from tests.reference.transactions import Event, broker_entries, track
+
+NOW = 1_750_000_000_000
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+
+
+def table_of(events: list[Event]) -> np.ndarray:
+    table = np.zeros(len(events), BATCH_TABLE)
+    for row, event in zip(table, events, strict=True):
+        row["base_offset"], row["last_offset"] = event.base_offset, event.last_offset
+        row["producer_id"], row["record_count"], row["control_type"] = event.producer_id, 1, -1
+        if event.kind != "plain":
+            row["attributes"] = TRANSACTIONAL | (CONTROL if event.is_control else 0)
+        row["control_type"] = {"ABORT": 0, "COMMIT": 1, "other control": 2}.get(event.kind, -1)
+        if event.kind == "emptied control":
+            row["record_count"] = 0
+    return table
+
+
+def native(entries: list[Aborted]) -> np.ndarray:
+    out = np.zeros(len(entries), NATIVE_ENTRY)
+    for row, entry in zip(out, entries, strict=True):
+        row["producer_id"], row["first_offset"] = entry.producer_id, entry.first_offset
+        row["last_offset"], row["last_stable_offset"] = entry.last_offset, entry.last_stable_offset
+    return sorted_entries(out, 0)
+
+
+def plain(entries: np.ndarray) -> list[Aborted]:
+    names = ("producer_id", "first_offset", "last_offset", "last_stable_offset")
+    return [Aborted(*(int(entry[name]) for name in names)) for entry in entries]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Event]:
+    """As brokers write them: transactions of a few producers intertwined, empty ones, some left open."""
+    kinds = st.sampled_from(["plain", "data", "data", "data", "ABORT", "COMMIT", "ABORT", "other control"])
+    events, offset = [], draw(st.sampled_from([0, 2**40]))
+    for kind, producer_id, gap, span in draw(
+        st.lists(st.tuples(kinds, st.sampled_from([1, 2, 2**62]), st.integers(0, 2), st.integers(0, 3)), max_size=40)
+    ):
+        offset += gap
+        last = offset + (span if kind in ("plain", "data") else 0)
+        events.append(Event(kind, producer_id, offset, last))
+        offset = last + 1
+    return events
+
+
+def in_pieces(table: np.ndarray, draw: random.Random) -> list[np.ndarray]:
+    cuts = sorted(draw.randint(0, len(table)) for _ in range(3))
+    return [table[a:b] for a, b in zip([0, *cuts], [*cuts, len(table)], strict=True)]
+
+
+@settings(deadline=None, max_examples=300)
+@given(logs(), st.randoms(use_true_random=False))
+def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rng: random.Random) -> None:
+    """Checklist 29 to 31. Earlier rounds may have removed aborted data, emptied it, or emptied markers."""
+    entries = broker_entries(events)
+    aborted = {e for e in events for a in entries if e.kind == "data" and _is_of(e, a)}
+    events = [e for e in events if e not in aborted or rng.random() < 0.6]
+    # Where nothing of a transaction is left, its entry may be gone as well.
+    entries = [a for a in entries if any(_is_of(e, a) for e in events if e.kind == "data") or rng.random() < 0.5]
+    table = table_of(events)
+    tracker = TransactionTracker(native(entries), 0)
+    discards = [bool(flag) for piece in in_pieces(table, rng) for flag in tracker.follow(piece)]
+    expected, kept = track(events, entries)
+    assert discards == expected
+    transactions = tracker.finish()
+    data = np.array([e.kind == "data" for e in events], bool)
+    control = np.array([e.is_control for e in events], bool)
+    for _ in range(2):  # in any order, once all is known
+        at = rng.sample(range(len(events)), len(events))
+        assert (transactions.aborted(table[at]) == (np.array(expected, bool) & data)[at]).all()
+        assert (transactions.unneeded_markers(table[at]) == (np.array(expected, bool) & control)[at]).all()
+    middle = events[len(events) // 2].base_offset if events else 0
+    files = [transactions.index_bytes(0, middle), transactions.index_bytes(middle, 2**63 - 1)]
+    assert files[0] == b"".join(entry.encode() for entry in kept if entry.last_offset < middle)
+    assert b"".join(files) == b"".join(entry.encode() for entry in kept)
+
+
+def _is_of(event: Event, entry: Aborted) -> bool:
+    return event.producer_id == entry.producer_id and entry.first_offset <= event.base_offset < entry.last_offset
+
+
+@settings(deadline=None, max_examples=200)
+@given(logs(), st.randoms(use_true_random=False))
+def test_an_index_that_leaves_out_data_is_contradicted_and_the_log_says_what_is_right(
+    events: list[Event], rng: random.Random
+) -> None:
+    events = [e for e in events if e.kind != "other control"]
+    table, right = table_of(events), broker_entries(events)
+    assert plain(aborted_from_log(in_pieces(table, rng), native([]), 0)) == plain(native(right))
+    assert plain(aborted_from_log([table], native(right), 0)) == plain(native(right))
+    if right:
+        left_out = rng.randrange(len(right))
+        tracker = TransactionTracker(native(right[:left_out] + right[left_out + 1 :]), 0)
+        tracker.follow(table)
+        with pytest.raises(Contradiction):
+            tracker.finish()
+
+
+def events_of(*shorthand: tuple[str, int]) -> list[Event]:
+    """Of (kind, producer id), one offset each."""
+    return [Event(kind, producer, at, at) for at, (kind, producer) in enumerate(shorthand)]  # type: ignore[arg-type]
+
+
+LOG = events_of(("data", 1), ("data", 2), ("ABORT", 1), ("COMMIT", 2), ("data", 1), ("COMMIT", 1))
+RIGHT = [Aborted(1, 0, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "at"),
+    [
+        ([], 2),
+        ([Aborted(2, 0, 2, 1)], 2),  # another producer's
+        ([Aborted(1, 0, 5, 1)], 2),  # ends with another marker
+        ([*RIGHT, Aborted(2, 1, 3, 4)], 3),  # it was committed
+        ([*RIGHT, Aborted(1, 4, 5, 6)], 5),
+        ([*RIGHT, Aborted(1, 4, 9, 6)], 5),
+        ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # behind the log
+        ([*RIGHT, Aborted(3, 77, 99, 6)], 99),
+        ([*RIGHT, Aborted(3, 2, 3, 6)], 3),  # no marker ends it
+    ],
+)
+def test_entries_that_the_log_contradicts(entries: list[Aborted], at: int) -> None:
+    tracker = TransactionTracker(native(entries), 0)
+    tracker.follow(table_of(LOG))
+    with pytest.raises(Contradiction) as contradiction:
+        tracker.finish()
+    assert contradiction.value.offset == at
+    assert plain(aborted_from_log([table_of(LOG)], native(entries), 0)) == RIGHT
+
+
+def test_an_entry_that_begins_before_the_data_that_is_left_is_right() -> None:
+    events = LOG[1:]  # a round took the first batch of what was aborted, and more of it has been emptied
+    tracker = TransactionTracker(native(RIGHT), 0)
+    tracker.follow(table_of(events))
+    tracker.finish()
+    assert plain(aborted_from_log([table_of(LOG)], native([Aborted(1, 0, 2, 77)]), 0)) == [Aborted(1, 0, 2, 77)]
+
+
+def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_not_taken() -> None:
+    events = events_of(("data", 1), ("COMMIT", 1), ("data", 1), ("ABORT", 1))
+    wrong = native([Aborted(1, 0, 3, 4)])
+    tracker = TransactionTracker(wrong, 0)
+    tracker.follow(table_of(events))
+    with pytest.raises(Contradiction):
+        tracker.finish()
+    assert plain(aborted_from_log([table_of(events)], wrong, 0)) == [Aborted(1, 2, 3, 4)]
+
+
+def test_below_the_log_start_no_entry_is_asked_for() -> None:
+    tracker = TransactionTracker(sorted_entries(native(RIGHT), 3), 3)
+    assert tracker.follow(table_of(LOG)).tolist() == [False, False, True, False, False, False]
+    tracker.finish()
+    assert not len(aborted_from_log([table_of(LOG)], native([]), 3))
+
+
+def test_no_transactions_at_all() -> None:
+    table = table_of(events_of(("plain", -1), ("plain", 5)))
+    tracker = TransactionTracker(native([]), 0)
+    assert not tracker.follow(table).any()
+    transactions = tracker.finish()
+    assert not transactions.aborted(table).any() and not transactions.unneeded_markers(table).any()
+    assert transactions.index_bytes(0, 2**63 - 1) == b""
+
+
+def test_a_control_batch_of_another_type_is_no_end_of_a_transaction() -> None:
+    with pytest.raises(CorruptLog, match="no type that ends a transaction") as corrupt:
+        aborted_from_log([table_of(events_of(("data", 1), ("other control", 1)))], native([]), 0)
+    assert corrupt.value.offset == 1
+
+
+# Files
+
+
+def facts(base: int, txn_index_bytes: int | None) -> SegmentFacts:
+    return SegmentFacts(base, 1, NOW, 0, 0, txn_index_bytes, NOW, -1)
+
+
+ENTRIES = [Aborted(1, 3, 12, 13), Aborted(2, 11, 14, 15)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ENTRIES[0].encode()[:-1],
+        ENTRIES[0].encode() + b"\0",
+        b"\0\1" + ENTRIES[0].encode()[2:],
+        Aborted(1, 3, 9, 13).encode(),  # ends below its segment
+        Aborted(1, 13, 12, 13).encode(),
+        ENTRIES[1].encode() + ENTRIES[0].encode(),
+        ENTRIES[0].encode() * 2,
+        bytes(34),
+    ],
+)
+def test_files_that_cannot_be_an_index_of_their_segment(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / f"{10:020d}.txnindex").write_bytes(data)
+    with pytest.raises(Contradiction) as contradiction:
+        read_aborted(LOCAL, str(tmp_path), [facts(10, len(data))], 0)
+    assert contradiction.value.offset == 10
+
+
+def test_indexes_of_all_segments_together_from_the_log_start_on(tmp_path: Path) -> None:
+    (tmp_path / f"{10:020d}.txnindex").write_bytes(ENTRIES[0].encode() + ENTRIES[1].encode())
+    (tmp_path / f"{20:020d}.txnindex").write_bytes(Aborted(3, 2, 20, 21).encode())
+    segments = [facts(0, None), facts(10, 68), facts(20, 34), facts(30, 0)]
+    found = plain(read_aborted(LOCAL, str(tmp_path), segments, 12))
+    assert found == [Aborted(3, 2, 20, 21), *ENTRIES]
+    assert plain(read_aborted(LOCAL, str(tmp_path), segments, 13)) == [Aborted(3, 2, 20, 21), ENTRIES[1]]
+
+
+def test_a_file_that_went_after_the_survey_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        read_aborted(LOCAL, str(tmp_path), [facts(10, 34)], 0)
+
+
+# A whole round
+
+
+def data(offset: int, key: bytes, producer_id: int, sequence: int = 0) -> bytes:
+    return encode_batch(
+        [Rec(offset, NOW, key, b"v")], producer_id=producer_id, producer_epoch=0, base_sequence=sequence,
+        transactional=True,
+    )  # fmt: skip
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    return encode_marker(offset, NOW, commit=commit, producer_id=producer_id, producer_epoch=0)
+
+
+SEGMENTS = {
+    0: [data(0, b"a", 1), data(1, b"b", 2), data(2, b"c", 1, 1)],
+    3: [marker(3, 1, commit=False), data(4, b"a", 3), marker(5, 2, commit=True)],
+    6: [marker(6, 3, commit=False), encode_batch([Rec(7, NOW, b"d", b"v")])],
+}
+INDEXES = {3: Aborted(1, 0, 3, 1).encode(), 6: Aborted(3, 4, 6, 7).encode()}
+
+
+def partition(path: Path, indexes: dict[int, bytes]) -> CleaningTask:
+    segments = [Segment(base, b"".join(batches), mtime_ms=NOW) for base, batches in SEGMENTS.items()]
+    segments.append(Segment(8, b"", mtime_ms=NOW))
+    found = list(write_log(str(path), segments))
+    for number, segment in enumerate(found):
+        if segment.base_offset in indexes:
+            contents = indexes[segment.base_offset]
+            (path / f"{segment.base_offset:020d}.txnindex").write_bytes(contents)
+            found[number] = SegmentFacts(
+                segment.base_offset, segment.log_bytes, segment.log_mtime_ns, 0, 0, len(contents), NOW, -1
+            )
+    log = RandomLog(segments, [], 8, {})
+    return task_for(str(path), log, tuple(found), NOW, first_dirty=0)
+
+
+def left(path: Path) -> dict[str, bytes]:
+    return {f.name: f.read_bytes() for f in path.iterdir() if f.suffix in (".log", ".txnindex")}
+
+
+@pytest.mark.parametrize(
+    "indexes",
+    [
+        {},
+        {3: INDEXES[3]},
+        {3: INDEXES[3], 6: b""},
+        {3: INDEXES[3][:20], 6: INDEXES[6]},
+        {3: INDEXES[6], 6: INDEXES[6]},
+        {3: INDEXES[3], 6: INDEXES[3]},
+        {0: Aborted(2, 1, 5, 6).encode(), **INDEXES},
+        {3: Aborted(1, 0, 6, 1).encode(), 6: Aborted(3, 4, 6, 7).encode()},
+        {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
+        {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
+        {3: bytes(34), 6: bytes(68)},
+        {0: INDEXES[3] + INDEXES[6]},  # all there, if not where they belong
+    ],
+)  # fmt: skip
+def test_whatever_the_indexes_say_aborted_data_goes_and_they_are_right_afterwards(
+    indexes: dict[int, bytes], tmp_path: Path
+) -> None:
+    task = partition(tmp_path / "right", INDEXES)
+    install(LOCAL, task, clean_partition(LOCAL, task))
+    expected = left(tmp_path / "right")
+    records = [r.offset for name, log in expected.items() if name.endswith(".log") for b in decode_log(log)
+               for r in b.records]  # fmt: skip
+    assert sorted(records) == [1, 3, 5, 6, 7]
+    task = partition(tmp_path / "wrong", indexes)
+    install(LOCAL, task, clean_partition(LOCAL, task))
+    assert left(tmp_path / "wrong") == expected
+    assert expected[f"{0:020d}.txnindex"] == INDEXES[3] + INDEXES[6]
+
+
+def test_what_contradicts_the_log_after_all_is_corrupt_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = partition(tmp_path / "t-0", {})
+    before = left(tmp_path / "t-0")
+    monkeypatch.setattr(cleaner, "aborted_from_log", lambda *arguments: native([Aborted(2, 1, 5, 6)]))
+    with pytest.raises(CorruptLog, match="contradict each other") as corrupt:
+        clean_partition(LOCAL, task)
+    assert corrupt.value.offset == 3
+    assert left(tmp_path / "t-0") == before
+
+
+def test_a_marker_of_no_readable_type_is_refused(tmp_path: Path) -> None:
+    unreadable = encode_batch(
+        [Rec(8, NOW, b"\0\0", b"")], producer_id=1, producer_epoch=0, transactional=True, control=True
+    )
+    segments = [Segment(0, data(0, b"a", 1) + unreadable, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)]
+    found = write_log(str(tmp_path), segments)
+    task = task_for(str(tmp_path), RandomLog(segments, [], 9, {}), found, NOW, first_dirty=0)
+    with pytest.raises(Refused, match="no readable type") as refusal:
+        clean_partition(LOCAL, task)
+    assert refusal.value.offset == 8
