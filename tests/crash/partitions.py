@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
-from tests.reference.loader import Loaded, load
+from tests.reference.loader import Loaded, LoadedSegment, load
 
 INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
 PARTITION = "orders-0"
@@ -24,23 +24,49 @@ NO_PRODUCERS = bytes.fromhex("0001 48674bc7 00000000")  # a producer snapshot wi
 
 @dataclass(frozen=True)
 class Group:
-    """Offsets kept of the sources; `txn_index` is the output's, None for no such file."""
+    """Offsets kept of the sources; `txn_index` is the last output's, None for no such file.
+
+    `continued` are the bases of the outputs after the first, each of which takes what is kept from there on.
+    """
 
     source_bases: tuple[int, ...]
     kept: tuple[int, ...]
     txn_index: bytes | None = None
+    continued: tuple[int, ...] = ()
 
     @property
     def base(self) -> int:
         return self.source_bases[0]
 
     @property
-    def log(self) -> bytes:
-        return log_of(self.kept)
+    def outputs(self) -> dict[int, bytes]:
+        """Their logs by base."""
+        bases = (self.base, *self.continued)
+        return {
+            low: log_of([o for o in self.kept if low <= o < high])
+            for low, high in zip(bases, (*self.continued, 2**62), strict=True)
+        }
+
+    def txn_index_of(self, base: int) -> bytes | None:
+        return self.txn_index if base == max(self.outputs) else None
 
     @property
     def end(self) -> int:
-        return self.kept[-1] + 1 if self.kept else self.base
+        return max([*self.outputs, *(offset + 1 for offset in self.kept)])
+
+    @property
+    def parts(self) -> list[Group]:
+        """An output that begins where a source does is replaced after those before it, by itself."""
+        starts = [base for base in self.outputs if base in self.source_bases]
+        return [
+            Group(
+                tuple(base for base in self.source_bases if low <= base < high),
+                tuple(offset for offset in self.kept if low <= offset < high),
+                self.txn_index if high == 2**62 else None,
+                tuple(base for base in self.continued if low < base < high),
+            )
+            for low, high in zip(starts, (*starts[1:], 2**62), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -60,31 +86,28 @@ class Partition:
             if base:
                 (path / f"{base:020d}.snapshot").write_bytes(NO_PRODUCERS)
         for group in self.groups:
-            write_segment(path, group.base, group.log, SCRATCH, group.txn_index)
+            for base, log in group.outputs.items():
+                write_segment(path, base, log, SCRATCH, group.txn_index_of(base))
 
     def outputs(self) -> list[GroupOutput]:
         return [
             GroupOutput(
-                group.base,
                 group.source_bases,
-                tuple(
-                    CleanFile(
-                        suffix,
-                        f"{group.base:020d}{suffix}{SCRATCH}",
-                        len(data),
-                        hashlib.sha256(data).hexdigest(),
-                    )
-                    for suffix, data in segment_data(group.base, group.log, group.txn_index).items()
-                ),
+                tuple(_output_segment(base, log, group.txn_index_of(base)) for base, log in group.outputs.items()),
             )
             for group in self.groups
         ]
 
-    def judge(self, loaded: Loaded) -> list[bool]:
-        """Which groups a broker finds replaced. AssertionError when it finds anything but sources or output.
+    @property
+    def parts(self) -> list[Group]:
+        """What is replaced at once, in the order of the commits."""
+        return [part for group in self.groups for part in group.parts]
 
-        Sources at or above the end of their output may still be there after the commit: all that they hold
-        was superseded by later records or had expired, so with the output they are as good as without.
+    def judge(self, loaded: Loaded) -> list[bool]:
+        """Which parts a broker finds replaced. AssertionError when it finds anything but sources or outputs.
+
+        Sources at or above the end of their outputs may still be there after the commit: all that they hold
+        was superseded by later records or had expired, so with the outputs they are as good as without.
         """
         found = dict(loaded.segments)
         for base, segment in found.items():
@@ -92,38 +115,55 @@ class Partition:
             assert segment.index in (None, index), f"the index of {base} is not its log's"
             assert segment.time_index in (None, time_index), f"the time index of {base} is not its log's"
         replaced = []
-        for group in self.groups:
-            present = [base for base in group.source_bases if base in found]
-            as_sources = present == list(group.source_bases) and all(
+        expected = set(self.segments)
+        for part in self.parts:
+            present = [base for base in part.source_bases if base in found]
+            as_sources = present == list(part.source_bases) and all(
                 found[base].log == log_of(self.segments[base]) for base in present
             )
-            if as_sources and not self._same(group):
+            if as_sources and not self._same(part):
                 replaced.append(False)
-                assert found[group.base].txn_index == self.txn_indexes.get(group.base)
+                assert found[part.base].txn_index == self.txn_indexes.get(part.base)
             else:
                 replaced.append(True)
-                assert group.base in found, f"nothing at {group.base}"
-                assert found[group.base].log == group.log, f"neither source nor output at {group.base}"
-                if found[group.base].index is not None:
-                    assert found[group.base].txn_index == group.txn_index or not group.kept
-                rest = [base for base in present if base != group.base]
-                assert rest == [b for b in group.source_bases if b != group.base][-len(rest) or 99 :], rest
-                for base in rest:
-                    assert base >= group.end, f"source {base} lies within the output"
-                    assert found[base].log == log_of(self.segments[base])
-        assert replaced == sorted(replaced, reverse=True), f"a later group before an earlier one: {replaced}"
-        sources = {base for group in self.groups for base in group.source_bases}
+                expected |= part.outputs.keys()
+                self._judge_replaced(part, found, present)
+        assert replaced == sorted(replaced, reverse=True), f"a later part before an earlier one: {replaced}"
+        sources = {base for part in self.parts for base in part.source_bases}
         for base in self.segments.keys() - sources:
             assert base in found and found[base].log == log_of(self.segments[base]), f"segment {base} changed"
-        assert found.keys() <= self.segments.keys()
+        assert found.keys() <= expected, f"found {sorted(found)}, where only {sorted(expected)} can be"
         return replaced
 
-    def _same(self, group: Group) -> bool:
+    def _judge_replaced(self, part: Group, found: Mapping[int, LoadedSegment], present: list[int]) -> None:
+        for base, log in part.outputs.items():
+            assert base in found, f"nothing at {base}"
+            assert found[base].log == log, f"neither source nor output at {base}"
+            if found[base].index is not None:
+                # Of an output that is empty and the only one, the source's index stays: nothing is deleted.
+                assert found[base].txn_index == part.txn_index_of(base) or part.end == base
+        rest = [base for base in present if base != part.base]
+        assert rest == [b for b in part.source_bases if b != part.base][-len(rest) or 99 :], rest
+        for base in rest:
+            assert base >= part.end, f"source {base} lies within the outputs"
+            assert found[base].log == log_of(self.segments[base])
+
+    def _same(self, part: Group) -> bool:
         """Whether the output cannot be told from its only source."""
-        return group.source_bases == (group.base,) and group.log == log_of(self.segments[group.base])
+        return part.source_bases == (part.base,) and part.outputs == {part.base: log_of(self.segments[part.base])}
 
     def load(self, log_dir: Path) -> Loaded:
         return load(log_dir / PARTITION)
+
+
+def _output_segment(base: int, log: bytes, txn_entries: bytes | None) -> OutputSegment:
+    return OutputSegment(
+        base,
+        tuple(
+            CleanFile(suffix, f"{base:020d}{suffix}{SCRATCH}", len(data), hashlib.sha256(data).hexdigest())
+            for suffix, data in segment_data(base, log, txn_entries).items()
+        ),
+    )
 
 
 def log_of(offsets: Sequence[int]) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from keytail.log.fs import FileSystem
 
-MUTATING = ("create", "write", "fsync", "fsync_dir", "rename", "unlink", "set_mtime_ns")
+MUTATING = ("create", "write", "truncate", "fsync", "fsync_dir", "rename", "unlink", "set_mtime_ns")
 
 
 class Stopped(BaseException):
@@ -91,6 +91,10 @@ class RecordingFileSystem(FileSystem):
 
     def _did_write(self, fd: int, view: memoryview, _: int) -> None:
         self._open[fd].content += bytes(view)
+        self._open[fd].mtime_ns = os.fstat(fd).st_mtime_ns
+
+    def _did_truncate(self, fd: int, size_bytes: int, _: None) -> None:
+        self._open[fd].content = self._open[fd].content[:size_bytes]
         self._open[fd].mtime_ns = os.fstat(fd).st_mtime_ns
 
     def _did_fsync(self, fd: int, _: None) -> None:
@@ -207,6 +211,5 @@ def _read(path: str) -> _File:
 def _short(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """For reading: names instead of paths, sizes instead of contents."""
     return tuple(
-        os.path.basename(a) if isinstance(a, str) else len(a) if isinstance(a, memoryview) else a
-        for a in arguments
+        os.path.basename(a) if isinstance(a, str) else len(a) if isinstance(a, memoryview) else a for a in arguments
     )

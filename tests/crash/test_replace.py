@@ -1,5 +1,5 @@
 """Stop before every file operation of a replacement, and again in its recovery: never less than all sources or
-the whole output, by the model of Kafka's loader, and the recovery ends with one of the two and nothing else."""
+all outputs, by the model of Kafka's loader, and the recovery ends with one of the two and nothing else."""
 
 from __future__ import annotations
 
@@ -32,13 +32,38 @@ CASES = {
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 33)},
         (Group((0, 10, 20), (3, 5)),),
     ),
-    "an empty output": Partition(
-        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: ()}, (Group((0, 10), ()),)
-    ),
+    "an empty output": Partition({0: range(10), 10: range(10, 20), 20: range(20, 30), 30: ()}, (Group((0, 10), ()),)),
     "two groups, one after the other": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 40), 40: range(40, 42)},
         (Group((0, 10), (1, 12, 19)), Group((20, 30), (22, 39), txn_index(39))),
         {30: txn_index(39)},
+    ),
+    "a source split in three": Partition(
+        {0: range(10), 10: range(10, 30), 30: range(30, 34)},
+        (Group((10,), (11, 12, 15, 16, 21, 22, 29), txn_index(29), continued=(15, 21)),),
+        {10: txn_index(12, 29)},
+    ),
+    "three outputs, sources in the gap and inside": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
+        (Group((0, 10, 20), (1, 4, 7, 8, 15, 19, 23, 29), continued=(7, 15)),),
+        {0: txn_index(9), 10: txn_index(19)},
+    ),
+    "two outputs that end below their last sources": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 40), 40: range(40, 41)},
+        (Group((0, 10, 20, 30), (3, 5, 8), continued=(8,)),),
+    ),
+    "an empty output, then one that is not": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 22)},
+        (Group((0, 10), (7, 8, 15), continued=(7,)),),
+        {0: txn_index(9)},
+    ),
+    "an empty output after one that is not": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 22)}, (Group((0, 10), (1, 2), continued=(15,)),)
+    ),
+    "outputs that begin inside of sources and where they do": Partition(
+        {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 33)},
+        (Group((0, 10, 20), (1, 5, 6, 20, 21, 25, 29), txn_index(29), continued=(5, 20, 25)),),
+        {20: txn_index(29)},
     ),
 }
 
@@ -86,8 +111,8 @@ def recover_for_good(partition: Partition, root: Path) -> list[bool]:
     assert not [name for name in names if name.count(".") > 1], names
     merged_away = {
         base
-        for group, done in zip(partition.groups, replaced, strict=True)
-        for base in group.source_bases[1:]
+        for part, done in zip(partition.parts, replaced, strict=True)
+        for base in part.source_bases[1:]
         if done and f"{base:020d}.log" not in names
     }
     for base in partition.segments:

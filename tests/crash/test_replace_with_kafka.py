@@ -1,7 +1,7 @@
 """Kafka's own loader opens every state that a stopped replacement, or its stopped recovery, leaves.
 
 It must find what the model in tests/reference/loader.py finds (so that the model can be trusted), each record
-again by its offset through the indexes, and by that all sources or the whole output.
+again by its offset through the indexes, and by that all sources or all outputs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_kafka_does_what_the_row_of_the_table_says(
     kafka: Kafka,  # noqa: F811
     fast_dir: Path,  # noqa: F811
 ) -> None:
-    row, d = ROWS[number], Dir(fast_dir, ROWS[number].kept)
+    row, d = ROWS[number], Dir(fast_dir, ROWS[number])
     row.build(d)
     if number == 23:
         with pytest.raises(KafkaError, match="foo"):

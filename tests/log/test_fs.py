@@ -217,6 +217,21 @@ def test_refuse_unless_like_lets_the_owner_and_root(monkeypatch: pytest.MonkeyPa
         LOCAL.refuse_unless_like(like)
 
 
+def test_a_file_that_was_cut_back_is_continued_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    fd = LOCAL.create(path, None)
+    LOCAL.write(fd, b"abcdef")
+    LOCAL.truncate(fd, 2)
+    LOCAL.write(fd, b"xy")
+    LOCAL.close(fd)
+    assert LOCAL.read_bytes(path) == b"abxy"
+    fd = LOCAL.open_read(path)
+    with pytest.raises(OSError, match="Invalid argument") as caught:
+        LOCAL.truncate(fd, 0)
+    assert caught.value.filename == path
+    LOCAL.close(fd)
+
+
 def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     seen = []
 
@@ -228,11 +243,19 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     fs, path = Watched(), str(tmp_path / "a")
     fs.write_file(path, b"x", None)
     fs.set_mtime_ns(path, 10**18)
+    fd = fs.create(path + "c", None)
+    fs.truncate(fd, 0)
+    fs.close(fd)
+    fs.unlink(path + "c")
     fs.rename(path, path + "b")
     fs.fsync_dir(str(tmp_path))
     fs.unlink(path + "b")
     fs.close(fs.open_lock_file(path, fs.stat(str(tmp_path)))[0])
-    assert seen == ["create", "write", "fsync", "set_mtime_ns", "rename", "fsync_dir", "unlink", "create"]
+    assert seen == [
+        *("create", "write", "fsync", "set_mtime_ns"),
+        *("create", "truncate", "unlink"),
+        *("rename", "fsync_dir", "unlink", "create"),
+    ]
 
 
 def test_the_type_of_a_file_system_is_the_kernels_name(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from keytail.errors import KeytailError, Refused
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.replace import GroupOutput
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of
 from tests.reference.loader import load
@@ -22,6 +22,9 @@ CASE = Partition(
     {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
     (Group((0, 10), (1, 4, 8, 12, 15)),),
 )
+
+# Two outputs at once, the second one begins inside of the first source.
+SPLIT = dataclasses.replace(CASE, groups=(Group((0, 10), (1, 4, 8, 9, 12, 15), continued=(8,)),))
 
 
 def _path(tmp_path: Path, case: Partition = CASE) -> Path:
@@ -63,23 +66,38 @@ def test_the_guard_has_the_owner_and_mode_of_the_source(tmp_path: Path) -> None:
     assert set(seen) == {(1234, 4321, 0o640, 0)}
 
 
-def _without(suffix: str) -> Callable[[GroupOutput], GroupOutput]:
-    return lambda group: dataclasses.replace(
-        group, files=tuple(file for file in group.files if file.suffix != suffix)
-    )
+Change = Callable[[GroupOutput], GroupOutput]
 
 
-def _resized(suffix: str) -> Callable[[GroupOutput], GroupOutput]:
-    return lambda group: dataclasses.replace(
+def _with_files(group: GroupOutput, files: Iterable[CleanFile]) -> GroupOutput:
+    """Of the last output."""
+    *before, last = group.segments
+    return dataclasses.replace(group, segments=(*before, OutputSegment(last.base_offset, tuple(files))))
+
+
+def _without(suffix: str) -> Change:
+    return lambda group: _with_files(group, (f for f in group.segments[-1].files if f.suffix != suffix))
+
+
+def _resized(suffix: str) -> Change:
+    return lambda group: _with_files(
         group,
-        files=tuple(
+        (
             dataclasses.replace(file, size_bytes=file.size_bytes + (file.suffix == suffix))
-            for file in group.files
+            for file in group.segments[-1].files
         ),
     )
 
 
-def _sources(*bases: int) -> Callable[[GroupOutput], GroupOutput]:
+def _rebased(*bases: int) -> Change:
+    """The outputs moved to these bases, as many as there are."""
+    return lambda group: dataclasses.replace(
+        group,
+        segments=tuple(OutputSegment(base, out.files) for base, out in zip(bases, group.segments, strict=False)),
+    )
+
+
+def _sources(*bases: int) -> Change:
     return lambda group: dataclasses.replace(group, source_bases=bases)
 
 
@@ -94,24 +112,80 @@ def _sources(*bases: int) -> Callable[[GroupOutput], GroupOutput]:
         (_sources(0), "does not end with a whole batch below the next segment"),
         (_sources(0, 20), "but on disk are"),
         (_sources(0, 10, 15), "but on disk are"),
-        (_sources(10, 20), "cannot give a segment at 0"),
-        (_sources(10, 0), "cannot give a segment at 0"),
-        (_sources(), "cannot give a segment at 0"),
+        (_sources(10, 20), "cannot give segments at"),
+        (_sources(10, 0), "cannot give segments at"),
+        (_sources(), "cannot give segments at"),
     ],
 )
-def test_an_output_that_is_not_as_expected_changes_nothing(
-    change: Callable[[GroupOutput], GroupOutput], complaint: str, tmp_path: Path
+def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, complaint: str, tmp_path: Path) -> None:
+    _assert_nothing_changes(CASE, change, complaint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (_without(".log"), "has no .log"),
+        (_resized(".index"), "bytes here, its task wrote"),
+        (_rebased(0, 4), "does not end with a whole batch below the next segment"),  # 4 is in the first
+        (_rebased(0, 20), "does not end with a whole batch below the next segment"),
+        (_rebased(0, 25), "does not end with a whole batch below the next segment"),
+        (_rebased(4, 8), "cannot give segments at"),
+        (_rebased(8, 0), "cannot give segments at"),
+        (_rebased(0, 0), "cannot give segments at"),
+        (_rebased(), "cannot give segments at"),
+        (_sources(0), "does not end with a whole batch below the next segment"),
+    ],
+)
+def test_several_outputs_of_which_one_is_not_as_expected_change_nothing(
+    change: Change, complaint: str, tmp_path: Path
 ) -> None:
-    path = _path(tmp_path)
+    _assert_nothing_changes(SPLIT, change, complaint, tmp_path)
+
+
+def test_a_first_output_that_reaches_into_the_second_changes_nothing(tmp_path: Path) -> None:
+    case = dataclasses.replace(CASE, groups=(Group((0, 10), (1, 4, 8, 12, 15), continued=(8,)),))
+    path = _path(tmp_path, case)
+    longer = log_of((1, 4, 8))
+    (path / f"{0:020d}.log{SCRATCH}").write_bytes(longer)
+    group = case.outputs()[0]
+    files = (dataclasses.replace(group.segments[0].files[0], size_bytes=len(longer)), *group.segments[0].files[1:])
+    group = dataclasses.replace(group, segments=(OutputSegment(0, files), group.segments[1]))
+    before = digest_of(path)
+    with pytest.raises(KeytailError, match="below the next segment"):
+        replace.commit_group(LOCAL, str(path), group)
+    assert digest_of(path) == before
+
+
+def test_several_outputs_leave_nothing_else(tmp_path: Path) -> None:
+    path = _path(tmp_path, SPLIT)
+    replace.commit_group(LOCAL, str(path), SPLIT.outputs()[0])
+    assert SPLIT.judge(load(path)) == [True]
+    names = {name for name in os.listdir(path) if name.endswith(".log") or name.count(".") > 1}
+    assert names == {f"{base:020d}.log" for base in (0, 8, 20, 30)}
+    assert {name[:20] for name in os.listdir(path) if name.endswith(".snapshot")} == {f"{b:020d}" for b in (20, 30)}
+    assert replace.recover(LOCAL, str(path)) == []
+
+
+def test_a_deleted_log_that_would_hide_what_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
+    path = _path(tmp_path, SPLIT)
+    (path / f"{8:020d}.log.deleted").touch()
+    before = digest_of(path)
+    with pytest.raises(Refused, match=r"not finished: 0{19}8\.log\.deleted"):
+        replace.commit_group(LOCAL, str(path), SPLIT.outputs()[0])
+    assert digest_of(path) == before
+
+
+def _assert_nothing_changes(case: Partition, change: Change, complaint: str, tmp_path: Path) -> None:
+    path = _path(tmp_path, case)
     before = digest_of(path)
     with pytest.raises(KeytailError, match=complaint):
-        replace.commit_group(LOCAL, str(path), change(CASE.outputs()[0]))
+        replace.commit_group(LOCAL, str(path), change(case.outputs()[0]))
     assert digest_of(path) == before
 
 
 def test_a_scratch_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     path = _path(tmp_path)
-    (path / CASE.outputs()[0].files[1].name).unlink()
+    (path / CASE.outputs()[0].segments[0].files[1].name).unlink()
     before = digest_of(path)
     with pytest.raises(FileNotFoundError):
         replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
@@ -120,19 +194,18 @@ def test_a_scratch_file_that_is_gone_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_output_that_ends_in_a_batch_changes_nothing(tmp_path: Path) -> None:
     path = _path(tmp_path)
-    log = path / CASE.outputs()[0].files[0].name
-    log.write_bytes(log.read_bytes()[:-1] + b"")
     group = CASE.outputs()[0]
-    files = (dataclasses.replace(group.files[0], size_bytes=group.files[0].size_bytes - 1), *group.files[1:])
+    first, *others = group.segments[0].files
+    log = path / first.name
+    log.write_bytes(log.read_bytes()[:-1])
+    group = _with_files(group, (dataclasses.replace(first, size_bytes=first.size_bytes - 1), *others))
     before = digest_of(path)
     with pytest.raises(KeytailError, match="does not end with a whole batch"):
-        replace.commit_group(LOCAL, str(path), dataclasses.replace(group, files=files))
+        replace.commit_group(LOCAL, str(path), group)
     assert digest_of(path) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["00000000000000000030.log.cleaned", "00000000000000000020.index.swap", "foo.log"]
-)
+@pytest.mark.parametrize("name", ["00000000000000000030.log.cleaned", "00000000000000000020.index.swap", "foo.log"])
 def test_leftovers_of_others_are_resolved_first_or_refused(name: str, tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / name).touch()

@@ -28,10 +28,10 @@ Logs = dict[int, bytes]
 class Dir:
     """The partition of the table, to be brought into a state."""
 
-    def __init__(self, root: Path, kept: tuple[int, ...] = OUT) -> None:
+    def __init__(self, root: Path, row: Row) -> None:
         self.path = root / PARTITION
-        self.kept = kept
-        Partition(SOURCES, (Group((0, 10, 20), kept),)).make(root)
+        self.outputs = (0, *row.continued)
+        Partition(SOURCES, (Group((0, 10, 20), row.kept, continued=row.continued),)).make(root)
 
     def stage(self, base: int, suffixes: tuple[str, ...], before: str, after: str) -> None:
         for suffix in suffixes:
@@ -53,7 +53,8 @@ class Dir:
         self.touch(f"{0:020d}.log.cleaned")
 
     def swap(self) -> None:
-        self.stage(0, FILES, SCRATCH, ".swap")
+        for base in self.outputs:
+            self.stage(base, FILES, SCRATCH, ".swap")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Row:
     ours: Logs | type[KeytailError] | None = None
     kept: tuple[int, ...] = OUT
     without_snapshots: tuple[int, ...] = ()
+    continued: tuple[int, ...] = ()
+    rebuilt: int | None = None
 
 
 def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
@@ -75,6 +78,9 @@ def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
 
 ALL_SOURCES = _logs()
 OUTPUT = _logs(_0=OUT, _10=None, _20=None)
+# Of three outputs: the source 10 begins in the gap between two of them.
+THREE, CONTINUED = (1, 4, 7, 8, 15, 23), (7, 15)
+THREE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _10=None, _15=(15, 23), _20=None)
 SPLIT = _logs(_0=range(4), _4=range(4, 10))
 
 
@@ -114,6 +120,32 @@ def _steps(*steps: Callable[[Dir], object]) -> Callable[[Dir], object]:
     return build
 
 
+def _three(
+    *steps: Callable[[Dir], object],
+    broker: Logs | type[Exception] = THREE_OUTPUTS,
+    ours: Logs | type[KeytailError] | None = None,
+    kept: tuple[int, ...] = THREE,
+    without_snapshots: tuple[int, ...] = (10, 20),
+    rebuilt: int | None = None,
+) -> Row:
+    return Row(_steps(*steps), broker, ours, kept, without_snapshots, CONTINUED, rebuilt)
+
+
+def _sources_aside(d: Dir) -> None:
+    d.swap()
+    d.delete(0, 10, 20)
+
+
+def _stage(base: int, suffixes: tuple[str, ...], before: str, after: str) -> Callable[[Dir], object]:
+    return lambda d: d.stage(base, suffixes, before, after)
+
+
+def _no_sources(d: Dir) -> None:
+    """A broker was stopped after it made room."""
+    d.remove(*(f"{base:020d}{suffix}" for base in (0, 10, 20) for suffix in FILES))
+    d.remove(*(f"{base:020d}.snapshot" for base in (10, 20)))
+
+
 def _cut_swap(d: Dir) -> None:
     path = d.path / f"{0:020d}.log.swap"
     path.write_bytes(path.read_bytes()[:-1])
@@ -128,9 +160,7 @@ ROWS = {
     6: Row(_steps(Dir.swap, lambda d: d.delete(0)), OUTPUT, without_snapshots=(10, 20)),
     7: Row(_steps(Dir.swap, lambda d: d.delete(0, 10, 20)), OUTPUT, without_snapshots=(10, 20)),
     8: Row(_final_log, OUTPUT, without_snapshots=(10, 20)),
-    9: Row(
-        _steps(_final_log, lambda d: d.stage(0, (".index",), ".swap", "")), OUTPUT, without_snapshots=(10, 20)
-    ),
+    9: Row(_steps(_final_log, lambda d: d.stage(0, (".index",), ".swap", "")), OUTPUT, without_snapshots=(10, 20)),
     10: Row(_final, OUTPUT, without_snapshots=(10, 20)),
     11: Row(Dir.swap, _logs(_0=()), kept=()),
     12: Row(Dir.swap, _logs(_0=(1, 12), _10=None), kept=(1, 12), without_snapshots=(10,)),
@@ -149,11 +179,14 @@ ROWS = {
         _logs(_0=(1, 4, 8), _10=None, _20=(23, 29)),
         _logs(_0=(1, 4, 8), _20=(23, 29)),
     ),
-    18: Row(
-        _steps(Dir.swap, lambda d: d.touch(f"{30:020d}.log.cleaned")), OUTPUT, without_snapshots=(10, 20)
-    ),
+    18: Row(_steps(Dir.swap, lambda d: d.touch(f"{30:020d}.log.cleaned")), OUTPUT, without_snapshots=(10, 20)),
     19: Row(_steps(Dir.guard, Dir.swap, lambda d: d.delete(0)), _logs(_0=None), Refused),
-    20: Row(_steps(Dir.swap, lambda d: d.remove(f"{0:020d}.index.swap")), OUTPUT, without_snapshots=(10, 20)),
+    20: Row(
+        _steps(Dir.swap, lambda d: d.remove(f"{0:020d}.index.swap")),
+        OUTPUT,
+        without_snapshots=(10, 20),
+        rebuilt=0,
+    ),
     21: Row(lambda d: d.touch(f"{5:020d}.index.swap"), ALL_SOURCES),
     22: Row(
         _steps(_final, lambda d: d.touch(f"{34:020d}.snapshot"), lambda d: d.touch(f"{34:020d}.log.deleted")),
@@ -162,6 +195,36 @@ ROWS = {
     ),
     23: Row(lambda d: d.touch("foo.swap"), BrokerDoesNotStart, Refused),
     24: Row(_steps(Dir.swap, _cut_swap), ValueError, CorruptLog),
+    25: _three(Dir.guard, _stage(15, FILES, SCRATCH, ".swap"), broker=ALL_SOURCES, without_snapshots=()),
+    26: _three(Dir.guard, Dir.swap, broker=ALL_SOURCES, without_snapshots=()),
+    27: _three(Dir.swap),
+    28: _three(_sources_aside),
+    29: _three(_sources_aside, _stage(0, (".log",), ".swap", "")),
+    30: _three(_sources_aside, _stage(0, (".log",), ".swap", ""), _stage(7, (".log",), ".swap", "")),
+    31: _three(_sources_aside, *(_stage(base, (".log",), ".swap", "") for base in (0, 7, 15))),
+    32: _three(
+        Dir.swap,
+        kept=(1, 4, 7, 8, 15),
+        broker={**THREE_OUTPUTS, 15: log_of((15,)), 20: log_of(SOURCES[20])},
+        without_snapshots=(10,),
+    ),
+    33: _three(Dir.swap, kept=(7, 8, 15, 23), broker={**THREE_OUTPUTS, 0: b""}),
+    34: _three(
+        Dir.swap,
+        kept=(1, 4, 7, 8),
+        broker={**THREE_OUTPUTS, 15: b"", 20: log_of(SOURCES[20])},
+        without_snapshots=(10,),
+    ),
+    35: _three(Dir.swap, lambda d: d.remove(f"{7:020d}.index.swap"), rebuilt=7),
+    36: _three(Dir.swap, lambda d: d.touch(f"{7:020d}.log.cleaned"), broker=_logs(_0=(1, 4)), ours=Refused),
+    37: _three(
+        Dir.swap,
+        _no_sources,
+        _stage(7, FILES, ".swap", ""),
+        broker=_logs(_0=(1, 4), _10=None, _15=(15, 23), _20=None),
+        ours=Refused,
+    ),
+    38: _three(Dir.swap, _no_sources),
 }
 
 
@@ -173,7 +236,7 @@ def test_the_table_has_a_test_a_row() -> None:
 
 @pytest.mark.parametrize("number", ROWS)
 def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
-    row, d = ROWS[number], Dir(tmp_path, ROWS[number].kept)
+    row, d = ROWS[number], Dir(tmp_path, ROWS[number])
     row.build(d)
     if isinstance(row.broker, type):
         with pytest.raises(row.broker):
@@ -184,7 +247,7 @@ def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ROWS)
 def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
-    row, d = ROWS[number], Dir(tmp_path, ROWS[number].kept)
+    row, d = ROWS[number], Dir(tmp_path, ROWS[number])
     row.build(d)
     before, wanted = digest_of(tmp_path), row.broker if row.ours is None else row.ours
     if isinstance(wanted, type):
@@ -198,7 +261,7 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
     for base, segment in loaded.segments.items():
         data = segment_data(base, segment.log, None)
-        if number == 20 and base == 0:
+        if base == row.rebuilt:
             assert segment.index is None, "to be rebuilt by the broker"
         else:
             assert (segment.index, segment.time_index) == (data[".index"], data[".timeindex"])
@@ -209,8 +272,9 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
     assert replace.recover(LOCAL, str(d.path)) == []
 
 
-def test_row_20_a_broker_alone_goes_on_with_zeros(tmp_path: Path) -> None:
-    d = Dir(tmp_path)
-    ROWS[20].build(d)
-    index = load(d.path).segments[0].index
+@pytest.mark.parametrize(("number", "base"), [(20, 0), (35, 7)])
+def test_without_its_index_a_broker_alone_goes_on_with_zeros(number: int, base: int, tmp_path: Path) -> None:
+    d = Dir(tmp_path, ROWS[number])
+    ROWS[number].build(d)
+    index = load(d.path).segments[base].index
     assert index is not None and set(index) == {0}

@@ -186,6 +186,11 @@ class FileSystem:
         view = memoryview(buffer).cast("B")
         return self._change("write", (fd, view), lambda: self._write(fd, view))
 
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        """Cuts an open file (scratch) back to `size_bytes`; what is written next goes there."""
+        with self._naming(fd):
+            self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
+
     def fsync(self, fd: int) -> None:
         """Makes contents and metadata of an open file durable (not its name)."""
         with self._naming(fd):
