@@ -131,20 +131,20 @@ def _damaged_batches() -> list[bytes]:
 @pytest.mark.parametrize("is_all", [0, 1])
 def test_the_proofs_step_stays_inside_its_windows(is_all):
     source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])
-    pending, digests = np.empty((4, 64), dtype=np.int64), np.empty((2, 64), dtype=np.uint64)
+    pending, none = np.empty((4, 64), dtype=np.int64), np.empty((0, 0), dtype=np.int64)
     nothing = guarded(b"")
+    keys = guarded(bytes(200))
     for bad in _damaged_batches():
         for first, second in ((bad, source), (source, bad), (bad, bad)):
             state = np.zeros(proof.STATE_SIZE, dtype=np.int64)
             state[proof.SOURCE_TO], state[proof.OUTPUT_TO] = len(first), len(second)
             state[proof.SOURCE_IS_ALL] = state[proof.OUTPUT_IS_ALL] = is_all
             state[proof.SOURCE_BLOCK_BYTES] = state[proof.OUTPUT_BLOCK_BYTES] = -1
-            state[proof.END_OFFSET], state[proof.TABLE_LIMIT] = 100, 1 << 40
+            state[proof.END_OFFSET], state[proof.NEXT_OUTPUT_BASE] = 100, 1 << 40
             state[proof.SOURCE_LAST_OFFSET] = state[proof.OUTPUT_LAST_OFFSET_SEEN] = -1
-            slots = np.zeros(3 * 64, dtype=np.uint64)
             windows = [guarded(first), guarded(second), nothing, nothing, nothing, nothing]
-            code = proof.step(*windows, pending, digests, slots, state)
-            assert 0 <= code < proof.FIRST_VIOLATION + 36
+            code = proof.step(*windows, pending, keys, none, none, state)
+            assert 0 <= code < proof.FIRST_VIOLATION + 40
 
 
 @pytest.mark.parametrize("is_all", [0, 1])

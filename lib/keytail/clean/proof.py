@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from keytail.clean.proof_keys import Keys
 from keytail.clean.proof_legacy import Message, kept_offsets, read_message
 from keytail.clean.proof_markers import check_txn_index, collect_markers
 from keytail.errors import CorruptLog, KeytailError
@@ -22,7 +23,6 @@ from keytail.format import names
 from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
 from keytail.kernels import proof_markers as marker_kernels
-from keytail.kernels import proof_table as table_kernels
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 
 _MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
-_SLOT_BYTES = 8 * table_kernels.SLOT_WORDS
-_FIRST_SLOTS = 1 << 16
-_LOAD = 0.75
 _LEAST_MEMORY_BYTES = 4 << 20
 _NO_LIMIT = 2**62
 _NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
@@ -114,8 +111,7 @@ class _Proof:
         self.segments = segments
         self.segment_index_bytes = segment_index_bytes
         self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
-        # As in the offset map: the last doubling holds one and a half tables at once.
-        self.max_slots = self.memory_bytes * 2 // (3 * _SLOT_BYTES)
+        self.keys = Keys(self.memory_bytes)
         self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
         self.producers = np.empty((3, 0), dtype=np.int64)
         self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
@@ -124,28 +120,12 @@ class _Proof:
         self.source = Window(fs)
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
-        self.slots = np.zeros(0, dtype=np.uint64)
         self.bytes_read = 0
-        self._resize_pending(kernels.PENDING)
 
-    def _resize_pending(self, records: int) -> None:
-        self.pending = np.empty((4, records), dtype=np.int64)
-        self.digests = np.empty((2, records), dtype=np.uint64)
-
-    def make_room(self, records: int) -> None:
-        """Room in the table for `records` more keys if it can grow, and for as many in one batch."""
-        if records > self.pending.shape[1]:
-            self._resize_pending(2 * records)
-        need = int(self.state[kernels.TABLE_USED]) + records
-        if need <= self.state[kernels.TABLE_LIMIT]:
-            return
-        slots = self.max_slots
-        while slots // 2 > _FIRST_SLOTS and need <= slots // 2 * _LOAD:
-            slots //= 2
-        table = np.zeros(slots * table_kernels.SLOT_WORDS, dtype=np.uint64)
-        table_kernels.rehash(self.slots, table)
-        self.slots = table
-        self.state[kernels.TABLE_LIMIT] = int(slots * _LOAD) if slots < self.max_slots else _NO_LIMIT
+    def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
+        """Put the keys noted so far into the table; room for the next batch's notes."""
+        self.keys.put(int(self.state[kernels.NOTED]), records, key_bytes)
+        self.state[kernels.NOTED] = self.state[kernels.NOTED_KEY_BYTES] = 0
 
     def know_markers(self) -> None:
         """Make the table of markers, once: only a log with transactions needs it."""
@@ -154,21 +134,15 @@ class _Proof:
         limit_bytes = self.memory_bytes // 2
         found = collect_markers(self.fs, self.path, self.segments, limit_bytes)
         if found is None:
-            self.fail_for_memory()
+            self.keys.fail_for_memory()
         self.markers = found
-        left = (self.memory_bytes - found.nbytes) * 2 // (3 * _SLOT_BYTES)
-        self.max_slots = max(left, len(self.slots) // table_kernels.SLOT_WORDS)  # it never shrinks
+        self.keys.take_memory(found.nbytes)
         self.state[kernels.MARKERS_KNOWN] = 1
-
-    def fail_for_memory(self) -> NoReturn:
-        raise KeytailError(
-            f"the proof needs more than its {self.memory_bytes} bytes of memory, {_SLOT_BYTES} for each key",
-            remedy="Nothing was replaced; give the run more --map-memory, or fewer concurrent tasks",
-        )
 
     def close(self) -> None:
         self.source.close()
         self.output.close()
+        self.keys.close()
 
 
 def prove(
@@ -231,15 +205,16 @@ def prove(
                 _finish_output(proof)
                 _start_output(proof)
             _finish_output(proof)
+        proof.put_keys()
+        _check_newest(proof, partition_path, segments)
     finally:
         proof.close()
-    _check_newest(proof, partition_path, segments)
     return ProofReport(
         batches_checked=int(state[kernels.BATCHES_READ]),
         batches_kept=int(state[kernels.BATCHES_KEPT]),
         records_checked=int(state[kernels.RECORDS_READ]),
         records_kept=int(state[kernels.RECORDS_KEPT]),
-        keys=int(state[kernels.TABLE_USED]),
+        keys=proof.keys.used,
         bytes_read=proof.bytes_read,
     )
 
@@ -370,9 +345,8 @@ def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
             output_block,
             current.index,
             current.time_index,
-            proof.pending,
-            proof.digests,
-            proof.slots,
+            proof.keys.notes.pending,
+            proof.keys.notes.keys,
             proof.markers,
             proof.producers,
             state,
@@ -391,8 +365,8 @@ def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
         elif code == kernels.NEED_OUTPUT_BLOCK:
             output_block = _open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, _REMEDY)
             state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
-        elif code == kernels.NEED_TABLE:
-            proof.make_room(int(state[kernels.WANTED_BYTES]))
+        elif code == kernels.NEED_NOTES:
+            proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
         elif code == kernels.NEED_MARKERS:
             proof.know_markers()
         elif code == kernels.NEED_NEXT_OUTPUT:
@@ -400,8 +374,6 @@ def _prove_source(proof: _Proof, segment: SegmentFacts) -> None:
             _start_output(proof)
         elif code == kernels.NEED_LEGACY:
             _prove_message(proof, segment)
-        elif code == kernels.NO_MEMORY:
-            proof.fail_for_memory()
         else:
             _raise(proof, code)
 
@@ -456,10 +428,10 @@ def _prove_message(proof: _Proof, segment: SegmentFacts) -> None:
 def _note_message(proof: _Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:
     """What became of each record into the table of keys; raises for one that must not be gone."""
     state = proof.state
-    proof.make_room(len(message.records))
+    proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
+    notes = proof.keys.notes
     old = segment.log_mtime_ns // 1_000_000 <= proof.legacy_horizon_ms
-    keys = bytearray()
-    noted = 0
+    noted = key_at = 0
     for record in message.records:
         is_kept, expired = record.offset in kept, old and record.value is None
         if record.offset >= state[kernels.END_OFFSET]:
@@ -470,12 +442,11 @@ def _note_message(proof: _Proof, message: Message, kept: set[int], segment: Segm
                 _lost(proof, kernels.LOST_KEYLESS, record.offset)
         elif record.offset >= state[kernels.FIRST_DIRTY] or not (is_kept or expired):
             became = KEPT if is_kept else EXPIRED if expired else DROPPED
-            proof.pending[:, noted] = (len(keys), len(record.key), record.offset, became)
-            keys += record.key
+            notes.pending[:, noted] = (key_at, len(record.key), record.offset, became)
+            notes.keys[key_at : key_at + len(record.key)] = np.frombuffer(record.key, dtype=np.uint8)
+            key_at += len(record.key)
             noted += 1
-    if noted:
-        data = np.frombuffer(bytes(keys) + b"\0", dtype=np.uint8)
-        kernels.put_batch(data, proof.pending, proof.digests, noted, proof.slots, state)
+    state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at
 
 
 def _lost(proof: _Proof, code: int, offset: int) -> NoReturn:
@@ -577,7 +548,7 @@ def _raise(proof: _Proof, code: int) -> NoReturn:
 
 def _check_newest(proof: _Proof, partition_path: str, segments: Sequence[SegmentFacts]) -> None:
     """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived."""
-    offset, outlived = table_kernels.first_unjustified(proof.slots)
+    offset, outlived = proof.keys.first_unjustified()
     if offset < 0:
         return
     segment = [s for s in segments if s.base_offset <= offset][-1]

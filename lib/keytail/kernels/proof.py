@@ -11,9 +11,9 @@ import numpy as np
 from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
-from keytail.kernels.native import crc32c
+from keytail.kernels.native import copy_bytes, crc32c
 from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSET, OUTPUT, next_marker
-from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, put_keys
+from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
 from keytail.kernels.walk import (
     HEADER_BYTES,
     batch_size,
@@ -29,7 +29,7 @@ from keytail.kernels.walk import (
 )
 
 # What `step` returns: first what it needs, then what is wrong.
-SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_TABLE = range(6)
+SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_NOTES = range(6)
 NO_MEMORY, NEED_MARKERS, NEED_NEXT_OUTPUT, NEED_LEGACY = range(6, 10)
 FIRST_VIOLATION = 10
 (
@@ -98,9 +98,9 @@ FIRST_VIOLATION = 10
     HORIZON_MS,  # what a batch without a horizon gets; -1: none
     INTERVAL_BYTES,
     DROP_KEYLESS,
-    TABLE_LIMIT,
-    TABLE_USED,
-    TABLE_FULL,  # 1: a key found no room
+    NOTED,  # columns of `pending` in use
+    NOTED_KEY_BYTES,  # bytes of `keys` in use
+    WANTED_KEY_BYTES,  # room in `keys` that the next batch may need
     SOURCE_LAST_OFFSET,
     OUTPUT_LAST_OFFSET_SEEN,
     OUTPUT_CHECKED,  # 1: the batch at OUTPUT_FROM has passed `_check_output`
@@ -120,8 +120,6 @@ FIRST_VIOLATION = 10
     STATE_SIZE,
 ) = range(41)
 
-PENDING = 1024
-
 # What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
 _COUNTS, _SILENT, _UNNEEDED = range(3)
 _SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
@@ -132,14 +130,6 @@ def _fail(state, code, at, offset):
     state[FAIL_AT] = at
     state[FAIL_OFFSET] = offset
     return code
-
-
-@register_jitable
-def _flush(data, pending, digests, n, slots, state):
-    """Put the keys noted in `pending[:, :n]`, which lie in `data`, into the table."""
-    used, full = put_keys(data, pending, digests, n, slots, state[TABLE_USED])
-    state[TABLE_USED] = used
-    state[TABLE_FULL] = full
 
 
 @register_jitable
@@ -273,8 +263,8 @@ def _attributes_of(data, p):
 
 
 @register_jitable
-def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, noted):
-    """Walk the records of one source batch beside those of its output; (code, keys noted).
+def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, keys):
+    """Walk the records of one source batch beside those of its output, and note its keys; a code.
 
     The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and
     `o_data[o:o_end]`; `whole`: the two batches are the same bytes. `fate`: see `_settle`.
@@ -296,11 +286,12 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
     t_delta, t_key, t_key_bytes = np.int64(0), np.int64(0), np.int64(0)
     t_value, t_value_bytes, t_headers, t_end = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     count = be_32(source, p + 57)
+    noted, key_at = state[NOTED], state[NOTED_KEY_BYTES]
     for _ in range(count):
         delta, offset_delta, key, key_bytes, value, value_bytes, headers, end = read_record(s_data, s, s_end)
         offset = base + offset_delta
         if end < 0 or offset <= before or offset > last:
-            return _fail(state, SOURCE_RECORD, p, offset if end >= 0 else before + 1), noted
+            return _fail(state, SOURCE_RECORD, p, offset if end >= 0 else before + 1)
         s, before = end, offset
         kept = whole
         if not whole and q >= 0:
@@ -312,7 +303,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
                     t_end = np.int64(-1)
                 if t_end < 0 or base + t_od < offset:
                     code = OUTPUT_RECORD if t_end < 0 else OUTPUT_EXTRA_RECORD
-                    return _fail(state, code, q, offset if t_end < 0 else base + t_od), noted
+                    return _fail(state, code, q, offset if t_end < 0 else base + t_od)
                 t_offset = base + t_od
                 o = t_end
                 o_left -= 1
@@ -329,7 +320,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
                 if value_bytes > 0:
                     same = same and same_bytes(s_data, value, o_data, t_value, value_bytes)
                 if not same or not same_headers(s_data, headers, end, o_data, t_headers, t_end):
-                    return _fail(state, OUTPUT_RECORD_DIFFERS, q, offset), noted
+                    return _fail(state, OUTPUT_RECORD_DIFFERS, q, offset)
                 if kept_count == 0:
                     first = timestamp
                 newest = max(newest, timestamp)
@@ -340,14 +331,16 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
             pass  # stands for no value of its key
         elif offset >= state[END_OFFSET]:
             if not kept:
-                return _fail(state, LOST_BEYOND_END, p, offset), noted
+                return _fail(state, LOST_BEYOND_END, p, offset)
         elif key_bytes < 0:
             if not kept and state[DROP_KEYLESS] == 0:
-                return _fail(state, LOST_KEYLESS, p, offset), noted
+                return _fail(state, LOST_KEYLESS, p, offset)
         elif offset < state[FIRST_DIRTY] and (kept or (value_bytes < 0 and expired)):
             pass  # of the clean part only what the dirty part must justify is held
         else:
-            pending[0, noted] = key
+            copy_bytes(keys, key_at, s_data, key, key_bytes)
+            pending[0, noted] = key_at
+            key_at += key_bytes
             pending[1, noted] = key_bytes
             pending[2, noted] = offset
             became = KEPT if kept else DROPPED
@@ -356,28 +349,29 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
             pending[3, noted] = became
             noted += 1
     if s != s_end:
-        return _fail(state, SOURCE_COUNT, p, base), noted
+        return _fail(state, SOURCE_COUNT, p, base)
+    state[NOTED], state[NOTED_KEY_BYTES] = noted, key_at
     state[RECORDS_READ] += count
     state[RECORDS_KEPT] += kept_count
     if q < 0:
-        return 0, noted
+        return 0
     if whole:
         if nulls and attributes & 0x40 == 0 and state[HORIZON_MS] >= 0:
-            return _fail(state, OUTPUT_HORIZON, q, base), noted
-        return 0, noted
+            return _fail(state, OUTPUT_HORIZON, q, base)
+        return 0
     if t_offset >= 0 or o_left > 0:
-        return _fail(state, OUTPUT_EXTRA_RECORD, q, t_offset if t_offset >= 0 else last + 1), noted
+        return _fail(state, OUTPUT_EXTRA_RECORD, q, t_offset if t_offset >= 0 else last + 1)
     if o != o_end:
-        return _fail(state, OUTPUT_COUNT, q, base), noted
+        return _fail(state, OUTPUT_COUNT, q, base)
     if kept_count == 0:
-        return 0, noted
+        return 0
     if attributes & 0x20:
         if kept_count < count:
-            return _fail(state, OUTPUT_COUNT, q, base), noted
+            return _fail(state, OUTPUT_COUNT, q, base)
         nulls = nulls or fate == _UNNEEDED
     if kept_count == count and not (nulls and attributes & 0x40 == 0):
-        return _fail(state, OUTPUT_REBUILT_WHOLE, q, base), noted
-    return _check_times(source, p, output, q, first, newest, nulls, state), noted
+        return _fail(state, OUTPUT_REBUILT_WHOLE, q, base)
+    return _check_times(source, p, output, q, first, newest, nulls, state)
 
 
 @register_jitable
@@ -459,13 +453,14 @@ def _output_at(output, state, index, time_index):
 
 
 @kernel
-def step(source, output, s_block, o_block, index, time_index, pending, digests, slots, markers, producers, state):
-    """Prove as many source batches as the windows hold; a code from the list above."""
-    noted = 0
+def step(source, output, s_block, o_block, index, time_index, pending, keys, markers, producers, state):
+    """Prove as many source batches as the windows hold; a code from the list above.
+
+    Keys are noted in `pending` (where in `keys`, length, offset, fate), to be put into the table by the caller:
+    all of them, in this order, when NEED_NOTES asks for room, and at the end.
+    """
     code = 0
     while True:
-        if state[TABLE_FULL] != 0:
-            return NO_MEMORY
         p, to = state[SOURCE_FROM], state[SOURCE_TO]
         if p == to and state[SOURCE_IS_ALL] != 0:
             code = SOURCE_DONE
@@ -535,26 +530,17 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
         if count > (s_end - s) // _SMALLEST_RECORD:
             code = _fail(state, SOURCE_COUNT, p, base)
             break
-        # Compressed records lie in blocks of their own; the keys noted so far lie in the window.
-        full = count > pending.shape[1] - noted
-        if noted > 0 and (compressed or full or state[TABLE_USED] + noted + count > state[TABLE_LIMIT]):
-            _flush(source, pending, digests, noted, slots, state)
-            noted = 0
-        if count > pending.shape[1] or state[TABLE_USED] + count > state[TABLE_LIMIT]:
+        if count > pending.shape[1] - state[NOTED] or s_end - s > keys.shape[0] - state[NOTED_KEY_BYTES]:
             state[WANTED_BYTES] = count
-            code = NEED_TABLE
+            state[WANTED_KEY_BYTES] = s_end - s
+            code = NEED_NOTES
             break
         o_data, o, o_end = output, q + HEADER_BYTES, q + q_size
         if o_compressed:
             o_data, o, o_end = o_block, np.int64(0), state[OUTPUT_BLOCK_BYTES]
-        code, noted = _walk(
-            source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, noted
-        )
+        code = _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, keys)
         if code != 0:
             break
-        if compressed:
-            _flush(s_block, pending, digests, noted, slots, state)
-            noted = 0
         state[SOURCE_BLOCK_BYTES] = -1
         state[OUTPUT_BLOCK_BYTES] = -1
         state[SOURCE_LAST_OFFSET] = last
@@ -564,9 +550,7 @@ def step(source, output, s_block, o_block, index, time_index, pending, digests, 
             state[OUTPUT_FROM] = q + q_size
             state[OUTPUT_CHECKED] = 0
             state[BATCHES_KEPT] += 1
-    if noted > 0:
-        _flush(source, pending, digests, noted, slots, state)
-    return NO_MEMORY if state[TABLE_FULL] != 0 else code
+    return code
 
 
 @kernel
@@ -576,12 +560,6 @@ def end_of_output(output, state):
         return 0 if state[OUTPUT_IS_ALL] != 0 else NEED_OUTPUT
     q = state[OUTPUT_FROM]
     return _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q) if state[OUTPUT_TO] - q >= 8 else np.int64(-1))
-
-
-@kernel
-def put_batch(data, pending, digests, n, slots, state):
-    """Note `pending[:, :n]` of a batch whose keys lie in `data`; the table has room."""
-    _flush(data, pending, digests, n, slots, state)
 
 
 @kernel

@@ -52,7 +52,7 @@ def _put(slots, capacity, low, high, offset, fate):
     return 1
 
 
-@register_jitable
+@kernel
 def put_keys(data, pending, digests, n, slots, used):
     """Note `pending[:, :n]` (key start in `data`, key length, offset, fate); (slots used, 1 if it is full).
 

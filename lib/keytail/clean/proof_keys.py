@@ -1,0 +1,115 @@
+"""The proof's keys: notes that the walk fills, and the table that a second thread puts them into.
+
+Hashing every key of the dirty section is half of the proof's work and needs nothing of the walk but the keys
+themselves: while the walk fills one set of notes, a thread hashes and puts those of the set before.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NoReturn
+
+import numpy as np
+
+from keytail.errors import KeytailError
+from keytail.kernels import proof_table as kernels
+from keytail.kernels.memory import zeros
+
+SLOT_BYTES = 8 * kernels.SLOT_WORDS
+_NOTES = 1 << 14
+_KEY_BYTES = 1 << 20
+_FIRST_SLOTS = 1 << 16
+_LOAD = 0.75
+
+
+class _Notes:
+    """Keys not yet in the table: `pending` (where in `keys`, length, offset, fate) over their bytes."""
+
+    def __init__(self, records: int, key_bytes: int) -> None:
+        self.pending = np.empty((4, records), dtype=np.int64)
+        self.keys = np.empty(key_bytes, dtype=np.uint8)
+
+
+class Keys:
+    """At most `memory_bytes` of table, growth included; `put` takes the notes in the order of offsets."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        # As in the offset map: the last doubling holds one and a half tables at once.
+        self._max_slots = memory_bytes * 2 // (3 * SLOT_BYTES)
+        self._slots = np.zeros(0, dtype=np.uint64)
+        self._used = 0
+        self._limit = 0
+        self._notes = [_Notes(_NOTES, _KEY_BYTES), _Notes(_NOTES, _KEY_BYTES)]
+        self._digests = np.empty((2, _NOTES), dtype=np.uint64)
+        self._thread = ThreadPoolExecutor(1, "keys")
+        self._coming: Future[tuple[int, int]] | None = None
+
+    @property
+    def notes(self) -> _Notes:
+        """What the walk may fill."""
+        return self._notes[0]
+
+    @property
+    def used(self) -> int:
+        """Keys in the table, those handed over last included."""
+        self._wait()
+        return self._used
+
+    def take_memory(self, n_bytes: int) -> None:
+        """Leave `n_bytes` of the memory to something else; a table that is larger already stays."""
+        left = (self._memory_bytes - n_bytes) * 2 // (3 * SLOT_BYTES)
+        self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
+
+    def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
+        """Hand over the first `n` notes; the next ones have room for `records` keys of `key_bytes` in all.
+
+        KeytailError when the table may not grow as far as it has to.
+        """
+        self._wait()
+        if n:
+            self._make_room(n)
+            notes = self._notes[0]
+            if self._digests.shape[1] < n:
+                self._digests = np.empty((2, n), dtype=np.uint64)
+            self._coming = self._thread.submit(
+                kernels.put_keys, notes.keys, notes.pending, self._digests, n, self._slots, self._used
+            )
+            self._notes.reverse()
+        notes = self._notes[0]
+        if notes.pending.shape[1] < records or len(notes.keys) < key_bytes:
+            self._notes[0] = _Notes(max(records, _NOTES), max(key_bytes, _KEY_BYTES))
+
+    def first_unjustified(self) -> tuple[int, int]:
+        """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
+        self._wait()
+        return kernels.first_unjustified(self._slots)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _wait(self) -> None:
+        if self._coming is None:
+            return
+        coming, self._coming = self._coming, None
+        self._used, full = coming.result()
+        if full:
+            self.fail_for_memory()
+
+    def _make_room(self, n: int) -> None:
+        need = self._used + n
+        if need <= self._limit or len(self._slots) >= self._max_slots * kernels.SLOT_WORDS:
+            return
+        slots = self._max_slots
+        while slots // 2 > _FIRST_SLOTS and need <= min(slots // 2 * _LOAD, slots // 2 - 2):
+            slots //= 2
+        table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
+        kernels.rehash(self._slots, table)
+        self._slots = table
+        self._limit = min(int(slots * _LOAD), slots - 2)  # one slot stays free, so that searches end
+
+    def fail_for_memory(self) -> NoReturn:
+        raise KeytailError(
+            f"the proof needs more than its {self._memory_bytes} bytes of memory, {SLOT_BYTES} for each key",
+            remedy="Nothing was replaced; give the run more --map-memory, or fewer concurrent tasks",
+        )
