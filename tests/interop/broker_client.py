@@ -75,7 +75,8 @@ class BrokerClient:
         return answer
 
     def describe_producers(self, topic: str, partition: int) -> list[dict[str, int]]:
-        """The partition's live producers: producer_id, epoch, last_sequence, last_timestamp_ms."""
+        """The partition's live producers: producer_id, epoch, last_sequence, last_timestamp_ms, and
+        transaction_start_offset, -1 outside of a transaction."""
         answer: list[dict[str, int]] = self._ask("describe_producers", topic=topic, partition=partition)
         return answer
 
@@ -106,9 +107,20 @@ class BrokerClient:
         )
         return answer
 
-    def transaction(self, producer: str, step: str, transactional_id: str | None = None) -> None:
-        """`step` is begin, commit or abort; the first begin makes the producer."""
-        self._ask("transaction", producer=producer, step=step, transactional_id=transactional_id)
+    def transaction(
+        self, producer: str, step: str, transactional_id: str | None = None, *, timeout_ms: int = 60_000
+    ) -> None:
+        """`step` is begin, commit or abort; the first begin makes the producer, which ends what an earlier one of
+        its transactional id left open. The broker aborts a transaction that is open for `timeout_ms`."""
+        self._ask("transaction", producer=producer, step=step, transactional_id=transactional_id, timeout_ms=timeout_ms)
+
+    def send_offsets(self, producer: str, group: str, topic: str, partition: int, offset: int) -> None:
+        """Commit a group's offset as part of the transaction."""
+        self._ask("send_offsets", producer=producer, group=group, topic=topic, partition=partition, offset=offset)
+
+    def abort_transaction(self, topic: str, partition: int, start_offset: int) -> None:
+        """Have the partition's leader abort the open transaction that begins there, as an administrator does."""
+        self._ask("abort_transaction", topic=topic, partition=partition, start_offset=start_offset)
 
     def close_producer(self, producer: str) -> None:
         self._ask("close_producer", producer=producer)
@@ -148,9 +160,11 @@ class BrokerClient:
         answer: list[int | None] = self._ask("first_from", topic=topic, partition=partition, offsets=asked)
         return answer
 
-    def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
-        """Log start and log end offset, by "topic-partition"."""
-        answer = self._ask("offsets", partitions=[list(one) for one in partitions])
+    def offsets(
+        self, partitions: Iterable[tuple[str, int]], *, isolation: str = "read_uncommitted"
+    ) -> dict[str, tuple[int, int]]:
+        """Log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one."""
+        answer = self._ask("offsets", partitions=[list(one) for one in partitions], isolation=isolation)
         return {name: (start, end) for name, (start, end) in answer.items()}
 
     def offsets_for_times(

@@ -7,14 +7,9 @@ promise.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,7 @@ import pytest
 from tests import golden
 from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, Served, from_wire
-from tests.interop.kafka import KafkaUnavailable
+from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client, state_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -32,28 +27,13 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 # Several closed segments with superseded keys, and a policy and lag that allow compaction.
 SHRINKING = (
     "none gzip snappy lz4 zstd mixed-codecs tombstones odd-records idempotent append-time compact-and-delete"
-    " cleaned-horizon-ahead cleaned-horizon-past __consumer_offsets"
+    " cleaned-horizon-ahead cleaned-horizon-past transactional __consumer_offsets"
 ).split()
-UNTOUCHED = "recent one-segment empty events transactional __transaction_state".split()
+UNTOUCHED = "recent one-segment empty events __transaction_state".split()
 # Where a tombstone may be gone after compaction: elsewhere its horizon lies a day or more ahead.
 TOMBSTONES_MAY_GO = ("cleaned-horizon-past",)
-HARMLESS = (
-    "The config `log.cleaner.enable` is deprecated",
-    "Error processing append operation on partition",  # the gap in sequences that this module provokes
-)
-# The quorum and the network, which know nothing of logs, and warn when a machine is slow or a node stops.
-ELSEWHERE = re.compile(r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager)$|\.raft\.|Raft")
-REPAIRS = re.compile(
-    r"recovering unflushed|rebuil|truncat|corrupt|orphan|swap|stray|offline|could not find|"
-    r"not found|no clean shutdown|found file|deleting|uncleanable|unclean",
-    re.IGNORECASE,
-)
 LIVE = ("idempotent", "zstd", "append-time")  # topics with idempotent producers of today
 RAW_PRODUCER = 800_001  # no broker hands out such an id in a test
-
-NO_REPAIRS = ("clean shutdown file was found", "Reloading from producer snapshot and rebuilding producer state")
-
-State = dict[bytes | None, bytes]
 
 
 @dataclass
@@ -89,19 +69,17 @@ class Story:
     def of(self, when: str, topic: str) -> list[Served]:
         return [record for record in self.served[when] if record.topic == topic]
 
+    def settled(self, when: str, topic: str) -> list[Served]:
+        """Without what was aborted."""
+        return self.committed[when] if topic == "transactional" else self.of(when, topic)
+
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
-    try:
-        client = BrokerClient()
-    except KafkaUnavailable as reason:
-        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
-            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no broker to start: {reason}")
-        pytest.skip(f"no broker to start: {reason}")
     seen = Story(log_dir)
-    with client:
+    with start_client() as client:
         _tell(seen, root, client)
     yield seen
 
@@ -113,7 +91,8 @@ def _tell(seen: Story, root: Path, client: BrokerClient) -> None:
         seen.served["golden"] = client.consume(golden.partitions())
         last_batches = [_live_traffic(client, topic) for topic in LIVE]
         seen.look("before", client)
-    seen.rows = compact(seen.log_dir)
+    given = ("--log-dirs", seen.log_dir, "--config", seen.log_dir.parent / "server.properties")
+    seen.rows = keytail("compact", *given, *golden.topic_config_arguments(), "--execute")
     seen.files = {path.relative_to(seen.log_dir).as_posix() for path in seen.log_dir.rglob("*")}
     with broker:
         client.connect(broker)
@@ -174,16 +153,6 @@ def _wait_for_cleaner(seen: Story, topic: str) -> None:
         time.sleep(0.2)
 
 
-def compact(log_dir: Path) -> list[dict[str, Any]]:
-    """Run the command as a user does; its rows."""
-    command = [str(Path(sys.executable).with_name("keytail")), "compact", "--log-dirs", str(log_dir)]
-    command += ["--config", str(log_dir.parent / "server.properties"), *golden.topic_config_arguments()]
-    done = subprocess.run([*command, "--execute", "--output", "json"], capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
-
-
 def _live_traffic(client: BrokerClient, topic: str) -> tuple[str, int, int]:
     """Idempotent producers of today: one stops early, so that its last batch ends up in a segment that is
     cleaned, its keys superseded. Gives the last batch of the raw one: topic, sequence, base offset."""
@@ -242,43 +211,6 @@ def _go_on(seen: Story, client: BrokerClient) -> None:
         client.commit_offsets(f"group-{number}", "none", 1, [500 + number])
 
 
-def _state(records: Iterable[Served]) -> dict[int, State]:
-    """By partition, what a table of the topic holds: each key's newest value, tombstones taken out."""
-    tables: dict[int, State] = defaultdict(dict)
-    for record in records:
-        if record.value is None:
-            tables[record.partition].pop(record.key, None)
-        else:
-            tables[record.partition][record.key] = record.value
-    return tables
-
-
-def _newest(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
-    return {(record.partition, record.key): record for record in records}
-
-
-def _complaints(lines: Iterable[LogLine]) -> list[LogLine]:
-    return [
-        line
-        for line in lines
-        if line.level in ("WARN", "ERROR", "FATAL")
-        and not ELSEWHERE.search(line.logger)
-        and not any(known in line.text for known in HARMLESS)
-    ]
-
-
-def _repairs(lines: Iterable[LogLine]) -> list[LogLine]:
-    """What loading says about mending a log; the metadata log always starts with recovery."""
-    return [
-        line
-        for line in lines
-        if line.logger.rpartition(".")[2] in ("LogLoader", "LogManager", "UnifiedLog")
-        and "__cluster_metadata" not in line.text
-        and not any(normal in line.text for normal in NO_REPAIRS)
-        and REPAIRS.search(line.text)
-    ]
-
-
 def test_golden_log_dir_is_served_as_it_was(story: Story) -> None:
     assert story.served["golden"] == [from_wire(row) for row in golden.record_rows()]
 
@@ -289,8 +221,6 @@ def test_every_partition_was_compacted_or_left_for_a_reason(story: Story) -> Non
     for (topic, number), found in status.items():
         if topic in SHRINKING:
             assert found == "compacted", (topic, number)
-        elif topic == "transactional":
-            assert found == "refused"
         else:
             assert found in ("clean", "skipped"), (topic, number)
     assert set(SHRINKING) | set(UNTOUCHED) == set(golden.TOPICS)
@@ -309,8 +239,8 @@ def test_broker_starts_without_recovery_or_complaint(story: Story, when: str) ->
     count = len(golden.partitions())
     skipped = [line.text for line in lines if line.text.startswith("Skipping recovery of")]
     assert skipped == [f"Skipping recovery of {count} logs from {story.log_dir} since clean shutdown file was found"]
-    assert not _complaints(lines)
-    assert not _repairs(lines)
+    assert not complaints(lines)
+    assert not repairs(lines)
     assert story.log_dir_errors[when] == [None]
 
 
@@ -334,11 +264,11 @@ def test_a_consumer_may_begin_anywhere(story: Story) -> None:
 
 @pytest.mark.parametrize("topic", SHRINKING)
 def test_newest_record_of_every_key_is_there(story: Story, topic: str) -> None:
-    before, after = story.of("before", topic), story.of("after", topic)
+    before, after = story.settled("before", topic), story.settled("after", topic)
     assert len(after) < len(before), "nothing was compacted"
-    assert _state(after) == _state(before)
-    newest = _newest(after)
-    for key, record in _newest(before).items():
+    assert state_of(after) == state_of(before)
+    newest = newest_of(after)
+    for key, record in newest_of(before).items():
         if record.value is None and topic in TOMBSTONES_MAY_GO and key not in newest:
             continue
         assert newest[key] == record
@@ -358,9 +288,14 @@ def test_other_topics_are_as_they_were(story: Story, topic: str) -> None:
     assert story.of("after", topic) == story.of("before", topic)
 
 
-def test_transactions_are_as_they_were(story: Story) -> None:
-    assert story.committed["after"] == story.committed["before"]
-    assert len(story.committed["after"]) < len(story.of("after", "transactional"))
+def test_what_was_aborted_is_gone(story: Story) -> None:
+    [end] = [row["end_dirty_offset"] for row in story.rows if row["topic"] == "transactional"]
+    committed = {record.offset for record in story.committed["before"]}
+    aborted = [r.offset for r in story.of("before", "transactional") if r.offset not in committed]
+    assert min(aborted) < end < max(aborted)
+    left = {record.offset for record in story.of("after", "transactional")}
+    assert [offset for offset in aborted if offset in left] == [offset for offset in aborted if offset >= end]
+    assert {record.offset for record in story.committed["after"]} <= committed
 
 
 def test_groups_keep_their_offsets(story: Story) -> None:
@@ -414,4 +349,4 @@ def test_the_brokers_own_cleaner_goes_on_from_there(story: Story) -> None:
     assert story.offsets["cleaned"] == story.offsets["later"]
     assert len(story.of("cleaned", "zstd")) < len(story.of("later", "zstd"))
     for topic in SHRINKING:
-        assert _state(story.of("cleaned", topic)) == _state(story.of("later", topic)), topic
+        assert state_of(story.settled("cleaned", topic)) == state_of(story.settled("later", topic)), topic

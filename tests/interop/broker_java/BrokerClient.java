@@ -18,10 +18,12 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.AbortTransactionSpec;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
 import org.apache.kafka.clients.admin.Config;
 import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult;
 import org.apache.kafka.clients.admin.LogDirDescription;
 import org.apache.kafka.clients.admin.NewTopic;
@@ -29,6 +31,7 @@ import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.admin.ProducerState;
 import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
@@ -36,6 +39,7 @@ import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.compress.Compression;
 import org.apache.kafka.common.config.ConfigResource;
@@ -101,6 +105,8 @@ public final class BrokerClient {
             case "describe_producers": return describeProducers(request);
             case "produce": return produce(request);
             case "transaction": return transaction(request);
+            case "send_offsets": return sendOffsets(request);
+            case "abort_transaction": return abortTransaction(request);
             case "close_producer": return closeProducer(request);
             case "raw_produce": return rawProduce(request);
             case "consume": return consume(request);
@@ -198,6 +204,7 @@ public final class BrokerClient {
             one.put("epoch", state.producerEpoch());
             one.put("last_sequence", state.lastSequence());
             one.put("last_timestamp_ms", state.lastTimestamp());
+            one.put("transaction_start_offset", state.currentTransactionStartOffset().orElse(-1));
         }
         return answer;
     }
@@ -220,6 +227,7 @@ public final class BrokerClient {
         if (request.hasNonNull("transactional_id")) {
             settings.put("enable.idempotence", "true");
             settings.put("transactional.id", request.get("transactional_id").asText());
+            settings.put("transaction.timeout.ms", request.path("timeout_ms").asText("60000"));
         }
         var made = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
         if (request.hasNonNull("transactional_id")) {
@@ -255,6 +263,29 @@ public final class BrokerClient {
             default: throw new IllegalArgumentException("unknown step " + request.get("step"));
         }
         return JSON.getNodeFactory().booleanNode(true);
+    }
+
+    /** Group offsets that count when the transaction commits. */
+    private JsonNode sendOffsets(JsonNode request) {
+        Map<TopicPartition, OffsetAndMetadata> offset =
+            Map.of(partition(request), new OffsetAndMetadata(request.get("offset").asLong()));
+        producer(request).sendOffsetsToTransaction(offset, new ConsumerGroupMetadata(request.get("group").asText()));
+        return JSON.getNodeFactory().booleanNode(true);
+    }
+
+    /** As `kafka-transactions.sh abort` does: a marker by the partition's leader, past the coordinator. */
+    private JsonNode abortTransaction(JsonNode request) throws Exception {
+        TopicPartition partition = partition(request);
+        long startOffset = request.get("start_offset").asLong();
+        var states = admin.describeProducers(List.of(partition)).partitionResult(partition).get();
+        for (ProducerState state : states.activeProducers()) {
+            if (state.currentTransactionStartOffset().orElse(-1) == startOffset) {
+                admin.abortTransaction(new AbortTransactionSpec(partition, state.producerId(),
+                    (short) state.producerEpoch(), state.coordinatorEpoch().orElse(0))).all().get();
+                return JSON.getNodeFactory().booleanNode(true);
+            }
+        }
+        throw new IllegalArgumentException("no transaction begins at " + startOffset);
     }
 
     private JsonNode closeProducer(JsonNode request) {
@@ -387,8 +418,11 @@ public final class BrokerClient {
             earliest.put(partition, OffsetSpec.earliest());
             latest.put(partition, OffsetSpec.latest());
         }
+        boolean committed = request.path("isolation").asText().equals("read_committed");
+        var isolation = new ListOffsetsOptions(
+            committed ? IsolationLevel.READ_COMMITTED : IsolationLevel.READ_UNCOMMITTED);
         Map<TopicPartition, ListOffsetsResult.ListOffsetsResultInfo> starts = admin.listOffsets(earliest).all().get();
-        admin.listOffsets(latest).all().get().forEach((partition, end) ->
+        admin.listOffsets(latest, isolation).all().get().forEach((partition, end) ->
             answer.putArray(partition.toString()).add(starts.get(partition).offset()).add(end.offset()));
         return answer;
     }

@@ -1,0 +1,98 @@
+"""What the stories told with a real broker have in common: running keytail, reading the broker's log, comparing.
+
+Which story is told, and what must be true in it, is in the test modules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.broker import LogLine
+from tests.interop.broker_client import BrokerClient, Served
+from tests.interop.kafka import KafkaUnavailable
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+HARMLESS = (
+    "The config `log.cleaner.enable` is deprecated",
+    "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
+)
+# The quorum and the network, which know nothing of logs, and warn when a machine is slow or a node stops.
+ELSEWHERE = re.compile(r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager)$|\.raft\.|Raft")
+REPAIRS = re.compile(
+    r"recovering unflushed|rebuil|truncat|corrupt|orphan|swap|stray|offline|could not find|"
+    r"not found|no clean shutdown|found file|deleting|uncleanable|unclean",
+    re.IGNORECASE,
+)
+NO_REPAIRS = (
+    "clean shutdown file was found",
+    "Reloading from producer snapshot and rebuilding producer state",
+    "due to log start offset",  # the cleaner drops segments of a topic that deletes too
+)
+
+State = dict[bytes | None, bytes]
+
+
+def start_client() -> BrokerClient:
+    """Kafka's clients; where there is no Kafka the test is skipped with the reason, or fails."""
+    try:
+        return BrokerClient()
+    except KafkaUnavailable as reason:
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no broker to start: {reason}")
+        pytest.skip(f"no broker to start: {reason}")
+
+
+def keytail(verb: str, *arguments: str | Path) -> list[dict[str, Any]]:
+    """Run the command as a user does; its rows."""
+    command = [str(KEYTAIL), verb, *map(str, arguments), "--output", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 3), f"status {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-1500:]}"
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def complaints(lines: Iterable[LogLine]) -> list[LogLine]:
+    return [
+        line
+        for line in lines
+        if line.level in ("WARN", "ERROR", "FATAL")
+        and not ELSEWHERE.search(line.logger)
+        and not any(known in line.text for known in HARMLESS)
+    ]
+
+
+def repairs(lines: Iterable[LogLine]) -> list[LogLine]:
+    """What loading says about mending a log; the metadata log always starts with recovery."""
+    return [
+        line
+        for line in lines
+        if line.logger.rpartition(".")[2] in ("LogLoader", "LogManager", "UnifiedLog")
+        and "__cluster_metadata" not in line.text
+        and not any(normal in line.text for normal in NO_REPAIRS)
+        and REPAIRS.search(line.text)
+    ]
+
+
+def state_of(records: Iterable[Served]) -> dict[int, State]:
+    """By partition, what a table of the topic holds: each key's newest value, tombstones taken out."""
+    tables: dict[int, State] = defaultdict(dict)
+    for record in records:
+        if record.value is None:
+            tables[record.partition].pop(record.key, None)
+        else:
+            tables[record.partition][record.key] = record.value
+    return tables
+
+
+def newest_of(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
+    return {(record.partition, record.key): record for record in records}
