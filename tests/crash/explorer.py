@@ -41,6 +41,7 @@ class Explorer:
     visit: Callable[[Visit], object]
     seed: int
     soak: bool = False
+    partial_cuts: int = 1
     first: Counts = field(default_factory=Counts)
     recoveries: Counts = field(default_factory=Counts)
     second: Counts = field(default_factory=Counts)
@@ -61,7 +62,7 @@ class Explorer:
         self.origin = find(self.log_dir, origin)
         self.recovered.add(digest_without_scratch(origin))
         run = expect(self.log_dir, self.origin)
-        self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", 3 if self.soak else 1)
+        self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
 
     def _after_a_stop(self, root: Path, run: Expected) -> None:
         digest = digest_without_scratch(root)

@@ -37,7 +37,7 @@ SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randran
 
 SHAPES = {
     "merges": LogDir(
-        (Log("orders-0", [["a:1 b:1"], ["a:2 d:1"], ["b:2 +2 e:1"], ["a:3", "d:-"], ["a:4"]]),), join=2
+        (Log("orders-0", [["a:1 b:1", "c:1"], ["a:2 g:1"], ["b:2 +2 e:1"], ["a:3 d:-"], ["a:4"]]),), join=2
     ),
     "the first dirty offset inside a segment": LogDir(
         (Log("orders-0", [["a:1", "b:1"], ["c:1", "d:1", "a:2"], ["d:2 e:1"], []], checkpoint=3),)
@@ -60,6 +60,8 @@ SHAPES = {
         )
     ),
 }  # fmt: skip
+# Merges pass every step of a replacement; a lost order of names shows in few of the partial power cuts.
+MOST_CUTS = "merges"
 RANDOM = 20 if SOAK else 1
 
 
@@ -76,12 +78,13 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it(
         judge(log_dir, state.found, state.run, ended=state.ended)
         check_next_run(log_dir, state, undisturbed)
 
-    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK)
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MOST_CUTS else 1)
     explorer.explore()
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {explorer}; losses 0")
-    assert explorer.first.distinct_states > 50
-    assert explorer.recoveries.distinct_states > 10
+    if name in SHAPES:  # a random log may be compacted into itself
+        assert explorer.first.distinct_states > 50
+        assert explorer.recoveries.distinct_states > 10
 
 
 def shape(name: str) -> LogDir:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keytail.log.fs import LOCAL
 from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import RANDOM, SEED, SHAPES, SOAK, shape
+from tests.crash.test_compaction import MOST_CUTS, RANDOM, SEED, SHAPES, SOAK, shape
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 from tests.reference.batches import Rec
@@ -31,7 +32,7 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    log_dir, opened, cleaned = shape(name), set(), set()
+    log_dir, opened, cleaned = shape(name), set[str](), set[str]()
 
     def visit(state: Visit) -> None:
         for log in log_dir.logs:
@@ -43,12 +44,13 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
         log_dir.recover(LOCAL, state.root)
         clean_with_kafka(kafka, log_dir, state.root, state.found.checkpoints, cleaned)
 
-    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK)
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MOST_CUTS else 1)
     explorer.explore()
     with capsys.disabled():
         print(f"\nby Kafka: {name} (seed {SEED}): {len(opened)} opened, {len(cleaned)} cleaned; losses 0; {explorer}")
-    assert len(opened) > 20
-    assert len(cleaned) > 2
+    if name in SHAPES:  # a random log may be compacted into itself
+        assert len(opened) > 20
+        assert len(cleaned) > 2
 
 
 def is_new(path: Path, seen: set[str]) -> bool:
@@ -106,7 +108,7 @@ def logs_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir() if file.suffix == ".log"}
 
 
-def options(log_dir: LogDir) -> dict[str, object]:
+def options(log_dir: LogDir) -> dict[str, Any]:
     configs = {
         "cleanup.policy": "compact",
         "internal.segment.bytes": max(log_dir.segment_bytes, 1),
