@@ -1,0 +1,120 @@
+"""Kafka's own loader opens every state that a stopped compaction, its recovery or the run after it leaves.
+
+It finds each key's newest record, nothing that was not there and the same log end (promises 1 and 2), each record
+again through the indexes, and can read the checkpoint; and from every state in which a recovery ends, our next run
+leaves what a round of Kafka's cleaner leaves (promise 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.log.fs import LOCAL
+from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir
+from tests.crash.explorer import Explorer, Visit
+from tests.crash.test_compaction import MOST_CUTS, RANDOM, SEED, SHAPES, SOAK, shape
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka
+from tests.reference.batches import Rec
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *(f"random {n}" for n in range(RANDOM))])
+def test_kafka_loses_nothing_whenever_a_compaction_stops(
+    name: str,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_dir, opened, cleaned = shape(name), set[str](), set[str]()
+
+    def visit(state: Visit) -> None:
+        for log in log_dir.logs:
+            path = state.root / log.name
+            if is_new(path, opened):
+                open_with_kafka(kafka, log_dir, log, path, state)
+        if is_new(state.root / CHECKPOINT, opened):
+            assert kafka.read_checkpoint(state.root / CHECKPOINT) == state.found.checkpoints
+        log_dir.recover(LOCAL, state.root)
+        clean_with_kafka(kafka, log_dir, state.root, state.found.checkpoints, cleaned)
+
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, partial_cuts=8 if SOAK or name == MOST_CUTS else 1)
+    explorer.explore()
+    with capsys.disabled():
+        print(f"\nby Kafka: {name} (seed {SEED}): {len(opened)} opened, {len(cleaned)} cleaned; losses 0; {explorer}")
+    if name in SHAPES:  # a random log may be compacted into itself
+        assert len(opened) > 20
+        assert len(cleaned) > 2
+
+
+def is_new(path: Path, seen: set[str]) -> bool:
+    """Whether these names and contents were not looked at before; scratch does not count."""
+    if not path.exists():
+        return False
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix != ".clean")
+    contents = repr([(file.name, file.read_bytes()) for file in files])
+    digest = hashlib.blake2b(f"{path.name} {contents}".encode()).hexdigest()
+    if digest in seen:
+        return False
+    seen.add(digest)
+    return True
+
+
+def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, state: Visit) -> None:  # noqa: F811
+    copy = path.parent.with_name("for-kafka") / path.name
+    shutil.copytree(path, copy)
+    try:
+        loaded = kafka.load(copy, fetch=True, **options(log_dir))
+        records = [Rec(r.offset, r.timestamp_ms, r.key, r.value) for r in loaded.records]
+        log.judge(records, loaded.log_end_offset, loaded.segment_bases)
+        assert loaded.fetch_mismatches == ()
+        model = state.found.logs[log.name]
+        assert loaded.segment_bases == sorted(model.segments)
+        assert records == model.records(), "the model of the loader finds something else"
+        for base, segment in model.segments.items():
+            assert (copy / f"{base:020d}.log").read_bytes() == segment.log
+    finally:
+        shutil.rmtree(copy.parent)
+
+
+def clean_with_kafka(
+    kafka: Kafka,  # noqa: F811
+    log_dir: LogDir,
+    root: Path,
+    checkpoints: dict[str, int],
+    cleaned: set[str],
+) -> None:
+    """Of the state in which a recovery ended: our next run beside a round of Kafka's cleaner."""
+    new = [log for log in log_dir.logs if log.compacted and is_new(root / log.name, cleaned)]
+    if not new:
+        return
+    theirs = root.with_name("cleaned-by-kafka")
+    for log in new:
+        shutil.copytree(root / log.name, theirs / log.name)
+        kafka.clean(theirs / log.name, checkpoint=checkpoints.get(log.name), only_if_cleanable=True, **options(log_dir))
+    log_dir.run(LOCAL, root, "r2")
+    for log in new:
+        assert logs_of(root / log.name) == logs_of(theirs / log.name)
+    shutil.rmtree(theirs)
+
+
+def logs_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.suffix == ".log"}
+
+
+def options(log_dir: LogDir) -> dict[str, Any]:
+    configs = {
+        "cleanup.policy": "compact",
+        "internal.segment.bytes": max(log_dir.segment_bytes, 1),
+        "index.interval.bytes": INTERVAL_BYTES,
+        "delete.retention.ms": RETENTION_MS,
+        "min.cleanable.dirty.ratio": 0,
+        "segment.index.bytes": 8192,
+    }
+    return {"configs": configs, "clock_ms": NOW}

@@ -1,0 +1,50 @@
+"""CONFORMANCE.md has every number once, names only tests that exist, and says what is missing where none does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "tests/CONFORMANCE.md").read_text()
+ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def names_of_tests(path: Path) -> set[str]:
+    nodes = ast.parse(path.read_text()).body
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_every_number_has_its_row_in_order() -> None:
+    assert [int(number) for number, _, _ in ROWS] == list(range(1, 72))
+
+
+def test_every_row_names_a_test_or_says_what_is_missing() -> None:
+    silent = [number for number, _, held in ROWS if not CITED.search(held) and not re.search("Not (yet|ours): .", held)]
+    assert not silent
+
+
+def test_every_test_that_is_named_exists() -> None:
+    cited = set(CITED.findall(PAGE))
+    assert len(cited) > 50
+    missing = {
+        (file, name) for file, name in cited if not (ROOT / file).exists() or name not in names_of_tests(ROOT / file)
+    }
+    assert not missing
+    assert PAGE.count(".py::") == len(CITED.findall(PAGE)), "a citation that is not of the form `file.py::test`"
+
+
+def test_numbers_in_docstrings_are_cited_back() -> None:
+    """A test whose docstring begins with numbers is named in these rows."""
+    held = {int(number): text for number, _, text in ROWS}
+    for path in (ROOT / "tests").rglob("test_conformance_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            numbers = (
+                re.match(r"([\d, ]+): ", ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef) else None
+            )
+            for number in numbers[1].split(",") if numbers else ():
+                assert f"{path.relative_to(ROOT)}::{node.name}" in held[int(number)], (
+                    f"{number} is not held by {node.name}"
+                )

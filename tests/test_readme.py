@@ -1,0 +1,69 @@
+"""What README.md tells an operator exists: flags, row fields, statuses, make targets, files.
+
+Not whether the prose is right; only that nothing in it has been renamed or removed from under it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from keytail.app.cli import app
+from keytail.app.verification import VerifyRow
+from keytail.spark.rows import ResultRow
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def _flags(verb: str) -> set[str]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {name for parameter in command.params for name in parameter.opts}
+
+
+def test_every_flag_is_one_of_the_verbs() -> None:
+    known = set().union(*(_flags(verb) for verb in ("plan", "compact", "verify"))) | {"--help"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
+
+
+@pytest.mark.parametrize("verb", ["plan", "compact", "verify"])
+def test_every_verb_is_there(verb: str) -> None:
+    assert verb in typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert f"keytail {verb} --config" in README
+
+
+def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
+    line = r"^ +(?:keytail|.*jobs/)(\s*plan|\s*compact|\s*verify)(?:\.py)? (--.*)$"
+    commands = re.findall(line, README, re.MULTILINE)
+    assert len(commands) >= 4
+    for verb, arguments in commands:
+        assert set(re.findall(r"--[a-z-]+", arguments)) <= _flags(verb.strip())
+
+
+@pytest.mark.parametrize("row", [ResultRow, VerifyRow])
+def test_every_field_of_a_row_is_listed(row: type) -> None:
+    listed = re.findall(r"`(\w+)`", README)
+    fields = [field.name for field in dataclasses.fields(row)]
+    assert set(fields) <= set(listed)
+
+
+@pytest.mark.parametrize("status", ["would-compact", "compacted", "clean", "skipped", "refused", "corrupt", "failed"])
+def test_every_status_has_a_line(status: str) -> None:
+    assert re.search(rf"^\| `{status}` \| .", README, re.MULTILINE)
+
+
+def test_make_targets_are_in_the_makefile() -> None:
+    targets = set(re.findall(r"\bmake ([a-z]+)", README))
+    assert {"demo", "test", "venv", "bench"} <= targets
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_files_that_are_named_exist() -> None:
+    named = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r"`?((?:lib|jobs|tests|conf)/[\w/.]+\w)`?", README)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
