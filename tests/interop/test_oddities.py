@@ -897,3 +897,30 @@ def test_a_wrong_index_of_aborted_transactions__departed_from(kafka: Kafka, fast
     assert [[r.offset for b in decode_any_log(log) for r in b.records] for log in logs] == [[0, 1, 2], [1, 2]]
     assert (pair.ours / "t-0" / index.name).read_bytes() == right
     assert pair.load_ours(now).repaired == []
+
+
+def test_replay_after_a_crash_starts_with_the_batch_that_holds_the_log_start__equal(
+    kafka: Kafka, fast_dir: Path
+) -> None:
+    """An open transaction whose only batch lies across the log start is found without any snapshot."""
+    transaction = encode_batch(
+        [Rec(i, NOW, b"%d" % i, b"v") for i in range(3)],
+        producer_id=7, producer_epoch=0, base_sequence=0, transactional=True,
+    )  # fmt: skip
+    steps = [one(0, b"x"), ROLL, transaction_at(transaction, 1), ROLL, one(4, b"y"), ROLL, one(5)]
+    pair = Pair(kafka, fast_dir, steps, log_start_offset=2)
+    for path in (pair.source / "t-0").glob("*.snapshot"):
+        path.unlink()
+    now = pair.circumstances(checkpoint=2)
+    pair.copies(now)
+    (pair.ours / ".kafka_cleanshutdown").unlink()
+    facts = survey(pair.ours)
+    unstable = first_unstable(LOCAL, facts, expiration_ms=pair.expiration_ms, now_ms=NOW)
+    theirs = kafka.cleanable(pair.theirs / "t-0", checkpoint=2, clean=False, **pair.opening(now))
+    assert theirs.first_uncleanable_offset == 1
+    assert unstable is not None and unstable.offset == theirs.last_stable_offset
+    assert select(facts, compaction_config(now), NOW, unstable=unstable).first_uncleanable_offset == 1
+
+
+def transaction_at(batch: bytes, offset: int) -> bytes:
+    return struct.pack(">q", offset) + batch[8:]

@@ -61,8 +61,9 @@ class ProducerStates:
     completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
 
     def replay(self, table: np.ndarray, start: int, end: int) -> None:
-        """Batches of [start, end), in order, as a follower takes them (format/SNAPSHOT.md, "Replay")."""
-        for row in table[(table["producer_id"] >= 0) & (table["base_offset"] >= start) & (table["last_offset"] < end)]:
+        """Batches from the one that holds `start` on, up to `end`, as a follower takes them (format/SNAPSHOT.md,
+        "Replay")."""
+        for row in table[(table["producer_id"] >= 0) & (table["last_offset"] >= start) & (table["last_offset"] < end)]:
             state = self.states.setdefault(int(row["producer_id"]), ProducerState())
             if not row["attributes"] & CONTROL:
                 state.epoch = int(row["producer_epoch"])
