@@ -12,6 +12,7 @@ from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from tests.crash.driver import Counts, State, digest_of, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
+from tests.interop.conftest import fast_dir  # noqa: F401
 
 CASES = {
     "three into one": Partition(
@@ -70,7 +71,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_stop_of_a_replacement_and_of_its_recovery(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     partition = CASES[name]
     counts, in_recovery = Counts(), Counts()
@@ -91,11 +94,11 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         assert all(replaced) or not state.action_ended
         for_every_stop(
             lambda path: shutil.copytree(state.root, path), recover, check_within_recovery,
-            work_dir=tmp_path / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
+            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
         )  # fmt: skip
         assert recover_for_good(partition, state.root) == replaced
 
-    for_every_stop(partition.make, commit, check, work_dir=tmp_path / "commit", counts=counts, seed=2)
+    for_every_stop(partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, seed=2)
     with capsys.disabled():
         print(f"\n{name}: {counts}; in the recovery of these {in_recovery}")
     assert counts.distinct_states > 15
