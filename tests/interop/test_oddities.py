@@ -684,7 +684,7 @@ def test_18_34_the_lock_is_the_brokers__equal(kafka: Kafka, fast_dir: Path) -> N
     kafka.unlock(fast_dir)
 
 
-@pytest.mark.parametrize("garbage", [b"\0" * 5, b"\0" * 300, b"garbage " * 20, one(2)[:-1]])
+@pytest.mark.parametrize("garbage", [b"\0" * 5, b"\0" * 300, b"garbage " * 20, one(2)[:-1]], ids=len)
 def test_18_35_garbage_behind_an_inactive_segment__departed_from(kafka: Kafka, fast_dir: Path, garbage: bytes) -> None:
     """Kafka's cleaner throws each time, and leaves the partition alone until the broker restarts: decision 1."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, one(2)])

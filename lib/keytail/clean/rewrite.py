@@ -142,8 +142,8 @@ class Rewriter:
         decided_by[table["base_offset"] > known.latest_offset] = kernels.BEYOND
         by_bits = (table["base_offset"] >= self._first_dirty) & (table["last_offset"] <= known.latest_offset)
         if known.starts_inside_segment:
-            # The map may take committed data for aborted and not hold it (CLEANING.md, "Aborted data and the
-            # map"): then a bit that is not set says nothing, and the map itself is asked.
+            # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing,
+            # and the map itself is asked (CLEANING.md, "Aborted data and the map").
             by_bits &= (table["attributes"] & TRANSACTIONAL) == 0
         decided_by[by_bits] = kernels.BY_BITS
         first_bit = np.full(n, -1, np.int64)
