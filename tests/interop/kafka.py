@@ -140,6 +140,12 @@ class Loaded(Opened):
     files: tuple[str, ...]
     fetch_mismatches: tuple[tuple[int, int | None, int | None], ...] = ()
     timestamps: dict[int, tuple[int, int] | None] = field(default_factory=dict)
+    # When asked for: per producer id, epoch, last sequence, first and last data offset, timestamp,
+    # coordinator epoch, first offset of the open transaction (-1: none); per aborted transaction producer id,
+    # first, last and last stable offset; the offsets that a read_committed consumer is given.
+    producers: tuple[tuple[int, ...], ...] = ()
+    aborted: tuple[tuple[int, ...], ...] = ()
+    committed: tuple[int, ...] = ()
 
 
 class Indexes(NamedTuple):
@@ -192,9 +198,14 @@ def step_batch(
 
 
 def step_marker(
-    kind: str, producer_id: int, producer_epoch: int, timestamp_ms: int, coordinator_epoch: int = 0
+    kind: str,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_ms: int,
+    coordinator_epoch: int = 0,
+    transaction_version: int = 0,
 ) -> dict[str, Any]:
-    """A transaction marker, "COMMIT" or "ABORT"."""
+    """A transaction marker, "COMMIT" or "ABORT". With version 2 its epoch must be above the data's."""
     return {
         "marker": {
             "type": kind,
@@ -202,6 +213,7 @@ def step_marker(
             "producer_epoch": producer_epoch,
             "t": timestamp_ms,
             "coordinator_epoch": coordinator_epoch,
+            "transaction_version": transaction_version,
         }
     }
 
@@ -283,6 +295,7 @@ class Kafka:
         records: bool = True,
         batches: bool = False,
         fetch: bool = False,
+        transactions: bool = False,
         timestamps: Sequence[int] = (),
         **options: Any,
     ) -> Loaded:
@@ -300,6 +313,7 @@ class Kafka:
                 records=records,
                 batches=batches,
                 fetch=fetch,
+                transactions=transactions,
                 timestamps=list(timestamps),
             ),
         )
@@ -542,6 +556,10 @@ def _opened(kind: type[OpenedT], answer: dict[str, Any]) -> OpenedT:
     values["segments"] = tuple(SegmentSizes(**row) for row in values["segments"])
     for name in known & {"messages", "files", "files_open", "batches"}:
         values[name] = tuple(values[name])
+    if "committed" in values:
+        values["committed"] = tuple(values["committed"])
+        for name in ("producers", "aborted"):
+            values[name] = tuple(map(tuple, values[name]))
     if "dirty_ratio" in values:
         values["dirty_ratio"] = float(values["dirty_ratio"])
     if "records" in values:

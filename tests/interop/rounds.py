@@ -1,7 +1,7 @@
-"""Random logs cleaned by Kafka and by something else, side by side, several rounds with more traffic between.
+"""One log cleaned by Kafka and by something else, side by side, several rounds with more traffic between.
 
-Each round starts both from Kafka's result of the one before. A failing log's directories are kept under
-target/failed and its seed is in the message; what the logs happened to exercise is counted.
+In mode "each" every round starts both from Kafka's result of the one before; in "drift" and "measured" each side
+goes on from its own. What the rounds happened to exercise is counted; fuzz.py draws logs and shrinks failures.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from keytail.errors import KeytailError
 from tests.interop.compare import differences
-from tests.interop.kafka import TARGET, Cleaned, Kafka, KafkaError, Opened
-from tests.interop.traffic import Traffic, random_traffic
+from tests.interop.kafka import Cleaned, Kafka, KafkaError, Loaded, Opened
 from tests.reference.batches import Rec
 from tests.reference.legacy import decode_any_log
 
@@ -33,6 +31,12 @@ CHOICE = (
     "must_compact_now",
     "rewrite_checkpoint",
 )
+
+TRANSACTIONAL = ("producers", "aborted", "committed")
+# By parts of what Kafka's cleaner throws: what ours may do there.
+THROWN: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("IllegalArgumentException",): ("right", "Refused", "CorruptLog"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,148 +67,145 @@ class Side(Protocol):
     def __call__(self, log_dir: Path, now: Circumstances) -> Outcome: ...
 
 
-def run_cases(
-    kafka: Kafka,
-    directory: Path,
-    ours: Side,
-    *,
-    logs: int,
-    rounds: int = 3,
-    from_inside: bool = True,
-    **traffic_options: Any,
-) -> Counter[str]:
-    """Run that many random logs and return what they exercised. The first difference fails.
+Mode = Literal["each", "drift", "measured"]
+Draw = Callable[[Opened, int | None], Circumstances]
+# Runs once more and says whether there was still something to do, which it then did on a copy of its own.
+Again = Callable[[Path, Circumstances], bool]
 
-    `from_inside` lets rounds start and end inside segments: small maps, checkpoints anywhere.
-    """
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={logs}")
-    seen: Counter[str] = Counter()
-    started = time.monotonic()
-    for number in range(logs):
-        rng = random.Random(f"{seed}-{number}")
-        case = _Case(kafka, directory / f"log-{number}", rng, random_traffic(rng, **traffic_options), seen)
-        case.from_inside = from_inside
-        try:
-            for _ in range(rounds):
-                if not case.play(ours):
-                    break
-        except BaseException as problem:
-            kept = TARGET / "failed" / f"{seed}-{number}"
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(case.home, kept)
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}, {case.now}; directories in {kept}")
-            raise
-        shutil.rmtree(case.home)
-    seen["logs"] = logs
-    print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s")
-    return seen
+@dataclass
+class Round:
+    """What is done to a log in one round; `now` is drawn when the round is first played, and kept."""
+
+    steps: list[dict[str, Any]]
+    options: Mapping[str, Any]
+    files_seed: int | None
+    now: Circumstances | None = None
+    own_checkpoint: bool = True
 
 
-class _Case:
-    """One random log: `source` is what a round starts from, `kafka` and `ours` what the two make of it."""
+class Difference(AssertionError):
+    """Kafka's result and ours are not what the mode promises."""
 
-    def __init__(self, kafka: Kafka, home: Path, rng: random.Random, traffic: Traffic, seen: Counter[str]) -> None:
-        self.harness, self.home, self.rng, self.traffic, self.seen = kafka, home, rng, traffic, seen
+
+class Case:
+    """One random log: `source` is what ours begins a round with, `kafka` and `ours` what the two make of it."""
+
+    def __init__(
+        self, kafka: Kafka, home: Path, seen: Counter[str], mode: Mode = "each", again: Again | None = None
+    ) -> None:
+        self.harness, self.home, self.seen, self.mode, self.again = kafka, home, seen, mode, again
         self.source, self.kafka, self.ours = home / "source", home / "kafka", home / "ours"
-        self.from_inside = True
         self.checkpoint: int | None = None
+        self.log_start_offset = 0
         self.now: Circumstances | None = None
-        self.source.mkdir(parents=True)
+        self.rounds: list[Round] = []
 
-    def play(self, ours: Side) -> bool:
+    def play(self, ours: Side, round_: Round, draw: Draw | None = None) -> bool:
         """One round. False when Kafka's cleaner threw, and there is no result to go on from."""
-        before = self.traffic.options
-        steps = self.traffic.steps()
-        opened = self.harness.append(self.source / "t-0", steps, **before)
-        self._set_mtimes()
-        self.now = now = self._circumstances(opened)
-        self._write_log_dir_files(now, opened)
-        for copy in (self.kafka, self.ours):
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(self.source, copy)  # copy2: modification times are part of the input
+        self.rounds.append(round_)
+        first = self.kafka if self.mode != "each" and self.kafka.exists() else self.source
+        opened = self._append(first, round_)
+        if draw is not None:
+            round_.now = draw(opened, self.checkpoint)
+            round_.own_checkpoint = round_.now.checkpoint == self.checkpoint
+        self.now = now = self._clamped(round_, opened)
+        self._write_log_dir_files(first, now, opened)
+        if first == self.kafka:
+            again = self._append(self.ours, round_)
+            if (again.log_start_offset, again.log_end_offset) != (now.log_start_offset, now.log_end_offset):
+                raise Difference("the same traffic ends elsewhere on our result")
+            self._write_log_dir_files(self.ours, now, again)
+            _copy(self.ours, self.source)
+        else:
+            _copy(self.source, self.kafka)
+            _copy(self.source, self.ours)
+        self.log_start_offset = now.log_start_offset
         self.seen["rounds"] += 1
         try:
             theirs = self._kafka_round(now)
         except KafkaError as error:
             self.seen[f"Kafka threw {error.java_class}"] += 1
-            self._refused_or_right(ours, now)
+            self._refused_or_right(ours, now, error)
             return False
         outcome = ours(self.ours, now)
-        other = [
-            f"{name}: Kafka's {getattr(theirs, name)}, ours {outcome.choice[name]}"
-            for name in CHOICE
-            if getattr(theirs, name) != outcome.choice[name] and theirs.total_bytes  # 0 of 0 bytes is NaN
-        ]
-        assert not other, f"another choice of what to clean than Kafka's: {other}"
-        assert outcome.end_offset == (theirs.end_offset if theirs.cleaned else None)
-        found = differences(
-            self.kafka / "t-0",
-            self.ours / "t-0",
-            index_interval_bytes=int(now.configs["index.interval.bytes"]),
-        )
-        assert not found, "\n".join(found)
+        self._compare(theirs, outcome, now)
         self._served_alike(now)
         self._count(theirs, now)
         self.checkpoint = theirs.end_offset if theirs.cleaned else self.checkpoint
-        shutil.rmtree(self.source)
-        shutil.copytree(self.kafka, self.source)
+        if self.again is not None:
+            self._again(self.again, replace(now, checkpoint=theirs.end_offset if theirs.cleaned else now.checkpoint))
+        if self.mode == "each":
+            _copy(self.kafka, self.source)
         return True
 
-    def _circumstances(self, opened: Opened) -> Circumstances:
-        rng, traffic = self.rng, self.traffic
-        start, end = traffic.log_start_offset, traffic.log_end_offset
-        if rng.random() < 0.7:
-            traffic.pass_time()
-        checkpoint = self.checkpoint
-        if rng.random() < 0.15 and self.from_inside:
-            checkpoint = rng.choice([None, rng.randint(start, end), end + 1, start - 1 if start else 0, end])
-        return Circumstances(
-            configs={**traffic.configs, **self._changed_configs(opened)},
-            now_ms=traffic.clock_ms,
-            log_start_offset=start,
-            log_end_offset=end,
-            high_watermark=end if rng.random() < 0.75 else rng.randint(start, end),
-            checkpoint=checkpoint,
-            map_max_entries=rng.choice([1, 2, 5, 20]) if rng.random() < 0.3 and self.from_inside else None,
-            producer_id_expiration_ms=traffic.producer_id_expiration_ms,
+    def _append(self, log_dir: Path, round_: Round) -> Opened:
+        options = {**round_.options, "log_start_offset": self.log_start_offset}
+        log_dir.mkdir(parents=True, exist_ok=True)
+        opened = self.harness.append(log_dir / "t-0", round_.steps, **options)
+        self._set_mtimes(log_dir, round_)
+        return opened
+
+    def _clamped(self, round_: Round, opened: Opened) -> Circumstances:
+        """The circumstances drawn, for a log that lost some of its traffic since."""
+        now = round_.now
+        assert now is not None
+        start, end = opened.log_start_offset, opened.log_end_offset
+        watermark = end if now.high_watermark == now.log_end_offset else min(max(now.high_watermark, start), end)
+        checkpoint = self.checkpoint if round_.own_checkpoint else now.checkpoint
+        return replace(
+            now, log_start_offset=start, log_end_offset=end, high_watermark=watermark, checkpoint=checkpoint
         )
 
-    def _changed_configs(self, opened: Opened) -> dict[str, Any]:
-        """Now and then other limits than the segments were written with, hit exactly or missed by one."""
-        rng = self.rng
-        first = rng.randrange(len(opened.segments))
-        run = opened.segments[first : first + rng.randint(2, 4)]
-        changed: dict[str, Any] = {}
-        if rng.random() < 0.2:
-            changed["internal.segment.bytes"] = max(1, sum(one.log_bytes for one in run) - rng.randint(0, 1))
-        if rng.random() < 0.1:
-            largest = max(sum(one.index_bytes for one in run), sum(one.time_index_bytes for one in run))
-            # Kafka cannot even load an active segment whose indexes outgrow the limit.
-            active = opened.segments[-1]
-            least = max(active.index_bytes, active.time_index_bytes) + 24
-            changed["segment.index.bytes"] = max(largest - rng.randint(0, 1), least)
-        if rng.random() < 0.1:
-            changed["index.interval.bytes"] = rng.choice([0, 77, 300])
-        return changed
+    def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
+        names = CHOICE if self.mode != "measured" else CHOICE[:2]
+        other = [
+            f"{name}: Kafka's {getattr(theirs, name)}, ours {outcome.choice[name]}"
+            for name in names
+            if getattr(theirs, name) != outcome.choice[name] and theirs.total_bytes  # 0 of 0 bytes is NaN
+        ]
+        if other:
+            raise Difference(f"another choice of what to clean than Kafka's: {other}")
+        end_offset = theirs.end_offset if theirs.cleaned else None
+        if outcome.end_offset != end_offset:
+            raise Difference(f"another end: Kafka's {end_offset}, ours {outcome.end_offset}")
+        if self.mode != "measured":
+            interval = int(now.configs["index.interval.bytes"])
+            found = differences(self.kafka / "t-0", self.ours / "t-0", index_interval_bytes=interval)
+            if found:
+                raise Difference("\n".join(found))
 
-    def _set_mtimes(self) -> None:
-        """Times to the nanosecond, and not the same for the files of a segment: only the log's counts."""
-        if self.rng.random() < 0.5:
+    def _again(self, again: Again, now: Circumstances) -> None:
+        """Promise 4: keytail once more at the same clock changes nothing, wherever the round was not cut short."""
+        before = _contents(self.ours)
+        if again(self.ours, now):
+            self.seen["rounds cut short by the map"] += 1
+        elif before != _contents(self.ours):
+            raise Difference("a second run at the same clock changed something")
+        else:
+            self.seen["second runs that changed nothing"] += 1
+
+    def _set_mtimes(self, log_dir: Path, round_: Round) -> None:
+        """Times to the nanosecond, and not the same for the files of a segment: only the log's counts.
+
+        Only of what no round has cleaned: results that drift apart keep the times that they were given.
+        """
+        if round_.files_seed is None and self.mode == "each":
             return
-        for path in sorted((self.source / "t-0").iterdir()):
-            age_ns = self.rng.randrange(3_600_000_000_000)
-            os.utime(path, ns=(0, self.traffic.clock_ms * 1_000_000 - age_ns))
+        clock_ms = int(round_.options["clock_ms"])
+        for path in sorted((log_dir / "t-0").iterdir()):
+            if path.stem.isdigit() and int(path.stem) >= (self.checkpoint or 0):
+                age_ns = random.Random(f"{round_.files_seed}-{path.name}").randrange(3_600_000_000_000)
+                os.utime(path, ns=(0, clock_ms * 1_000_000 - age_ns))
 
-    def _write_log_dir_files(self, now: Circumstances, opened: Opened) -> None:
+    def _write_log_dir_files(self, log_dir: Path, now: Circumstances, opened: Opened) -> None:
         write = self.harness.write_checkpoint
         checkpoints = {} if now.checkpoint is None else {"t-0": now.checkpoint, "other-1": 5}
         starts = {"t-0": now.log_start_offset} if now.log_start_offset > opened.segment_bases[0] else {}
-        write(self.source / "cleaner-offset-checkpoint", checkpoints)
-        write(self.source / "log-start-offset-checkpoint", starts)
-        write(self.source / "replication-offset-checkpoint", {"t-0": now.high_watermark})
-        write(self.source / "recovery-point-offset-checkpoint", {"t-0": now.log_end_offset})
-        (self.source / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":42}')
+        write(log_dir / "cleaner-offset-checkpoint", checkpoints)
+        write(log_dir / "log-start-offset-checkpoint", starts)
+        write(log_dir / "replication-offset-checkpoint", {"t-0": now.high_watermark})
+        write(log_dir / "recovery-point-offset-checkpoint", {"t-0": now.log_end_offset})
+        (log_dir / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":42}')
 
     def _kafka_round(self, now: Circumstances) -> Cleaned:
         return self.harness.clean(
@@ -227,36 +228,52 @@ class _Case:
 
     def _served_alike(self, now: Circumstances) -> None:
         """Kafka opens our result without repairing anything and reads what it reads from its own."""
-        theirs, mine = (
-            self.harness.load(path / "t-0", fetch=True, batches=True, **self._opening(now))
-            for path in (self.kafka, self.ours)
-        )
-        assert mine.repaired == []
-        assert mine.fetch_mismatches == ()
-        assert mine.records == theirs.records
-        assert mine.files == theirs.files
-        assert (mine.log_start_offset, mine.log_end_offset) == (now.log_start_offset, now.log_end_offset)
+        theirs, mine = self.loaded(self.kafka, now), self.loaded(self.ours, now)
+        if mine.repaired or mine.fetch_mismatches:
+            raise Difference(f"our result was repaired: {mine.repaired}, or misread: {mine.fetch_mismatches}")
+        names = ["records", "log_start_offset", "log_end_offset", "last_stable_offset", *TRANSACTIONAL]
+        names += ["files"] if self.mode != "measured" else []
+        for name in names:
+            if getattr(mine, name) != getattr(theirs, name):
+                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(mine, name)}")
+        if _headers(mine) != _headers(theirs):
+            raise Difference(f"batches: Kafka's {_headers(theirs)}, ours {_headers(mine)}")
         headers = [batch for batch in theirs.batches if batch["segment"] != theirs.segment_bases[-1]]
         self.seen["batches"] += len(headers)
         self.seen["batches without records"] += sum(batch["records"] == 0 for batch in headers)
         self.seen["batches with a horizon"] += sum(batch["delete_horizon_ms"] >= 0 for batch in headers)
+        self.seen["markers"] += sum(batch["control"] for batch in headers)
+        self.seen["aborted transactions"] += len(theirs.aborted)
+        self.seen["logs ending in an open transaction"] += any(producer[-1] >= 0 for producer in theirs.producers)
         spans = zip(theirs.segment_bases, theirs.segment_bases[1:], strict=False)
         self.seen["segments that span 2^31 offsets"] += sum(end - base >= 2**31 for base, end in spans)
         self.seen["compressed batches"] += sum(batch["codec"] != "none" for batch in headers)
 
-    def _refused_or_right(self, ours: Side, now: Circumstances) -> None:
-        """Where Kafka's cleaner throws: ours changes nothing, or keeps each key's newest and invents nothing."""
+    def loaded(self, log_dir: Path, now: Circumstances) -> Loaded:
+        return self.harness.load(
+            log_dir / "t-0", fetch=True, batches=True, transactions=True, **self._opening(now)
+        )
+
+    def _refused_or_right(self, ours: Side, now: Circumstances, error: KafkaError) -> None:
+        """Where Kafka's cleaner throws: ours changes nothing, or keeps each key's newest and invents nothing.
+
+        Which of the two is known for each kind of exception; another answer is a difference.
+        """
+        kind = next((kind for kind in THROWN if all(part in str(error) for part in kind)), None)
+        if kind is None:
+            raise Difference(f"Kafka threw something new: {error}") from error
         opening = self._opening(now)
         before = self.harness.load(self.source / "t-0", **opening)
         names = sorted(os.listdir(self.source / "t-0"))
         try:
             ours(self.ours, now)
         except (KeytailError, ValueError) as refusal:
-            self.seen[f"ours refused with {type(refusal).__name__}"] += 1
+            self._expect(kind, type(refusal).__name__, refusal)
             assert names == sorted(os.listdir(self.ours / "t-0"))
             for name in names:
                 assert (self.source / "t-0" / name).read_bytes() == (self.ours / "t-0" / name).read_bytes()
             return
+        self._expect(kind, "right", None)
         after = self.harness.load(self.ours / "t-0", fetch=True, **opening)
         assert after.repaired == []
         assert after.fetch_mismatches == ()
@@ -268,6 +285,11 @@ class _Case:
         newest = _newest_offsets(self.source / "t-0", now.log_start_offset)
         kept = {record.offset for record in after.records}
         assert newest <= kept, f"newest of their keys, and gone: {sorted(newest - kept)}"
+
+    def _expect(self, kind: tuple[str, ...], outcome: str, refusal: Exception | None) -> None:
+        self.seen[f"where Kafka threw {kind[0]} {kind[-1]!r}: {outcome}"] += 1
+        if outcome not in THROWN[kind]:
+            raise Difference(f"where Kafka threw {kind}: {outcome} ({refusal}), not {THROWN[kind]}")
 
     def _count(self, theirs: Cleaned, now: Circumstances) -> None:
         self.seen["rounds that cleaned"] += theirs.cleaned
@@ -285,6 +307,21 @@ class _Case:
 
     def _bases(self, log_dir: Path) -> set[int]:
         return {int(path.stem) for path in (log_dir / "t-0").glob("*.log")}
+
+
+def _copy(source: Path, copy: Path) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source, copy)  # copy2: modification times are part of the input
+
+
+def _contents(log_dir: Path) -> dict[str, tuple[bytes, int]]:
+    paths = sorted((log_dir / "t-0").iterdir())
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if path.is_file()}
+
+
+def _headers(loaded: Loaded) -> list[dict[str, Any]]:
+    """What every batch says of itself, whichever segment it lies in; a codec may take other bytes for it."""
+    return [{k: v for k, v in batch.items() if k not in ("segment", "bytes")} for batch in loaded.batches]
 
 
 def _newest_offsets(partition: Path, log_start_offset: int) -> set[int]:

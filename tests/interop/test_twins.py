@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka
-from tests.interop.rounds import CHOICE, Circumstances, Outcome, run_cases
+from tests.interop.rounds import CHOICE, Circumstances, Outcome
 from tests.reference import cleaner, selection
 from tests.reference.legacy import decode_any_log
 

@@ -59,6 +59,9 @@ class Traffic:
     transactional: bool
     delete_records: bool
     far_jumps: bool
+    bumped_share: float = 0.0  # of transactions: ended by protocol version 2
+    huge_share: float = 0.0  # of produced batches: nearly as large as a segment may be
+    legacy_codecs: Sequence[int] = (GZIP, SNAPPY, LZ4)
     legacy_share: float = 0.0  # of batches: messages of magic 0 and 1
     clock_ms: int = CLOCK_MS
     leader_epoch: int = 0
@@ -113,7 +116,10 @@ class Traffic:
 
     def _produced(self) -> dict[str, Any]:
         """A batch as a producer sends it: the leader assigns offsets."""
-        records = [self._record() for _ in range(self.rng.randint(1, 8))]
+        count = self.rng.randint(1, 8)
+        if self.huge_share and self.rng.random() < self.huge_share:
+            count = int(self.configs["internal.segment.bytes"]) // 300
+        records = [self._record() for _ in range(count)]
         producer = self._producer()
         step = step_batch(
             records,
@@ -165,7 +171,7 @@ class Traffic:
             records.append(Rec(offset, timestamp_ms, sent_key, value))
             offset += 1
         magic = rng.randint(0, 1)
-        codec = rng.choice([0, 0, GZIP, SNAPPY, LZ4])
+        codec = rng.choice([0, 0, *self.legacy_codecs])
         if codec == 0:
             records = records[:1]
             data = encode_single(records[0], magic=magic, append_time=rng.random() < 0.3)
@@ -224,6 +230,12 @@ class Traffic:
         producer.in_transaction = False
         self.log_end_offset += 1
         kind = self.rng.choice(["COMMIT", "ABORT"])
+        if self.rng.random() < self.bumped_share:  # protocol version 2: the marker's epoch is the next one's
+            producer.epoch += 1
+            producer.next_sequence = 0
+            return [
+                step_marker(kind, producer.producer_id, producer.epoch, self.clock_ms, transaction_version=2)
+            ]
         return [step_marker(kind, producer.producer_id, producer.epoch, self.clock_ms)]
 
 
@@ -263,7 +275,10 @@ def random_traffic(
         transactional=transactional,
         delete_records=delete_records and rng.random() < 0.3,
         far_jumps=far_jumps and rng.random() < 0.2,
+        legacy_codecs=[CODECS.index(codec) for codec in codecs if codec in ("gzip", "snappy", "lz4")],
         legacy_share=rng.choice([0.3, 0.7, 1.0]) if legacy else 0.0,
+        bumped_share=rng.choice([0.0, 0.5, 1.0]) if transactional else 0.0,
+        huge_share=rng.choice([0.0, 0.0, 0.15]),
     )
 
 

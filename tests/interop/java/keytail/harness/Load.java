@@ -35,6 +35,9 @@ final class Load {
             if (request.path("fetch").asBoolean(false)) {
                 fetchEach(partition.log, offsets, answer.putArray("fetch_mismatches"));
             }
+            if (request.path("transactions").asBoolean(false)) {
+                Served.describe(partition.log, answer);
+            }
             ArrayNode found = answer.putArray("timestamps");
             for (JsonNode timestamp : request.path("timestamps")) {
                 lookUp(partition.log, timestamp.asLong(), found.addArray());

@@ -1,0 +1,223 @@
+"""Random logs for rounds.py: drawn from a seed, counted, and shrunk when the two sides differ.
+
+A failing log's directories are kept under target/failed, its traffic is made as small as still fails the same
+way, and printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from tests.interop.kafka import TARGET, Kafka, KafkaError, Opened
+from tests.interop.rounds import Again, Case, Circumstances, Mode, Round, Side
+from tests.interop.traffic import Traffic, random_traffic
+
+SHRINK_S = 60.0
+
+
+def run_cases(
+    kafka: Kafka,
+    directory: Path,
+    ours: Side,
+    *,
+    logs: int,
+    mode: Mode = "each",
+    rounds: int | None = None,
+    from_inside: bool = True,
+    again: Again | None = None,
+    **traffic_options: Any,
+) -> Counter[str]:
+    """Run that many random logs and return what they exercised. The first difference fails, shrunk.
+
+    `from_inside` lets rounds start and end inside segments: small maps, checkpoints anywhere. `rounds` None:
+    three to five.
+    """
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
+    only = os.environ.get("KEYTAIL_FUZZ_LOG")
+    seen: Counter[str] = Counter()
+    started = time.monotonic()
+    for number in range(logs) if only is None else [int(only)]:
+        rng = random.Random(f"{seed}-{number}")
+        traffic = random_traffic(rng, **traffic_options)
+        case = Case(kafka, directory / f"log-{number}", seen, mode, again)
+        try:
+            for _ in range(rounds or rng.choice([3, 3, 4, 5])):
+                if not case.play(ours, *_drawn(traffic, rng, from_inside=from_inside)):
+                    break
+        except Exception as problem:
+            kept = TARGET / "failed" / f"{seed}-{number}"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(case.home, kept / "as found")
+            script, last = _shrunk(case, ours, problem, directory / "shrinking", kept / "shrunk")
+            report = "\n".join([*map(_described, script), f"{type(last).__name__}: {last}"])
+            (kept / "steps.txt").write_text(report + "\n")
+            problem.add_note(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOG={number}, mode {mode}, {traffic_options}")
+            problem.add_note(f"{case.now}; directories and steps.txt in {kept}; shrunk:\n{report}")
+            raise
+        shutil.rmtree(case.home)
+    seen["logs"] = logs
+    print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s", flush=True)
+    return seen
+
+
+def _drawn(traffic: Traffic, rng: random.Random, *, from_inside: bool) -> tuple[Round, Any]:
+    """The next round of a log, and how its circumstances are drawn once the traffic is written."""
+    options = dict(traffic.options)
+    steps = traffic.steps()
+
+    def draw(opened: Opened, checkpoint: int | None) -> Circumstances:
+        start, end = opened.log_start_offset, opened.log_end_offset
+        assert (start, end) == (traffic.log_start_offset, traffic.log_end_offset)
+        if rng.random() < 0.7:
+            traffic.pass_time()
+        if rng.random() < 0.15 and from_inside:
+            checkpoint = rng.choice([None, rng.randint(start, end), end + 1, start - 1 if start else 0, end])
+        return Circumstances(
+            configs={**traffic.configs, **_changed_configs(rng, opened)},
+            now_ms=traffic.clock_ms,
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=end if rng.random() < 0.75 else rng.randint(start, end),
+            checkpoint=checkpoint,
+            map_max_entries=rng.choice([1, 2, 5, 20]) if rng.random() < 0.3 and from_inside else None,
+            producer_id_expiration_ms=traffic.producer_id_expiration_ms,
+        )
+
+    files_seed = rng.randrange(2**32) if rng.random() < 0.5 else None
+    return Round(steps, {**options, "clock_ms": options["clock_ms"]}, files_seed), draw
+
+
+def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
+    """Now and then other limits than the segments were written with, hit exactly or missed by one."""
+    first = rng.randrange(len(opened.segments))
+    run = opened.segments[first : first + rng.randint(2, 4)]
+    changed: dict[str, Any] = {}
+    if rng.random() < 0.2:
+        changed["internal.segment.bytes"] = max(1, sum(one.log_bytes for one in run) - rng.randint(0, 1))
+    if rng.random() < 0.1:
+        largest = max(sum(one.index_bytes for one in run), sum(one.time_index_bytes for one in run))
+        # Kafka cannot even load an active segment whose indexes outgrow the limit.
+        active = opened.segments[-1]
+        least = max(active.index_bytes, active.time_index_bytes) + 24
+        changed["segment.index.bytes"] = max(largest - rng.randint(0, 1), least)
+    if rng.random() < 0.1:
+        changed["index.interval.bytes"] = rng.choice([0, 77, 300])
+    return changed
+
+
+def _shrunk(
+    case: Case, ours: Side, problem: Exception, work: Path, kept: Path
+) -> tuple[list[Round], Exception]:
+    """The rounds of a failed case with as much left out as can be, and how they fail; their directories in `kept`."""
+    script, last, wanted = case.rounds, problem, _signature(problem)
+    deadline = time.monotonic() + SHRINK_S
+    smaller = True
+    while smaller and time.monotonic() < deadline:
+        smaller = False
+        candidates = _with_less(script)
+        for candidate in candidates:
+            if time.monotonic() > deadline:
+                break
+            failure = _replayed(case, ours, candidate, work)
+            if failure is not None and _signature(failure) == wanted:
+                script, last, smaller = candidate, failure, True
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(work, kept)
+                break
+    shutil.rmtree(work, ignore_errors=True)
+    return script, last
+
+
+def _signature(problem: Exception) -> tuple[str, str]:
+    """What kind of failure it is, without the numbers."""
+    text = str(problem).partition("\n")[0]
+    return type(problem).__name__, re.sub(r"[0-9]+", "", text)[:40]
+
+
+def _replayed(case: Case, ours: Side, script: list[Round], work: Path) -> Exception | None:
+    """How those rounds fail from the beginning; None when they do not, or are no traffic Kafka takes."""
+    shutil.rmtree(work, ignore_errors=True)
+    again = Case(case.harness, work, Counter(), case.mode, case.again)
+    try:
+        for round_ in _resequenced(script):
+            if not again.play(ours, round_):
+                return None
+    except (KafkaError, RuntimeError):
+        return None
+    except Exception as failure:
+        return failure
+    return None
+
+
+def _with_less(script: list[Round]) -> Iterator[list[Round]]:
+    """The script without a round, without steps (many first), without records, each once."""
+    for at in range(len(script) - 1):
+        yield [*script[:at], *script[at + 1 :]]
+    longest = max(len(round_.steps) for round_ in script)
+    size = longest
+    while size:
+        for at, round_ in enumerate(script):
+            for first in range(0, len(round_.steps) if size <= len(round_.steps) else 0, size):
+                yield _replaced(script, at, [*round_.steps[:first], *round_.steps[first + size :]])
+        size //= 2
+    for at, round_ in enumerate(script):
+        for number, step in enumerate(round_.steps):
+            records = step.get("batch", {}).get("records", ())
+            for record in range(len(records) if len(records) > 1 else 0):
+                fewer = deepcopy(step)
+                del fewer["batch"]["records"][record]
+                yield _replaced(script, at, [*round_.steps[:number], fewer, *round_.steps[number + 1 :]])
+
+
+def _replaced(script: list[Round], at: int, steps: list[dict[str, Any]]) -> list[Round]:
+    old = script[at]
+    new = Round(steps, old.options, old.files_seed, old.now, old.own_checkpoint)
+    return [*script[:at], new, *script[at + 1 :]]
+
+
+def _resequenced(script: list[Round]) -> list[Round]:
+    """The same with the sequences that a producer would use for what is left of its batches."""
+    script = deepcopy(script)
+    following: dict[tuple[int, int], int] = {}
+    for round_ in script:
+        for step in round_.steps:
+            batch = step.get("batch", {})
+            if "producer_id" in batch:
+                producer = batch["producer_id"], batch["producer_epoch"]
+                batch["base_sequence"] = following.get(producer, 0)
+                count = len(batch["records"])
+                if "base_offset" in batch:
+                    count = batch["last_offset"] - batch["base_offset"] + 1
+                following[producer] = batch["base_sequence"] + count
+    return script
+
+
+def _described(round_: Round) -> str:
+    lines = [f"round at {round_.now}, files_seed {round_.files_seed}"]
+    for step in round_.steps:
+        batch = step.get("batch")
+        if batch is None:
+            lines.append(f"  {step}")
+            continue
+        rest = {k: v for k, v in batch.items() if k != "records" and v not in (False, 0, None, "none")}
+        lines.append(f"  batch {rest} {' '.join(map(_record_described, batch['records']))}")
+    return "\n".join(lines)
+
+
+def _record_described(record: Mapping[str, Any]) -> str:
+    key, value = (None if record[name] is None else base64.b64decode(record[name]) for name in ("k", "v"))
+    offset = f"{record['o']}:" if "o" in record else ""
+    headers = f"+{len(record['h'])}h" if record.get("h") else ""
+    shown = "null" if value is None else f"{len(value)}B"
+    return f"({offset}{key!r}={shown}{headers} at {record['t']})"
