@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.golden import TOPICS, topic_config_arguments, unpack
+from tests.golden import TOPICS, unpack
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
 
@@ -39,26 +39,25 @@ def demo(folder: Path, master: str) -> int:
     properties = log_dir.parent / "server.properties"
     logs = list(log_dir.glob("*-*/*.log"))
     print(f"{log_dir}: {len({log.parent for log in logs})} partitions, {len(logs)} segments")
-    print("The topics' own settings, which a broker keeps in its metadata log, are given as --topic-config.")
+    print("The topics' own settings are taken from the metadata log among them, so no topic needs to be named.")
     choice = ["--log-dirs", str(log_dir), "--config", str(properties)]
-    configured = [*choice, *topic_config_arguments()]
 
     say("2. keytail plan: what is due, and what is not")
-    planned = run("plan", [*configured, "--force"], shown=choice)
+    planned = run("plan", [*choice, "--force"])
     if planned.returncode not in (0, 3):
         return planned.returncode
 
     say("3. keytail compact --execute: on Spark in this process's machine")
     started_s = time.monotonic()
     flags = ["--force", "--execute", "--master", master, "--output", "json"]
-    compacted = run("compact", [*configured, *flags], shown=[*choice, *flags], capture=True)
+    compacted = run("compact", [*choice, *flags], capture=True)
     seconds = time.monotonic() - started_s
     if compacted.returncode not in (0, 3):
         return compacted.returncode
     rows = json.loads(compacted.stdout)
 
     say("4. keytail verify: every checksum, every order, every index entry")
-    verified = run("verify", choice, shown=choice)
+    verified = run("verify", choice)
 
     summary(rows, seconds, verified.returncode)
     return verified.returncode
@@ -68,12 +67,8 @@ def say(title: str) -> None:
     print(f"\n=== {title}", flush=True)
 
 
-def run(
-    verb: str, arguments: list[str], *, shown: list[str], capture: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run keytail; `shown` are the arguments to print, where the many --topic-config would hide the rest."""
-    more = " --topic-config ..." if len(arguments) > len(shown) and "--topic-config" in arguments else ""
-    print(f"$ keytail {verb} {shlex.join(shown)}{more}", flush=True)
+def run(verb: str, arguments: list[str], *, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    print(f"$ keytail {verb} {shlex.join(arguments)}", flush=True)
     return subprocess.run(
         [str(KEYTAIL), verb, *arguments], stdout=subprocess.PIPE if capture else None, text=True, check=False
     )
@@ -109,7 +104,7 @@ def summary(rows: list[dict[str, Any]], seconds: float, verified: int) -> None:
         print(f"\nverify ended with status {verified}: see above. Do not start a broker on this.")
         return
     print("\nverify found nothing wrong. A broker that starts on this log dir finds a clean shutdown, opens every")
-    print("partition without recovery, and serves each key's newest record at its old offset.")
+    print("partition without recovery, and serves each key's newest record that was not aborted at its old offset.")
 
 
 def arrow(rows: list[dict[str, Any]], what: str) -> str:
