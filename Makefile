@@ -31,7 +31,7 @@ bench: venv  ## compaction against Kafka's own Cleaner on the same files (needs 
 
 N ?= 1000
 fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000
-	KEYTAIL_FUZZ_LOGS=$(N) $(BIN)/python -m pytest tests/interop/test_differential.py
+	KEYTAIL_FUZZ_LOGS=$(N) $(BIN)/python -m pytest -s tests/interop/test_differential.py
 
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite

@@ -45,6 +45,7 @@ def run_cases(
     seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
     print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
     only = os.environ.get("KEYTAIL_FUZZ_LOG")
+    keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the kinds of difference, shrink none
     seen: Counter[str] = Counter()
     started = time.monotonic()
     for number in range(logs) if only is None else [int(only)]:
@@ -56,6 +57,12 @@ def run_cases(
                 if not case.play(ours, *_drawn(traffic, rng, from_inside=from_inside)):
                     break
         except Exception as problem:
+            if keep_going:
+                kind = ": ".join(_signature(problem))
+                print(f"log {number}: {kind}", flush=True)
+                seen[f"DIFFERENT {kind}"] += 1
+                shutil.rmtree(case.home)
+                continue
             kept = TARGET / "failed" / f"{seed}-{number}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(case.home, kept / "as found")
@@ -67,7 +74,9 @@ def run_cases(
             raise
         shutil.rmtree(case.home)
     seen["logs"] = logs
+    different = [name for name in seen if name.startswith("DIFFERENT")]
     print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s", flush=True)
+    assert not different, different
     return seen
 
 

@@ -7,21 +7,27 @@ same log), KEYTAIL_FUZZ_LOG plays that log alone.
 from __future__ import annotations
 
 import os
+import random
+import shutil
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from keytail.clean.cleaner import CleaningTask, Grouping, clean_partition, install
 from keytail.clean.plan import CompactionConfig, Selection, select
 from keytail.clean.producers import first_unstable
+from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from tests.interop.fuzz import run_cases
-from tests.interop.kafka import Kafka
-from tests.interop.rounds import CHOICE, Circumstances, Outcome
+from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
+from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round
+from tests.interop.traffic import DAY_MS, random_traffic
 
 pytestmark = pytest.mark.interop
 
@@ -89,6 +95,103 @@ def test_measured_grouping_serves_the_same_for_ever(
         again=partial(run_again, grouping="measured"),
         **options,
     )
+
+
+def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, fast_dir: Path) -> None:
+    """Deleted, cut, of another segment, an entry missing or wrong: the log itself says what was aborted."""
+    rng = random.Random(os.environ.get("KEYTAIL_SEED"))
+    damages: Counter[str] = Counter()
+
+    def round_with_damage(log_dir: Path, now: Circumstances) -> Outcome:
+        right = log_dir.parent / "right"
+        shutil.rmtree(right, ignore_errors=True)
+        shutil.copytree(log_dir, right)
+        outcome = keytail_round(right, now)
+        if outcome.end_offset is not None:
+            damages[damage_index(rng, log_dir / "t-0", outcome.end_offset)] += 1
+        return keytail_round(log_dir, now)
+
+    logs = max(1, round(LOGS * 0.1))
+    run_cases(kafka, fast_dir, round_with_damage, logs=logs, mode="damaged", transactional=True, delete_records=False)
+    print(dict(damages))
+    assert logs < 20 or len(damages) > 5
+
+
+def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
+    """Spoil one transaction index of a segment that the round replaces; what was done."""
+    bases = [base for base in sorted(int(path.stem) for path in partition.glob("*.log")) if base < end_offset]
+    indexes = {base: partition / f"{base:020d}.txnindex" for base in bases}
+    full = [path for path in indexes.values() if path.exists() and path.stat().st_size]
+    if not full:
+        return "nothing to damage"
+    path = rng.choice(full)
+    data = path.read_bytes()
+    kind = rng.choice(["deleted", "cut", "entry missing", "entry wrong", "entry wrong", "of another segment"])
+    at = rng.randrange(len(data) // TXN_ENTRY.itemsize)
+    if kind == "deleted":
+        path.unlink()
+    elif kind == "cut":
+        path.write_bytes(data[: rng.randrange(len(data))])
+    elif kind == "entry missing":
+        path.write_bytes(data[: at * TXN_ENTRY.itemsize] + data[(at + 1) * TXN_ENTRY.itemsize :])
+    elif kind == "entry wrong":
+        entries = np.frombuffer(data, TXN_ENTRY).copy()
+        name = rng.choice(["version", "producer_id", "first_offset", "last_offset"])
+        entries[name][at] += rng.choice([-7, -1, 1, 3])
+        path.write_bytes(entries.tobytes())
+        kind += f", {name}"
+    else:
+        indexes[rng.choice(bases)].write_bytes(data)
+    return kind
+
+
+@pytest.mark.parametrize("mode", ["drift", "measured"])
+def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
+    """Tombstones, markers and emptied batches are gone when Kafka's are, and in the end all are."""
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    removed = 0
+    for number in range(max(1, round(LOGS * 0.02))):
+        rng = random.Random(f"{seed}-{number}")
+        traffic = random_traffic(
+            rng, transactional=True, delete_records=False, far_jumps=False, keyless=False, codecs=["none"]
+        )
+        traffic.configs |= {"delete.retention.ms": 60_000, "min.compaction.lag.ms": 0}
+        case = Case(kafka, fast_dir / f"log-{number}", Counter(), mode)
+        ours = keytail_round if mode == "drift" else measured_round
+        steps = traffic.steps()
+        for producer in traffic.producers:
+            if producer.in_transaction:
+                steps.append(step_marker("ABORT", producer.producer_id, producer.epoch, traffic.clock_ms))
+        steps.append(step_roll())
+        boundary = 0
+        for day in range(6):
+            clock_ms = traffic.clock_ms + day * 2 * DAY_MS
+            if day:
+                record = (clock_ms, b"key of the day %d" % day, b"value", ())
+                steps = [step_clock(clock_ms), step_batch([record]), step_roll()]
+            options = {**traffic.options, "clock_ms": clock_ms}
+            round_ = Round(steps, options, None)
+            assert case.play(ours, round_, partial(plain_circumstances, traffic.configs, clock_ms))
+            boundary = boundary or case.now.log_end_offset
+        served = case.loaded(case.ours, case.now)
+        old = [batch for batch in served.batches if batch["last_offset"] < boundary]
+        # A record's time may lie years ahead, and its producer then does not expire.
+        active = {producer[0] for producer in served.producers}
+        idle = [batch for batch in old if batch["producer_id"] not in active]
+        assert not [batch for batch in idle if batch["control"] or not batch["records"]], f"log {number}"
+        assert not [record for record in served.records if record.value is None], f"log {number}"
+        assert served.aborted == ()
+        removed += boundary - len(old)
+        shutil.rmtree(case.home)
+    assert removed
+
+
+def plain_circumstances(
+    configs: dict[str, Any], now_ms: int, opened: Opened, checkpoint: int | None
+) -> Circumstances:
+    start, end = opened.log_start_offset, opened.log_end_offset
+    return Circumstances(configs, now_ms, start, end, end, checkpoint, None, DAY_MS)
 
 
 def keytail_round(
