@@ -49,6 +49,7 @@ def read_aborted(
             len(data) % TXN_ENTRY.itemsize == 0
             and (entries["version"] == 0).all()
             and (entries["last_offset"] >= segment.base_offset).all()
+            and (entries["first_offset"] >= 0).all()
             and (entries["first_offset"] <= entries["last_offset"]).all()
             and (np.diff(entries["last_offset"]) > 0).all()
         )
