@@ -156,7 +156,7 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
         traffic = random_traffic(
             rng, transactional=True, delete_records=False, far_jumps=False, keyless=False, codecs=["none"]
         )
-        traffic.configs |= {"delete.retention.ms": 60_000, "min.compaction.lag.ms": 0}
+        traffic.configs |= {"segment.index.bytes": 65_536, "delete.retention.ms": 60_000, "min.compaction.lag.ms": 0}
         case = Case(kafka, fast_dir / f"log-{number}", Counter(), mode)
         ours = keytail_round if mode == "drift" else measured_round
         steps = traffic.steps()
