@@ -168,8 +168,10 @@ def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast
         for day in range(6):
             clock_ms = traffic.clock_ms + day * 2 * DAY_MS
             if day:
-                record = (clock_ms, b"key of the day %d" % day, b"value", ())
-                steps = [step_clock(clock_ms), step_batch([record]), step_roll()]
+                records = [(clock_ms, b"key of the day %d" % day, b"value", ())]
+                if day == 1:  # nothing of the first day stays, so that no marker is needed for it
+                    records += [(clock_ms, key, None, ()) for key in traffic.keys]
+                steps = [step_clock(clock_ms), step_batch(records), step_roll()]
             options = {**traffic.options, "clock_ms": clock_ms}
             round_ = Round(steps, options, None)
             assert case.play(ours, round_, partial(plain_circumstances, traffic.configs, clock_ms))
