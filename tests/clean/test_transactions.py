@@ -217,6 +217,7 @@ ENTRIES = [Aborted(1, 3, 12, 13), Aborted(2, 11, 14, 15)]
         b"\0\1" + ENTRIES[0].encode()[2:],
         Aborted(1, 3, 9, 13).encode(),  # ends below its segment
         Aborted(1, 13, 12, 13).encode(),
+        Aborted(1, -1, 12, 13).encode(),
         ENTRIES[1].encode() + ENTRIES[0].encode(),
         ENTRIES[0].encode() * 2,
         bytes(34),
