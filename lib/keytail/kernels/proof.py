@@ -327,8 +327,8 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
         if kept:
             kept_count += 1
             nulls = nulls or value_bytes < 0
-        if fate != _COUNTS:
-            pass  # stands for no value of its key
+        if fate != _COUNTS or (state[MARKERS_KNOWN] != 0 and offset < state[LOG_START]):
+            pass  # stands for no value of its key, or for one that is served to nobody
         elif offset >= state[END_OFFSET]:
             if not kept:
                 return _fail(state, LOST_BEYOND_END, p, offset)
@@ -385,17 +385,18 @@ def _settle(source, p, size, output, q, whole, markers, state):
     count = be_32(source, p + 57)
     kept = np.int64(0) if q < 0 else be_32(output, q + 57)
     if attributes & 0x20 == 0:
+        if last < state[LOG_START]:  # served to nobody; Kafka takes aborted data there for committed
+            return 0, _SILENT
         row = next_marker(markers, producer, last + 1)
-        visible = last >= state[LOG_START]  # below it Kafka takes aborted data for committed
         if row < 0:
-            if visible and (q < 0 or (count > 0 and kept == 0)):
+            if q < 0 or (count > 0 and kept == 0):
                 return _fail(state, LOST_OPEN, p, base), _COUNTS
             return 0, _COUNTS
         if markers[row, FIRST_DATA] < 0:
             markers[row, FIRST_DATA] = base
         if markers[row, KIND] != ABORT:
             return 0, _COUNTS
-        if kept > 0 and visible:
+        if kept > 0:
             return _fail(state, OUTPUT_ABORTED, q, base), _SILENT
         return 0, _SILENT
     if count == 0:

@@ -50,6 +50,9 @@ def track(
         entry = state[p, ENTRY]
         if row.attributes & CONTROL == 0:
             if entry >= 0:
+                begins_late = entry_first[entry] > row.base_offset and row.base_offset >= log_start_offset
+                if begins_late and cursor[CONTRADICTION] < 0:
+                    cursor[CONTRADICTION] = row.base_offset
                 state[p, SEEN] = 1
                 discard[i] = 1
             else:

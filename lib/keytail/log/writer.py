@@ -83,14 +83,16 @@ class SegmentWriter:
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
         """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; how many were taken.
 
-        The rows get their positions in this segment. One batch is always taken into an empty segment.
+        The rows get their positions in this segment. Into an empty one a batch of any size is taken.
         """
         ends = np.cumsum(table["size_bytes"], dtype=np.int64)
         fits = (self.size_bytes + ends <= self._max_bytes) & (
             table["last_offset"] - self.base_offset <= MAX_RELATIVE_OFFSET
         )
         taken = len(table) if fits.all() else int(np.argmin(fits))
-        if taken == 0 and self.size_bytes == 0:
+        # A batch larger than the limit makes a segment of its own; one beyond the span needs another base.
+        span = int(table["last_offset"][0]) - self.base_offset
+        if taken == 0 and self.size_bytes == 0 and span <= MAX_RELATIVE_OFFSET:
             taken = 1
         table["position"][:taken] = self.size_bytes + ends[:taken] - table["size_bytes"][:taken]
         taken = self._indexer.add(table[:taken])

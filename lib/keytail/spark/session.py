@@ -93,6 +93,7 @@ def end_jvm() -> None:
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()
+        SparkContext._gateway = SparkContext._jvm = None  # the next session starts a JVM of its own
 
 
 def submitted_session(app_name: str = "keytail") -> Any:
