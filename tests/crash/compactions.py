@@ -197,7 +197,8 @@ class LogDir:
                 CleaningTask(
                     facts.topic, facts.partition, facts.path, facts.segments, facts.snapshots,
                     facts.log_start_offset, facts.log_end_offset, selection.first_dirty_offset,
-                    selection.first_uncleanable_offset, NOW, self.config, run_id, grouping="kafka", map_memory_bytes=1 << 20,
+                    selection.first_uncleanable_offset, NOW, self.config, run_id,
+                    grouping="kafka", map_memory_bytes=1 << 20,
                 )
             )  # fmt: skip
         driver = Compaction(None, tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
