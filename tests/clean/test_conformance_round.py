@@ -14,7 +14,6 @@ import pytest
 
 from keytail.clean import cleaner
 from keytail.clean.cleaner import CleaningResult, clean_partition, install
-from keytail.errors import Refused
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.log.fs import LOCAL
@@ -177,13 +176,6 @@ def batch_rows(*rows: tuple[int, int, int, int]) -> np.ndarray:
         table[name] = column
     table["base_offset"] = table["last_offset"]
     return table
-
-
-def test_an_offset_too_far_from_its_base_is_refused(tmp_path: Path) -> None:
-    """60: a relative offset has 31 bits."""
-    SegmentIndexer(100, 0, 1 << 20).add(batch_rows((0, 70, 100, 5), (70, 70, 100 + 2**31 - 1, 6)))
-    with pytest.raises(Refused, match="2147483647"):
-        SegmentIndexer(100, 0, 1 << 20).add(batch_rows((0, 70, 100, 5), (70, 70, 100 + 2**31, 6)))
 
 
 def test_entries_come_after_more_than_the_interval(tmp_path: Path) -> None:
