@@ -130,7 +130,7 @@ class Bench:
 
     def command_line(self, log_dir: Path) -> list[str]:
         settings = {"cleanup.policy": "compact", "segment.bytes": self.shape.segment_bytes}
-        flags = ["--log-dirs", str(log_dir), "--topics-have-no-overrides"]
+        flags = ["--log-dirs", str(log_dir), "--topics-have-no-overrides", "--grouping", "kafka"]
         for key, value in settings.items():
             flags += ["--topic-config", f"{TOPIC}:{key}={value}"]
         flags += ["--map-memory", str(self.shape.map_memory_bytes), "--execute", "--output", "json"]

@@ -149,6 +149,7 @@ def task_of(log_dir: str, *, map_memory_bytes: int, segment_bytes: int) -> Clean
         now_ms=time.time_ns() // 1_000_000,
         config=CompactionConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=segment_bytes),
         run_id="bench",
+        grouping="kafka",
         map_memory_bytes=map_memory_bytes,
     )
 
