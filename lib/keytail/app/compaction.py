@@ -119,7 +119,7 @@ def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
 
 def _session(request: Request, run: contextlib.ExitStack) -> Any:
     """The session, stopped with `run`. A cluster calls a submitted application that never makes one failed."""
-    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415
+    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help and --version stay fast)
 
     if request.submitted:
         spark = submitted_session()
@@ -143,7 +143,7 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
 
 def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
     """A checkpoint outside its log is set to the first dirty offset, also where no round is due."""
-    from keytail.spark.compact import move_checkpoint  # noqa: PLC0415
+    from keytail.spark.compact import move_checkpoint  # noqa: PLC0415 (--help and --version stay fast)
 
     of_dir = {log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs}
     for plan in planned:

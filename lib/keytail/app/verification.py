@@ -68,8 +68,8 @@ def verify(
     choice: Choice, *, master: str | None = None, submitted: bool = False, fs: FileSystem = LOCAL
 ) -> list[VerifyRow]:
     """A row for each chosen partition. Starts Spark only where there is much to read, or it has been started."""
-    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415
-    from keytail.spark.verify import VerifyTask, verify_here, verify_on_spark  # noqa: PLC0415
+    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.spark.verify import VerifyTask, verify_here, verify_on_spark  # noqa: PLC0415 (--help and --version stay fast)
 
     chosen = choose(fs, choice)
     facts = {entry.path: survey_partition(fs, log_dir, entry) for log_dir, entry in chosen.partitions}
