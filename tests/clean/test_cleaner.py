@@ -4,11 +4,13 @@ import functools
 import os
 import random
 
+import numpy as np
 import pytest
 
 from keytail.clean import cleaner
 from keytail.clean.cleaner import clean_partition, install
-from keytail.errors import CorruptLog, Refused
+from keytail.clean.producers import ActiveProducers
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
@@ -222,6 +224,17 @@ def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
         result = clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
         batches = decode_log(read(path, files_of(result, ".log")[0].name))
         assert [(b.base_offset, b.record_count) for b in batches] == [(0, 0)] * kept + [(1, 1), (2, 1)]
+
+
+def test_a_rewriter_that_forgets_a_producer_is_found_out_by_the_proof(tmp_path, monkeypatch):
+    monkeypatch.setattr(ActiveProducers, "ends_a_producer", lambda self, table: np.zeros(len(table), bool))
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    log, path, facts = tiny(tmp_path, [one(0, **mine), one(1), one(2, key=b"x")])
+    snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0)])
+    with pytest.raises(KeytailError, match="the last batch of an active producer is not in the output") as caught:
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
+    assert caught.value.offset == 0
+    assert not [n for n in os.listdir(path) if n.endswith(".clean")]
 
 
 def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_forgotten_after_a_clean_one(

@@ -17,7 +17,7 @@ import numpy as np
 
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import CompactionConfig, group_segments, segments_between
-from keytail.clean.producers import load_producers
+from keytail.clean.producers import ActiveProducers, load_producers
 from keytail.clean.proof import prove
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
@@ -115,7 +115,8 @@ def clean_partition(
     writer = _output_writer(fs, task, transactions)
     try:
         with clock.phase("write"):
-            rewriter = _make_rewriter(fs, task, reader, scanner, survivors, transactions)
+            producers = _active_producers(fs, task, reader)
+            rewriter = _make_rewriter(task, reader, scanner, survivors, transactions, producers)
             groups = _rewrite(task, numbers, survivors.end_offset, rewriter, writer, progress)
             _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
         untouched_records += survivors.records_from(numbers[1])
@@ -123,7 +124,7 @@ def clean_partition(
         # The proof needs a table as large as the map: one of them at a time.
         del survivors, rewriter
         with clock.phase("prove"):
-            _prove(fs, task, result, numbers)
+            _prove(fs, task, result, producers)
     except BaseException:
         writer.discard()
         raise
@@ -284,15 +285,8 @@ def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
         )
 
 
-def _make_rewriter(
-    fs: FileSystem,
-    task: CleaningTask,
-    reader: SegmentReader,
-    scanner: RecordScanner,
-    survivors: Survivors,
-    transactions: Transactions,
-) -> Rewriter:
-    producers = load_producers(
+def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
+    return load_producers(
         fs,
         reader,
         task.partition_path,
@@ -303,13 +297,23 @@ def _make_rewriter(
         clean_shutdown=task.clean_shutdown,
         expiration_ms=task.config.producer_id_expiration_ms,
         now_ms=task.now_ms,
-    )
+    ).active()
+
+
+def _make_rewriter(
+    task: CleaningTask,
+    reader: SegmentReader,
+    scanner: RecordScanner,
+    survivors: Survivors,
+    transactions: Transactions,
+    producers: ActiveProducers,
+) -> Rewriter:
     return Rewriter(
         reader,
         scanner,
         survivors,
         transactions,
-        producers.active(),
+        producers,
         seed=task.hash_seed,
         first_dirty_offset=task.first_dirty_offset,
         first_uncleanable_offset=task.first_uncleanable_offset,
@@ -407,7 +411,7 @@ def _result(
     )
 
 
-def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, numbers: tuple[int, int]) -> None:
+def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers) -> None:
     prove(
         fs,
         task.partition_path,
@@ -423,4 +427,5 @@ def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, numbers: 
         memory_bytes=task.map_memory_bytes,
         log_start_offset=task.log_start_offset,
         segment_index_bytes=task.config.segment_index_bytes,
+        active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
     )
