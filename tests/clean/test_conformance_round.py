@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from keytail.log.indexer import SegmentIndexer
 from keytail.log.partition import SegmentFacts, survey_log_dirs, survey_partition
 from keytail.log.stride import SegmentReader
 from tests.clean.logs import RandomLog, task_for, write_log
-from tests.reference.batches import Batch, Rec, decode_log, encode_batch
-from tests.reference.cleaner import Segment
+from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Aborted, Segment
 
 NOW = 1_750_000_000_000
 DAY_MS = 86_400_000
@@ -47,9 +48,12 @@ class Log:
         task = task_for(self.path, log, self.facts, fields.pop("now_ms", NOW), first_dirty=first_dirty, **fields)
         result = clean_partition(LOCAL, task)
         install(LOCAL, task, result)
+        self.survey()
+        return result
+
+    def survey(self) -> None:
         listing = survey_log_dirs(LOCAL, [os.path.dirname(self.path)])[0]
         self.facts = survey_partition(LOCAL, listing, listing.partitions[0]).segments
-        return result
 
     def batches(self) -> list[Batch]:
         return [batch for data in self.logs().values() for batch in decode_log(data)]
@@ -158,6 +162,30 @@ def test_batches_larger_than_buffers_and_than_the_topic_allows(tmp_path: Path, m
     log = Log(tmp_path, {0: encode_batch(records, codec=4) + one(8)}, 9)
     log.round(config={"max_message_bytes": 100})
     assert log.offsets() == [6, 7, 8]
+
+
+def test_batches_passed_over_whole_make_no_buffer_grow(tmp_path: Path) -> None:
+    """33: aborted data is neither opened nor gathered: a stride that would open to 40 MB needs no memory for it."""
+    peaks = []
+    for n, (commit, batches) in enumerate(((False, 1), (False, 1), (False, 200), (True, 200))):  # the first warms up
+        fields = {"producer_id": 7, "producer_epoch": 0, "transactional": True, "codec": 4}
+        data = [
+            encode_batch([Rec(n, NOW, b"%d" % n, bytes(200_000))], base_sequence=n, **fields) for n in range(batches)
+        ]
+        data.append(encode_marker(batches, NOW, commit=commit, producer_id=7, producer_epoch=0))
+        log = Log(tmp_path / str(n), {0: b"".join(data) + one(batches + 1)}, batches + 2)
+        if not commit:
+            entry = Aborted(7, 0, batches, batches + 1)
+            Path(log.path, f"{0:020d}.txnindex").write_bytes(entry.encode())
+            log.survey()
+        tracemalloc.start()
+        log.round()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert log.offsets() == [*(range(batches) if commit else ()), batches, batches + 1]
+    _, few, many, opened = peaks
+    assert many < few + 1_000_000  # the proof looks into each batch, but one at a time
+    assert opened > few + 30_000_000
 
 
 def test_empty_segments_join_past_any_span(tmp_path: Path) -> None:
