@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from keytail.clean.cleaner import CleaningTask, clean_partition
 from keytail.clean.plan import CompactionConfig, select
+from keytail.clean.producers import first_unstable
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import replace
 from keytail.log.fs import FileSystem
@@ -26,8 +28,8 @@ from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome
 from tests.crash.partitions import NO_PRODUCERS, write_segment
 from tests.crash.recorder import RecordingFileSystem
-from tests.reference.batches import Rec, all_records, decode_log, encode_batch
-from tests.reference.cleaner import Segment, clean
+from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker
+from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.indexing import index_files
 from tests.reference.loader import Loaded, load
 
@@ -35,9 +37,10 @@ NOW = 1_750_000_000_000
 RETENTION_MS = 1000
 INTERVAL_BYTES = 50  # less than a batch: every batch but the first has an index entry
 CHECKPOINT = "cleaner-offset-checkpoint"
+COMMIT_KEY = b"\0\0\0\1"
 GONE = ("gone-3", 7)  # a checkpoint entry of a partition that is not in the log dir
 
-Files = dict[int, tuple[bytes, bytes, bytes]]  # log, index and time index by base offset
+Files = dict[int, tuple[bytes, bytes, bytes, bytes]]  # log, its three indexes (b"": no entries), by base offset
 Entries = dict[str, int]
 
 
@@ -46,6 +49,8 @@ class Log:
     """A partition in words. A segment is a list of batches, the last one is active; a batch is words:
 
     `k:v` a record, `k:-` a tombstone, `!` a delete horizon that has passed, `@7` producer 7, `+3` a gap before it.
+    `T7` data of a transaction of producer 7, `t7` too, but by the end the producer is idle for long; `C7` and `A7`
+    are its markers. A transaction without one is open at the end.
     """
 
     name: str
@@ -85,18 +90,49 @@ class Log:
 
     @cached_property
     def producers(self) -> dict[int, int]:
-        """Last offset by producer id."""
-        batches = [batch for log in self.segments.values() for batch in decode_log(log)]
-        return {batch.producer_id: batch.last_offset for batch in batches if batch.producer_id >= 0}
+        """Last offset of data by producer id, of those that are active."""
+        words = " ".join(words for batches in self.batches for words in batches).split()
+        idle = {int(word[1:]) for word in words if word[0] == "t" and ":" not in word}
+        batches = [batch for log in self.segments.values() for batch in decode_log(log) if not batch.control]
+        found = {batch.producer_id: batch.last_offset for batch in batches if batch.producer_id >= 0}
+        return {pid: last for pid, last in found.items() if pid not in idle}
+
+    @cached_property
+    def transactions(self) -> Replayed:
+        return replay(self.segments)
+
+    @cached_property
+    def txn_indexes(self) -> dict[int, tuple[Entry, ...]]:
+        """As a broker writes them: the entry of a transaction lies where its marker lies."""
+        bases = sorted(self.segments)
+        return {
+            base: tuple(entry for entry in self.transactions.aborted if base <= entry.last_offset < end)
+            for base, end in zip(bases, [*bases[1:], 2**62], strict=True)
+        }
+
+    @cached_property
+    def hidden(self) -> set[int]:
+        """Offsets of records that are nobody's value: of transactions that were aborted or are open, and markers."""
+        return {
+            rec.offset
+            for log in self.segments.values()
+            for batch in decode_log(log)
+            for rec in batch.records
+            if batch.control or (batch.transactional and not self.transactions.is_committed(batch))
+        }
 
     def make(self, log_dir: Path) -> None:
         path = log_dir / self.name
         path.mkdir(parents=True)
         for base, log in self.segments.items():
-            write_segment(path, base, log, "")
+            entries_of = b"".join(entry.encode() for entry in self.txn_indexes[base])
+            write_segment(path, base, log, "", entries_of or None)
             if base:
                 (path / f"{base:020d}.snapshot").write_bytes(NO_PRODUCERS)
-        entries = [ProducerEntry(pid, 1, 0, last, 0, NOW, -1, -1) for pid, last in self.producers.items()]
+        open_from = self.transactions.open_from
+        entries = [
+            ProducerEntry(pid, 1, 0, last, 0, NOW, -1, open_from.get(pid, -1)) for pid, last in self.producers.items()
+        ]
         (path / f"{self.end:020d}.snapshot").write_bytes(encode_snapshot(entries))
         (path / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
         for file in path.iterdir():
@@ -110,8 +146,9 @@ class Log:
         assert offsets == sorted(set(offsets)), f"{self.name}: offsets {offsets}"
         for rec in records:
             assert self.records.get(rec.offset) == rec, f"{self.name}: was not there before: {rec}"
-        found = {rec.key: rec for rec in records}
-        for key, newest in {rec.key: rec for rec in self.records.values()}.items():
+        found = {rec.key: rec for rec in records if rec.offset not in self.hidden}
+        values = [rec for rec in self.records.values() if rec.offset not in self.hidden]
+        for key, newest in {rec.key: rec for rec in values}.items():
             if key not in found:
                 assert newest.offset in self.expired, f"{self.name}: lost {newest}"
             else:
@@ -124,19 +161,34 @@ class Log:
         for base, segment in loaded.segments.items():
             indexes = (segment.index, segment.time_index)
             assert indexes == index_files(segment.log, base, INTERVAL_BYTES), f"{self.name}: indexes of {base}"
+        self.judge_transactions(loaded)
+
+    def judge_transactions(self, loaded: Loaded) -> None:
+        """What is open is open from where it was, and readers of committed data see all that was committed, only."""
+        found = replay({base: segment.log for base, segment in loaded.segments.items()})
+        assert found.open_from == self.transactions.open_from, f"{self.name}: open are {found.open_from}"
+        entries = [entry for segment in loaded.segments.values() for entry in parse_entries(segment.txn_index)]
+        assert set(entries) <= set(self.transactions.aborted), f"{self.name}: entries {entries}"
+        for segment in loaded.segments.values():
+            for batch in decode_log(segment.log):
+                if batch.transactional and not batch.control:
+                    listed = any(entry.covers(batch.producer_id, batch.base_offset) for entry in entries)
+                    is_aborted = self.transactions.is_aborted(batch)
+                    assert listed == is_aborted, f"{self.name}: aborted is {is_aborted}, listed {listed}: {batch}"
 
     def after_a_round(self, loaded: Loaded, first_dirty: int | None, segment_bytes: int) -> tuple[Files, int | None]:
         """What one more round leaves of what a broker finds, and the checkpoint after it."""
-        left: Files = {b: (s.log, s.index or b"", s.time_index or b"") for b, s in loaded.segments.items()}
-        active, start = max(left), min(left) if first_dirty is None else first_dirty
-        closed = [base for base in left if base < active]
-        dirty_from = max((base for base in closed if base <= start), default=0)
-        if not self.compacted or start >= active or not any(left[b][0] for b in closed if b >= dirty_from):
+        left = files_of(loaded)
+        start = min(left) if first_dirty is None else first_dirty
+        open_from = min([max(left), *self.transactions.open_from.values()])
+        end = max(base for base in left if base <= open_from)
+        dirty_from = max((base for base in left if base <= start), default=0)
+        if not self.compacted or start >= end or not any(left[b][0] for b in left if dirty_from <= b < end):
             return left, first_dirty
         twin = clean(
-            [Segment(base, *_sizes(files), mtime_ms=NOW - 5000) for base, files in sorted(left.items())],
+            [_source(base, *files) for base, files in sorted(left.items())],
             first_dirty=start,
-            first_uncleanable=active,
+            first_uncleanable=end,
             now_ms=NOW,
             delete_retention_ms=RETENTION_MS,
             segment_bytes=segment_bytes,
@@ -146,7 +198,8 @@ class Log:
         for output in twin.segments:
             for base in output.source_bases:
                 del left[base]
-        left |= {output.base_offset: (output.log, output.index, output.time_index) for output in twin.segments}
+        for out in twin.segments:
+            left[out.base_offset] = (out.log, out.index, out.time_index, out.txn_index)
         return left, twin.end_offset
 
 
@@ -190,7 +243,8 @@ class LogDir:
             replace.recover(fs, entry.path)
             facts = survey_partition(fs, listing, entry)
             assert facts.problems == facts.leftovers == ()
-            selection = select(facts, self.config, NOW, force=True)
+            unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
+            selection = select(facts, self.config, NOW, unstable=unstable, force=True)
             if not selection.eligible:
                 continue
             tasks.append(
@@ -230,10 +284,7 @@ class Found:
     checkpoints: Entries
 
     def files(self) -> dict[str, Files]:
-        return {
-            name: {b: (s.log, s.index or b"", s.time_index or b"") for b, s in loaded.segments.items()}
-            for name, loaded in self.logs.items()
-        }
+        return {name: files_of(loaded) for name, loaded in self.logs.items()}
 
 
 @dataclass(frozen=True)
@@ -275,6 +326,54 @@ def judge(log_dir: LogDir, found: Found, run: Expected, *, ended: bool) -> None:
     assert found.checkpoints.keys() <= {log.name for log in log_dir.logs} | {GONE[0]}
     moved = found.checkpoints != run.before.checkpoints
     assert (GONE[0] in found.checkpoints) == (not moved and GONE[0] in run.before.checkpoints)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What the transactions of a log came to: first offsets of open ones by producer id, aborted and committed."""
+
+    open_from: dict[int, int]
+    aborted: tuple[Entry, ...]
+    committed: tuple[Entry, ...]
+
+    def is_aborted(self, batch: Batch) -> bool:
+        return any(entry.covers(batch.producer_id, batch.base_offset) for entry in self.aborted)
+
+    def is_committed(self, batch: Batch) -> bool:
+        return any(entry.covers(batch.producer_id, batch.base_offset) for entry in self.committed)
+
+
+class Entry(Aborted):
+    """A transaction with data; of an aborted one, also its entry in an index."""
+
+    def covers(self, producer_id: int, offset: int) -> bool:
+        return self.producer_id == producer_id and self.first_offset <= offset <= self.last_offset
+
+
+def replay(logs: Mapping[int, bytes]) -> Replayed:
+    open_from: dict[int, int] = {}
+    ended: dict[bool, list[Entry]] = {True: [], False: []}
+    for batch in [batch for _, log in sorted(logs.items()) for batch in decode_log(log)]:
+        if batch.control and batch.records and batch.producer_id in open_from:
+            first = open_from.pop(batch.producer_id)
+            stable = min([*open_from.values(), batch.base_offset + 1])
+            is_commit = batch.records[0].key == COMMIT_KEY
+            ended[is_commit].append(Entry(batch.producer_id, first, batch.base_offset, stable))
+        elif batch.transactional and not batch.control:
+            open_from.setdefault(batch.producer_id, batch.base_offset)
+    return Replayed(open_from, tuple(ended[False]), tuple(ended[True]))
+
+
+def parse_entries(txn_index: bytes | None) -> list[Entry]:
+    data = txn_index or b""
+    return [Entry(*struct.unpack_from(">qqqq", data, at + 2)) for at in range(0, len(data), 34)]
+
+
+def files_of(loaded: Loaded) -> Files:
+    return {
+        base: (segment.log, segment.index or b"", segment.time_index or b"", segment.txn_index or b"")
+        for base, segment in loaded.segments.items()
+    }
 
 
 def end_of(logs: Mapping[int, bytes]) -> int:
@@ -332,6 +431,15 @@ def _batch(words: str, offset: int) -> tuple[bytes, int]:
             fields |= {"producer_id": int(word[1:]), "producer_epoch": 1, "base_sequence": 0}
         elif word[0] == "+":
             offset += int(word[1:])
+        elif word[0] in "CA" and ":" not in word:
+            horizon = fields.get("delete_horizon_ms")
+            marker = encode_marker(
+                offset, NOW - 10_000 + offset, commit=word[0] == "C", producer_id=int(word[1:]), producer_epoch=1,
+                delete_horizon_ms=horizon,
+            )  # fmt: skip
+            return marker, offset + 1
+        elif word[0] in "Tt" and ":" not in word:
+            fields |= {"producer_id": int(word[1:]), "producer_epoch": 1, "base_sequence": 0, "transactional": 1}
         else:
             key, _, value = word.partition(":")
             at = offset + len(records)
@@ -339,9 +447,8 @@ def _batch(words: str, offset: int) -> tuple[bytes, int]:
     return encode_batch(records, **fields), offset + len(records)
 
 
-def _sizes(files: tuple[bytes, bytes, bytes]) -> tuple[bytes, int, int]:
-    log, index, time_index = files
-    return log, len(index), len(time_index)
+def _source(base: int, log: bytes, index: bytes, time_index: bytes, txn_index: bytes) -> Segment:
+    return Segment(base, log, len(index), len(time_index), NOW - 5000, tuple(parse_entries(txn_index)))
 
 
 @contextmanager

@@ -52,6 +52,22 @@ SHAPES = {
     "several groups, and producers that must stay known": LogDir(
         (Log("orders-0", [["@1 a:1 b:1", "@2 a:1"], ["@1 a:2"], ["@3 b:2", "a:3"], ["c:1"]]),)
     ),
+    "transactions across groups: committed, aborted, and one open": LogDir(
+        (
+            Log(
+                "orders-0",
+                [
+                    ["T1 a:1 b:1", "t2 a:2 c:1", "! C9"],
+                    ["t2 d:1", "A1", "x:1"],
+                    ["C2", "T1 b:2 e:1", "a:3"],
+                    ["C1", "t4 x:9", "A4", "b:3 c:2 x:2"],
+                    ["T3 a:9 z:1", "y:1"],
+                    ["T3 y:2"],
+                ],
+            ),
+        ),
+        join=2,
+    ),
     "partitions that share a checkpoint file": LogDir(
         (
             Log("orders-0", [["a:1 b:1"], ["a:2"], ["b:1"]], checkpoint=2),
@@ -133,8 +149,11 @@ def check_names(log: Log, found: Found, path: Path) -> None:
     assert log.end == end_of({base: segment.log for base, segment in bases.items()})
     expected = {"leader-epoch-checkpoint", f"{log.end:020d}.snapshot"}
     expected |= {f"{base:020d}{suffix}" for base in bases for suffix in (".log", ".index", ".timeindex")}
+    expected |= {f"{base:020d}.txnindex" for base, segment in bases.items() if segment.txn_index}
     expected |= {f"{base:020d}.snapshot" for base in bases if base}
     present = {file.name for file in path.iterdir()}
     assert expected <= present, expected - present
     for name in present - expected:  # index files whose log went first: a broker deletes them at its start
-        assert name.endswith((".index", ".timeindex")) and int(name[:20]) in log.segments, f"left over: {name}"
+        assert name.endswith((".index", ".timeindex", ".txnindex")) and int(name[:20]) in log.segments, (
+            f"left over: {name}"
+        )

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from keytail.log.fs import LOCAL
-from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir
+from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir, find
 from tests.crash.explorer import Explorer, Visit
 from tests.crash.test_compaction import MOST_CUTS, RANDOM, SEED, SHAPES, SOAK, shape
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
-from tests.interop.kafka import Kafka
+from tests.interop.kafka import Kafka, Loaded
+from tests.reference import loader
 from tests.reference.batches import Rec
 
 pytestmark = pytest.mark.interop
@@ -38,7 +39,7 @@ def test_kafka_loses_nothing_whenever_a_compaction_stops(
         for log in log_dir.logs:
             path = state.root / log.name
             if is_new(path, opened):
-                open_with_kafka(kafka, log_dir, log, path, state)
+                open_with_kafka(kafka, log_dir, log, path, state.found.logs[log.name])
         if is_new(state.root / CHECKPOINT, opened):
             assert kafka.read_checkpoint(state.root / CHECKPOINT) == state.found.checkpoints
         log_dir.recover(LOCAL, state.root)
@@ -66,21 +67,32 @@ def is_new(path: Path, seen: set[str]) -> bool:
     return True
 
 
-def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, state: Visit) -> None:  # noqa: F811
+def open_with_kafka(kafka: Kafka, log_dir: LogDir, log: Log, path: Path, model: loader.Loaded) -> None:  # noqa: F811
     copy = path.parent.with_name("for-kafka") / path.name
     shutil.copytree(path, copy)
     try:
-        loaded = kafka.load(copy, fetch=True, **options(log_dir))
+        loaded = kafka.load(copy, fetch=True, transactions=True, **options(log_dir))
         records = [Rec(r.offset, r.timestamp_ms, r.key, r.value) for r in loaded.records]
         log.judge(records, loaded.log_end_offset, loaded.segment_bases)
         assert loaded.fetch_mismatches == ()
-        model = state.found.logs[log.name]
         assert loaded.segment_bases == sorted(model.segments)
         assert records == model.records(), "the model of the loader finds something else"
+        judge_transactions(log, loaded)
         for base, segment in model.segments.items():
             assert (copy / f"{base:020d}.log").read_bytes() == segment.log
     finally:
         shutil.rmtree(copy.parent)
+
+
+def judge_transactions(log: Log, loaded: Loaded) -> None:
+    """The open transactions, the last stable offset, and what readers of committed data are given."""
+    open_from = log.transactions.open_from
+    stable = min(open_from.values(), default=log.end)
+    assert loaded.last_stable_offset == stable
+    assert {producer[0]: producer[-1] for producer in loaded.producers if producer[-1] >= 0} == open_from
+    assert {producer[0]: producer[4] for producer in loaded.producers if producer[4] >= 0} == log.producers
+    there = [record.offset for record in loaded.records]
+    assert list(loaded.committed) == [offset for offset in there if offset < stable and offset not in log.hidden]
 
 
 def clean_with_kafka(
@@ -101,11 +113,13 @@ def clean_with_kafka(
     log_dir.run(LOCAL, root, "r2")
     for log in new:
         assert logs_of(root / log.name) == logs_of(theirs / log.name)
+        open_with_kafka(kafka, log_dir, log, root / log.name, find(log_dir, root).logs[log.name])
     shutil.rmtree(theirs)
 
 
 def logs_of(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.iterdir() if file.suffix == ".log"}
+    """And the indexes of aborted transactions."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.suffix in (".log", ".txnindex")}
 
 
 def options(log_dir: LogDir) -> dict[str, Any]:
