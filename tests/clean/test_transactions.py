@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.clean import cleaner
 from keytail.clean.cleaner import CleaningTask, clean_partition, install
 from keytail.clean.transactions import (
     NATIVE_ENTRY,
     Contradiction,
     TransactionTracker,
-    aborted_from_log,
     read_aborted,
     sorted_entries,
 )
@@ -27,7 +25,7 @@ from keytail.log.partition import SegmentFacts
 from tests.clean.logs import RandomLog, task_for, write_log
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
-from tests.reference.transactions import Event, broker_entries, track
+from tests.reference.transactions import Event, broker_entries, right_entries, track
 
 NOW = 1_750_000_000_000
 TRANSACTIONAL, CONTROL = 0x10, 0x20
@@ -79,15 +77,43 @@ def in_pieces(table: np.ndarray, draw: random.Random) -> list[np.ndarray]:
     return [table[a:b] for a, b in zip([0, *cuts], [*cuts, len(table)], strict=True)]
 
 
+def cleaned(events: list[Event], rng: random.Random) -> tuple[list[Event], list[Aborted]]:
+    """What rounds may leave of a log, and the entries of its indexes: any data may be gone, markers and entries
+    only behind all data of their transactions."""
+    entries = broker_entries(events)
+    share = rng.choice([0.3, 0.7, 1.0])
+    left = [e for e in events if e.kind != "data" or rng.random() < share]
+    open_data: set[int] = set()
+    needed = set()
+    for event in left:
+        if event.kind == "data":
+            open_data.add(event.producer_id)
+        elif event.kind in ("ABORT", "COMMIT") and event.producer_id in open_data:
+            open_data.remove(event.producer_id)
+            needed.add(event.base_offset)
+    # The entry goes first, the marker some rounds later.
+    entries = [a for a in entries if a.last_offset in needed or rng.random() < 0.5]
+    needed |= {a.last_offset for a in entries}
+    return [
+        e for e in left if e.kind not in ("ABORT", "COMMIT") or e.base_offset in needed or rng.random() < 0.5
+    ], entries
+
+
+def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
+    """The entries that the log is to be followed with."""
+    tracker = TransactionTracker(entries, log_start_offset)
+    tracker.follow(table)
+    try:
+        return tracker.finish().entries
+    except Contradiction as contradiction:
+        return contradiction.entries
+
+
 @settings(deadline=None, max_examples=300)
 @given(logs(), st.randoms(use_true_random=False))
 def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rng: random.Random) -> None:
-    """Checklist 29 to 31. Earlier rounds may have removed aborted data, emptied it, or emptied markers."""
-    entries = broker_entries(events)
-    aborted = {e for e in events for a in entries if e.kind == "data" and _is_of(e, a)}
-    events = [e for e in events if e not in aborted or rng.random() < 0.6]
-    # Where nothing of a transaction is left, its entry may be gone as well.
-    entries = [a for a in entries if any(_is_of(e, a) for e in events if e.kind == "data") or rng.random() < 0.5]
+    """Checklist 29 to 31. Whatever rounds left of the log, right indexes are believed to the last byte."""
+    events, entries = cleaned(events, rng)
     table = table_of(events)
     tracker = TransactionTracker(native(entries), 0)
     discards = [bool(flag) for piece in in_pieces(table, rng) for flag in tracker.follow(piece)]
@@ -106,25 +132,63 @@ def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rn
     assert b"".join(files) == b"".join(entry.encode() for entry in kept)
 
 
-def _is_of(event: Event, entry: Aborted) -> bool:
-    return event.producer_id == entry.producer_id and entry.first_offset <= event.base_offset < entry.last_offset
-
-
 @settings(deadline=None, max_examples=200)
 @given(logs(), st.randoms(use_true_random=False))
-def test_an_index_that_leaves_out_data_is_contradicted_and_the_log_says_what_is_right(
-    events: list[Event], rng: random.Random
-) -> None:
-    events = [e for e in events if e.kind != "other control"]
-    table, right = table_of(events), broker_entries(events)
-    assert plain(aborted_from_log(in_pieces(table, rng), native([]), 0)) == plain(native(right))
-    assert plain(aborted_from_log([table], native(right), 0)) == plain(native(right))
+def test_without_any_index_the_log_says_all_of_it(events: list[Event], rng: random.Random) -> None:
+    right = broker_entries(events)
+    assert plain(corrected(table_of(events), native([]))) == plain(native(right))
     if right:
         left_out = rng.randrange(len(right))
         tracker = TransactionTracker(native(right[:left_out] + right[left_out + 1 :]), 0)
-        tracker.follow(table)
-        with pytest.raises(Contradiction):
+        for piece in in_pieces(table_of(events), rng):
+            tracker.follow(piece)
+        with pytest.raises(Contradiction) as contradiction:
             tracker.finish()
+        assert plain(contradiction.value.entries) == plain(native(right))
+
+
+def spoiled(entries: list[Aborted], end: int, rng: random.Random) -> list[Aborted]:
+    """Some left out, some there twice, some with a wrong field, some made up."""
+    out = []
+    for entry in entries:
+        values = [entry.producer_id, entry.first_offset, entry.last_offset, entry.last_stable_offset]
+        for _ in range(rng.choice([0, 1, 1, 1, 2])):
+            if rng.random() < 0.5:
+                at = rng.randrange(4)
+                values[at] = rng.choice([values[at] + rng.choice([-7, -2, -1, 1, 3]), rng.randint(0, end), 1, 2])
+            if 0 <= values[1] < values[2]:
+                out.append(Aborted(*values))
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        first = rng.randint(max(end - 60, 0), end)
+        out.append(Aborted(rng.choice([1, 2, 3]), first, first + rng.randint(1, 20), rng.randint(0, end)))
+    return out
+
+
+@settings(deadline=None, max_examples=400)
+@given(logs(), st.randoms(use_true_random=False))
+def test_whatever_entries_say_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
+    end = events[-1].last_offset if events else 0
+    start = rng.choice([0, 0, rng.choice([e.last_offset for e in events] or [0])])
+    if rng.random() < 0.7:
+        events, entries = cleaned(events, rng)
+    else:
+        entries = broker_entries(events)
+    table, wrong = table_of(events), sorted_entries(native(spoiled(entries, end, rng)), start)
+    right = corrected(table, wrong, start)
+    assert plain(right) == plain(sorted_entries(native(right_entries(events, plain(wrong), start)), start))
+    tracker = TransactionTracker(right, start)
+    discards = tracker.follow(table).tolist()
+    transactions = tracker.finish()  # what the log says does not contradict it
+    for number, event in enumerate(events):
+        following = [e for e in events[number:] if e.producer_id == event.producer_id and e.kind in ("ABORT", "COMMIT")]
+        if event.kind == "data" and event.last_offset >= start:
+            is_aborted = following[:1] != [] and following[0].kind == "ABORT"
+            assert discards[number] == is_aborted
+            assert transactions.aborted(table[number : number + 1]).tolist() == [is_aborted]
+    # A broker stops to search at an entry whose last stable offset is not below what it wants.
+    by_marker = sorted(plain(right), key=lambda entry: entry.last_offset)
+    for number, entry in enumerate(by_marker):
+        assert all(entry.last_stable_offset <= later.first_offset for later in by_marker[number + 1 :])
 
 
 def events_of(*shorthand: tuple[str, int]) -> list[Event]:
@@ -142,9 +206,10 @@ RIGHT = [Aborted(1, 0, 2, 1)]
         ([], 2),
         ([Aborted(2, 0, 2, 1)], 2),  # another producer's
         ([Aborted(1, 0, 5, 1)], 2),  # ends with another marker
+        ([Aborted(1, 1, 2, 1)], 2),  # begins with another's data
         ([*RIGHT, Aborted(2, 1, 3, 4)], 3),  # it was committed
         ([*RIGHT, Aborted(1, 4, 5, 6)], 5),
-        ([*RIGHT, Aborted(1, 4, 9, 6)], 5),
+        ([*RIGHT, Aborted(1, 4, 9, 6)], 9),
         ([*RIGHT, Aborted(3, 4, 9, 6)], 9),  # behind the log
         ([*RIGHT, Aborted(3, 77, 99, 6)], 99),
         ([*RIGHT, Aborted(3, 2, 3, 6)], 3),  # no marker ends it
@@ -156,32 +221,46 @@ def test_entries_that_the_log_contradicts(entries: list[Aborted], at: int) -> No
     with pytest.raises(Contradiction) as contradiction:
         tracker.finish()
     assert contradiction.value.offset == at
-    assert plain(aborted_from_log([table_of(LOG)], native(entries), 0)) == RIGHT
+    assert plain(contradiction.value.entries) == RIGHT
 
 
-def test_an_entry_that_begins_before_the_data_that_is_left_is_right() -> None:
+@pytest.mark.parametrize("stable", [-1, 0, 2, 3, 77])
+def test_a_last_stable_offset_alone_is_put_right_at_once(stable: int) -> None:
+    tracker = TransactionTracker(native([Aborted(1, 0, 2, stable)]), 0)
+    tracker.follow(table_of(LOG))
+    transactions = tracker.finish()
+    assert plain(transactions.entries) == RIGHT
+    assert transactions.index_bytes(0, 9) == RIGHT[0].encode()
+
+
+def test_offsets_whose_batches_are_gone_are_believed() -> None:
     events = LOG[1:]  # a round took the first batch of what was aborted, and more of it has been emptied
-    tracker = TransactionTracker(native(RIGHT), 0)
-    tracker.follow(table_of(events))
-    tracker.finish()
-    assert plain(aborted_from_log([table_of(LOG)], native([Aborted(1, 0, 2, 77)]), 0)) == [Aborted(1, 0, 2, 77)]
+    assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
+    events = [LOG[0], *LOG[2:]]  # the first of what was committed
+    assert plain(corrected(table_of(events), native(RIGHT))) == RIGHT
+    assert plain(corrected(table_of(events), native([Aborted(1, 0, 2, 2)]))) == [Aborted(1, 0, 2, 3)]
+    assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 2, 3)]
 
 
 def test_a_wrong_entry_that_reaches_into_an_earlier_transaction_is_not_taken() -> None:
     events = events_of(("data", 1), ("COMMIT", 1), ("data", 1), ("ABORT", 1))
-    wrong = native([Aborted(1, 0, 3, 4)])
-    tracker = TransactionTracker(wrong, 0)
+    tracker = TransactionTracker(native([Aborted(1, 0, 3, 4)]), 0)
     tracker.follow(table_of(events))
-    with pytest.raises(Contradiction):
+    with pytest.raises(Contradiction) as contradiction:
         tracker.finish()
-    assert plain(aborted_from_log([table_of(events)], wrong, 0)) == [Aborted(1, 2, 3, 4)]
+    assert plain(contradiction.value.entries) == [Aborted(1, 2, 3, 4)]
 
 
 def test_below_the_log_start_no_entry_is_asked_for() -> None:
     tracker = TransactionTracker(sorted_entries(native(RIGHT), 3), 3)
     assert tracker.follow(table_of(LOG)).tolist() == [False, False, True, False, False, False]
-    tracker.finish()
-    assert not len(aborted_from_log([table_of(LOG)], native([]), 3))
+    assert not len(tracker.finish().entries)
+
+
+def test_a_batch_that_reaches_over_the_log_start_is_asked_for() -> None:
+    events = [Event("data", 1, 0, 4), Event("ABORT", 1, 5, 5)]
+    assert plain(corrected(table_of(events), native([]), 4)) == [Aborted(1, 0, 5, 6)]
+    assert not len(corrected(table_of(events), native([]), 5))
 
 
 def test_no_transactions_at_all() -> None:
@@ -194,9 +273,8 @@ def test_no_transactions_at_all() -> None:
 
 
 def test_a_control_batch_of_another_type_is_no_end_of_a_transaction() -> None:
-    with pytest.raises(CorruptLog, match="no type that ends a transaction") as corrupt:
-        aborted_from_log([table_of(events_of(("data", 1), ("other control", 1)))], native([]), 0)
-    assert corrupt.value.offset == 1
+    events = events_of(("data", 1), ("other control", 1), ("data", 1), ("ABORT", 1))
+    assert plain(corrected(table_of(events), native([]))) == [Aborted(1, 0, 3, 4)]
 
 
 # Files
@@ -210,24 +288,20 @@ ENTRIES = [Aborted(1, 3, 12, 13), Aborted(2, 11, 14, 15)]
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "left"),
     [
-        ENTRIES[0].encode()[:-1],
-        ENTRIES[0].encode() + b"\0",
-        b"\0\1" + ENTRIES[0].encode()[2:],
-        Aborted(1, 3, 9, 13).encode(),  # ends below its segment
-        Aborted(1, 13, 12, 13).encode(),
-        Aborted(1, -1, 12, 13).encode(),
-        ENTRIES[1].encode() + ENTRIES[0].encode(),
-        ENTRIES[0].encode() * 2,
-        bytes(34),
+        (ENTRIES[0].encode()[:-1], []),
+        (ENTRIES[0].encode() + b"\0", ENTRIES[:1]),
+        (b"\0\1" + ENTRIES[0].encode()[2:] + ENTRIES[1].encode(), ENTRIES[1:]),
+        (Aborted(1, 13, 12, 13).encode(), []),
+        (Aborted(1, -1, 12, 13).encode(), []),
+        (ENTRIES[1].encode() + ENTRIES[0].encode(), ENTRIES),
+        (bytes(34), []),
     ],
 )
-def test_files_that_cannot_be_an_index_of_their_segment(data: bytes, tmp_path: Path) -> None:
+def test_what_cannot_be_an_entry_is_left_out(data: bytes, left: list[Aborted], tmp_path: Path) -> None:
     (tmp_path / f"{10:020d}.txnindex").write_bytes(data)
-    with pytest.raises(Contradiction) as contradiction:
-        read_aborted(LOCAL, str(tmp_path), [facts(10, len(data))], 0)
-    assert contradiction.value.offset == 10
+    assert plain(read_aborted(LOCAL, str(tmp_path), [facts(10, len(data))], 0)) == left
 
 
 def test_indexes_of_all_segments_together_from_the_log_start_on(tmp_path: Path) -> None:
@@ -300,6 +374,7 @@ def left(path: Path) -> dict[str, bytes]:
         {3: INDEXES[3], 6: Aborted(99, 2, 7, 8).encode()},
         {3: bytes(34), 6: bytes(68)},
         {0: INDEXES[3] + INDEXES[6]},  # all there, if not where they belong
+        {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()},
     ],
 )  # fmt: skip
 def test_whatever_the_indexes_say_aborted_data_goes_and_they_are_right_afterwards(
@@ -322,10 +397,11 @@ def test_what_contradicts_the_log_after_all_is_corrupt_and_changes_nothing(
 ) -> None:
     task = partition(tmp_path / "t-0", {})
     before = left(tmp_path / "t-0")
-    monkeypatch.setattr(cleaner, "aborted_from_log", lambda *arguments: native([Aborted(2, 1, 5, 6)]))
+    answers = iter([native([Aborted(2, 1, 5, 6)]), native([])])
+    monkeypatch.setattr(TransactionTracker, "_right_entries", lambda *arguments: next(answers))
     with pytest.raises(CorruptLog, match="contradict each other") as corrupt:
         clean_partition(LOCAL, task)
-    assert corrupt.value.offset == 3
+    assert corrupt.value.offset == 5
     assert left(tmp_path / "t-0") == before
 
 

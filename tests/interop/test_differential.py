@@ -100,12 +100,8 @@ def test_measured_grouping_serves_the_same_for_ever(
 def test_a_wrong_transaction_index_changes_nothing_for_consumers(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deleted, cut, of another segment, an entry missing or wrong: the log itself says what was aborted.
-
-    The seed is fixed unless one is given: about one log in ninety still shows a wrong entry that passes for right
-    (`KEYTAIL_SEED=1001 KEYTAIL_FUZZ_LOGS=900 KEYTAIL_FUZZ_LOG=31`), an open defect.
-    """
-    monkeypatch.setenv("KEYTAIL_SEED", os.environ.get("KEYTAIL_SEED") or "11")
+    """Deleted, cut, of another segment, an entry missing or wrong: the log itself says what was aborted."""
+    monkeypatch.setenv("KEYTAIL_SEED", os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32)))
     rng = random.Random(os.environ["KEYTAIL_SEED"])
     damages: Counter[str] = Counter()
 
@@ -119,9 +115,9 @@ def test_a_wrong_transaction_index_changes_nothing_for_consumers(
         return keytail_round(log_dir, now)
 
     logs = max(1, round(LOGS * 0.1))
-    run_cases(kafka, fast_dir, round_with_damage, logs=logs, mode="damaged", transactional=True, delete_records=False)
+    run_cases(kafka, fast_dir, round_with_damage, logs=logs, mode="damaged", transactional=True)
     print(dict(damages))
-    assert logs < 20 or len(damages) > 5
+    assert logs < 20 or len(damages) > 5 or os.environ.get("KEYTAIL_FUZZ_LOG")
 
 
 def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
@@ -143,7 +139,7 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
         path.write_bytes(data[: at * TXN_ENTRY.itemsize] + data[(at + 1) * TXN_ENTRY.itemsize :])
     elif kind == "entry wrong":
         entries = np.frombuffer(data, TXN_ENTRY).copy()
-        name = rng.choice(["version", "producer_id", "first_offset", "last_offset"])
+        name = rng.choice(["version", "producer_id", "first_offset", "last_offset", "last_stable_offset"])
         entries[name][at] += rng.choice([-7, -1, 1, 3])
         path.write_bytes(entries.tobytes())
         kind += f", {name}"

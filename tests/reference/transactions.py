@@ -1,7 +1,7 @@
 """Aborted transactions and unneeded markers, one batch at a time: the dull twin of `keytail.clean.transactions`.
 
 `track` follows Kafka's CleanedTransactionMetadata, `broker_entries` what a broker's recovery writes into its
-transaction indexes; shares no code with keytail.
+transaction indexes, `right_entries` what is right of entries found there; shares no code with keytail.
 """
 
 from __future__ import annotations
@@ -73,3 +73,61 @@ def broker_entries(events: Iterable[Event]) -> list[Aborted]:
                 stable = min([*first_offsets.values(), event.base_offset + 1])
                 found.append(Aborted(event.producer_id, first, event.base_offset, stable))
     return found
+
+
+def _ends(events: Sequence[Event]) -> list[tuple[int, int, Event]]:
+    """Each marker, and behind the log a plain batch of each producer: its number, the number of the same producer's
+    marker before or -1, itself."""
+    numbered = list(enumerate(events))
+    found: list[tuple[int, int, Event]] = []
+    for pid in {event.producer_id for event in events}:
+        before = -1
+        for number, event in numbered:
+            if event.producer_id == pid and event.kind in ("ABORT", "COMMIT"):
+                found.append((number, before, event))
+                before = number
+        found.append((len(events), before, Event("plain", pid, 2**63 - 1, 2**63 - 1)))
+    return found
+
+
+def right_entries(events: Sequence[Event], known: Sequence[Aborted], log_start_offset: int = 0) -> list[Aborted]:
+    """By marker, for transactions of which data is left or that `known` has an entry for that can be right."""
+    firsts: list[tuple[int, int]] = []  # of all transactions: first offset, end
+    found: list[tuple[Aborted | None, int, int, int]] = []
+    for number, before, end in _ends(events):
+        data = [
+            event.base_offset
+            for event in events[before + 1 : number]
+            if event.kind == "data" and event.producer_id == end.producer_id and event.last_offset >= log_start_offset
+        ]
+        first = data[0] if data else None
+        if end.kind == "ABORT" and end.base_offset >= log_start_offset:
+            behind = events[before].base_offset if before >= 0 else -1
+            old = None
+            for entry in sorted(known, key=lambda entry: entry.first_offset):
+                is_same = (entry.producer_id, entry.last_offset) == (end.producer_id, end.base_offset)
+                limit = end.base_offset - 1 if first is None else first
+                if is_same and behind < entry.first_offset <= limit and _can_begin(events, entry):
+                    old = old or entry
+            if old is not None:
+                first = old.first_offset
+            if first is not None:
+                found.append((old, end.producer_id, first, end.base_offset))
+        if first is not None:
+            firsts.append((first, end.base_offset))
+    out = []
+    for old, pid, first, last in sorted(found, key=lambda one: one[3]):
+        stable = min([last + 1, *(begin for begin, end_ in firsts if end_ > last)])
+        if old is not None and 0 <= old.last_stable_offset < stable:
+            is_free = all(not e.base_offset <= old.last_stable_offset <= e.last_offset for e in events)
+            if is_free or old.last_stable_offset < log_start_offset:
+                stable = old.last_stable_offset
+        out.append(Aborted(pid, first, last, stable))
+    return out
+
+
+def _can_begin(events: Sequence[Event], entry: Aborted) -> bool:
+    """Whether its first offset is that of data of its producer, or no batch is there any more."""
+    there = [event for event in events if event.base_offset <= entry.first_offset <= event.last_offset]
+    own = [e for e in there if e.kind == "data" and e.producer_id == entry.producer_id]
+    return not there or [e.base_offset for e in own] == [entry.first_offset]

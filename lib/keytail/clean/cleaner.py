@@ -22,11 +22,9 @@ from keytail.clean.proof import prove
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
 from keytail.clean.transactions import (
-    NATIVE_ENTRY,
     Contradiction,
     Transactions,
     TransactionTracker,
-    aborted_from_log,
     read_aborted,
 )
 from keytail.errors import CorruptLog, Refused
@@ -188,17 +186,14 @@ def _read_log(
     """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
     the number of records in segments that the map did not reach.
 
-    The transaction indexes are believed until the log contradicts them; then the log is read again, with the
-    aborted transactions that it shows itself.
+    The transaction indexes are believed until the log contradicts them; then it is read again, with the entries
+    that they should have had.
     """
-    known = np.empty(0, NATIVE_ENTRY)
+    aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
-        known = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
-        return _follow_log(fs, task, reader, scanner, known, clock, progress)
-    except Contradiction:
-        with clock.phase("check"):
-            tables = (stride.table for stride in _strides(task, reader, (0, len(task.segments)), progress))
-            aborted = aborted_from_log(tables, known, task.log_start_offset)
+        return _follow_log(fs, task, reader, scanner, aborted, clock, progress)
+    except Contradiction as contradiction:
+        aborted = contradiction.entries
     try:
         return _follow_log(fs, task, reader, scanner, aborted, clock, progress)
     except Contradiction as contradiction:
@@ -242,13 +237,14 @@ def _follow_log(
             followers,
             progress,
         )
-        _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)
     unread_records = 0
     with clock.phase("check"):
         for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments)), progress):
             tracker.follow(stride.table)
             unread_records += int(stride.table["record_count"].sum())
-    return survivors, tracker.finish(), unread_records
+    transactions = tracker.finish()
+    _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is no reason to
+    return survivors, transactions, unread_records
 
 
 def _map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:

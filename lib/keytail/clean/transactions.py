@@ -2,18 +2,17 @@
 
 One ordered pass over checked batch headers and control records feeds a tracker; what it leaves is small and
 says for any batch, in any order, whether it may be discarded (format/CLEANING.md, "Transactions"). Aborted
-transactions come from the `.txnindex` files, and from the log itself where those are missing or contradict it.
+transactions come from the `.txnindex` files as far as the log does not say otherwise.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.kernels import transactions as kernels
@@ -24,11 +23,13 @@ NATIVE_ENTRY = TXN_ENTRY.newbyteorder("=")
 
 
 class Contradiction(Exception):
-    """Log and transaction indexes do not agree at `offset`: the aborted transactions must come from the log."""
+    """The log says of aborted transactions, first of the one that ends at `offset`, other than the entries that it
+    was followed with. It must be followed again, with `entries`."""
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, entries: np.ndarray) -> None:
         super().__init__(offset)
         self.offset = offset
+        self.entries = entries
 
 
 def read_aborted(
@@ -36,33 +37,23 @@ def read_aborted(
 ) -> np.ndarray:
     """All entries (TXN_ENTRY, native) that end at or above the log start offset, by first offset.
 
-    Raises Contradiction for a file that cannot be an index of its segment.
+    What cannot be an entry at all is left out: whether one is missing, or wrong, the log says.
     """
     found = [np.empty(0, NATIVE_ENTRY)]
     for segment in segments:
-        if not segment.txn_index_bytes:
-            continue
-        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.TXN_INDEX))
-        data = fs.read_bytes(path)
-        entries = parse_txn_index(data)
-        sane = (
-            len(data) % TXN_ENTRY.itemsize == 0
-            and (entries["version"] == 0).all()
-            and (entries["last_offset"] >= segment.base_offset).all()
-            and (entries["first_offset"] >= 0).all()
-            and (entries["first_offset"] <= entries["last_offset"]).all()
-            and (np.diff(entries["last_offset"]) > 0).all()
-        )
-        if not sane:
-            raise Contradiction(segment.base_offset)
-        found.append(entries)
+        if segment.txn_index_bytes:
+            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.TXN_INDEX))
+            data = fs.read_bytes(path)
+            entries = parse_txn_index(data[: len(data) // TXN_ENTRY.itemsize * TXN_ENTRY.itemsize])
+            possible = (entries["version"] == 0) & (entries["first_offset"] >= 0)
+            found.append(entries[possible & (entries["first_offset"] < entries["last_offset"])])
     return sorted_entries(np.concatenate(found), log_start_offset)
 
 
 def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
     """Those that end at or above the log start offset, by first offset; what lies below it is not served."""
     entries = entries[entries["last_offset"] >= log_start_offset]
-    return entries[np.argsort(entries["first_offset"], kind="stable")]
+    return entries[np.lexsort((entries["last_offset"], entries["first_offset"]))]
 
 
 @dataclass(frozen=True)
@@ -105,20 +96,19 @@ class TransactionTracker:
         self._entries = entries
         self._log_start = log_start_offset
         self._number_of: dict[int, int] = {}
-        self._state = np.empty((0, 4), np.int64)
+        self._state = np.empty((0, 5), np.int64)
         self._entry_producer = self._numbers(entries["producer_id"])
         self._entry_first = np.ascontiguousarray(entries["first_offset"])
-        self._entry_last = np.ascontiguousarray(entries["last_offset"])
-        self._cursor = np.array([0, 0, 0, 0, -1], np.int64)
+        self._cursor = np.array([0, 0, 0, kernels.NO_OFFSET], np.int64)
         self._markers: list[np.ndarray] = []
-        self._kept: list[np.ndarray] = []
-        self._intervals: list[np.ndarray] = []
+        self._aborts: list[np.ndarray] = []
+        self._places = _Places(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
 
     def _numbers(self, producer_ids: np.ndarray) -> np.ndarray:
         distinct, inverse = np.unique(producer_ids, return_inverse=True)
         numbers = [self._number_of.setdefault(int(i), len(self._number_of)) for i in distinct]
         if len(self._state) < len(self._number_of):
-            larger = np.tile(np.array([-1, 0, 0, -1], np.int64), (2 * len(self._number_of), 1))
+            larger = np.tile(np.array([-1, 0, 0, kernels.NO_OFFSET, -1], np.int64), (2 * len(self._number_of), 1))
             larger[: len(self._state)] = self._state
             self._state = larger
         return np.array(numbers, np.int64)[inverse]
@@ -126,78 +116,110 @@ class TransactionTracker:
     def follow(self, table: np.ndarray) -> np.ndarray:
         """The next batches of the log; for each (bool): aborted data, or a marker that nobody needs."""
         discard = np.zeros(len(table), np.uint8)
+        self._places.look_up(table)
         special = (table["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL) != 0
         if not special.any():
             return discard.view(bool)
         producers = np.zeros(len(table), np.int64)
         producers[special] = self._numbers(table["producer_id"][special])
         n_control = int(np.count_nonzero(table["attributes"] & kernels.CONTROL))
-        markers, kept, intervals = (np.empty((n_control, 2), np.int64) for _ in range(3))
-        self._cursor[kernels.MARKERS : kernels.CONTRADICTION] = 0
+        markers, aborts = (np.empty((n_control, columns), np.int64) for columns in (2, kernels.ABORT_COLUMNS))
+        self._cursor[kernels.MARKERS] = self._cursor[kernels.ABORTS] = 0
         kernels.track(
-            table, producers, self._log_start, self._entry_first, self._entry_last, self._entry_producer,
-            self._state, self._cursor, discard, markers, kept, intervals,
+            table, producers, self._log_start, self._entry_first, self._entry_producer, self._state, self._cursor,
+            discard, markers, aborts,
         )  # fmt: skip
-        self._markers.append(markers[: self._cursor[kernels.MARKERS]].copy())
-        self._kept.append(kept[: self._cursor[kernels.KEPT]].copy())
-        self._intervals.append(intervals[: self._cursor[kernels.INTERVALS]].copy())
+        self._markers.append(markers[: self._cursor[kernels.MARKERS]])
+        self._aborts.append(aborts[: self._cursor[kernels.ABORTS]].copy())
         return discard.view(bool)
 
     def finish(self) -> Transactions:
-        """What is known after the last batch of the log; Contradiction if indexes and log do not agree."""
-        if self._cursor[kernels.CONTRADICTION] >= 0:
-            raise Contradiction(int(self._cursor[kernels.CONTRADICTION]))
-        unended = self._state[: len(self._number_of), kernels.ENTRY]
-        unended = unended[unended >= 0]
-        if len(unended) or self._cursor[kernels.NEXT_ENTRY] < len(self._entries):
-            first = int(unended[0]) if len(unended) else int(self._cursor[kernels.NEXT_ENTRY])
-            raise Contradiction(int(self._entry_last[first]))
-        markers, kept, intervals = (_joined(parts) for parts in (self._markers, self._kept, self._intervals))
-        entries = self._entries[intervals[:, 0]]
-        order = np.lexsort((entries["first_offset"], entries["producer_id"]))
+        """What is known after the last batch of the log; Contradiction where its entries are not the right ones."""
+        aborts = _joined(self._aborts, kernels.ABORT_COLUMNS)
+        right = self._right_entries(aborts)
+        followed = ["producer_id", "first_offset", "last_offset"]
+        if not np.array_equal(right[followed], self._entries[followed]):
+            ours, theirs = ({entry.tobytes() for entry in entries} for entries in (right, self._entries))
+            differing = np.frombuffer(b"".join(ours ^ theirs), NATIVE_ENTRY)
+            raise Contradiction(int(differing["last_offset"].min(initial=kernels.NO_OFFSET)), right)
+        markers = _joined(self._markers, 2)
+        kept = aborts[aborts[:, kernels.KEPT] == 1]
+        order = np.lexsort((right["first_offset"], right["producer_id"]))
         return Transactions(
-            entries=self._entries,
-            interval_producer=np.ascontiguousarray(entries["producer_id"][order]),
-            interval_first=np.ascontiguousarray(entries["first_offset"][order]),
-            interval_end=np.ascontiguousarray(intervals[order, 1]),
+            entries=right,
+            interval_producer=np.ascontiguousarray(right["producer_id"][order]),
+            interval_first=np.ascontiguousarray(right["first_offset"][order]),
+            interval_end=np.ascontiguousarray(right["last_offset"][order]),
             marker_offsets=np.ascontiguousarray(markers[:, 0]),
             marker_discard=markers[:, 1].astype(np.uint8),
-            kept_offsets=np.ascontiguousarray(kept[:, 0]),
-            kept_entries=np.ascontiguousarray(kept[:, 1]),
+            kept_offsets=np.ascontiguousarray(kept[:, kernels.MARKER]),
+            kept_entries=np.ascontiguousarray(kept[:, kernels.OF_ENTRY]),
         )
 
+    def _right_entries(self, aborts: np.ndarray) -> np.ndarray:
+        """The entries of these ABORT markers, by first offset: as they are where the log does not say otherwise
+        (format/CLEANING.md, "Where the indexes are wrong")."""
+        known, marker, data = self._entries, aborts[:, kernels.MARKER], aborts[:, kernels.DATA]
+        entry_of = np.full(len(aborts), -1)
+        if len(aborts):
+            at = np.minimum(np.searchsorted(marker, known["last_offset"]), len(aborts) - 1)
+            first = known["first_offset"]
+            can_be = (marker[at] == known["last_offset"]) & (aborts[at, kernels.PRODUCER] == self._entry_producer)
+            can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
+            can_be &= ~self._places.taken(first, known["producer_id"])
+            which = np.flatnonzero(can_be)[::-1]
+            entry_of[at[which]] = which  # of several, the first
+        is_known, has_entry = entry_of >= 0, (entry_of >= 0) | (data != kernels.NO_OFFSET)
+        has_entry &= marker >= self._log_start
+        known_of = np.zeros(len(aborts), NATIVE_ENTRY)
+        known_of[is_known] = known[entry_of[is_known]]
+        first = np.where(is_known, known_of["first_offset"], data)
+        # What ends behind a marker and began before it was open there.
+        still_open = int(self._state[: len(self._number_of), kernels.FIRST_DATA].min(initial=kernels.NO_OFFSET))
+        earliest = np.minimum(aborts[:, kernels.SINCE], first)
+        later = np.append(earliest[1:], min(still_open, int(self._cursor[kernels.EARLIEST])))[: len(aborts)]
+        stable = np.minimum(marker + 1, np.minimum.accumulate(later[::-1])[::-1])
+        known_stable = known_of["last_stable_offset"]
+        keeps = is_known & (known_stable >= 0) & (known_stable < stable)
+        keeps[keeps] = (known_stable[keeps] < self._log_start) | ~self._places.taken(known_stable[keeps])
+        right = np.zeros(len(aborts), NATIVE_ENTRY)
+        producer_ids = np.fromiter(self._number_of, np.int64, len(self._number_of))
+        right["producer_id"] = producer_ids[aborts[:, kernels.PRODUCER]]
+        right["first_offset"], right["last_offset"] = first, marker
+        right["last_stable_offset"] = np.where(keeps, known_stable, stable)
+        return sorted_entries(right[has_entry], self._log_start)
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([*parts, np.empty((0, 2), np.int64)])
+
+class _Places:
+    """What lies at offsets that the transaction indexes name: a batch, and whose, or nothing any more."""
+
+    def __init__(self, offsets: np.ndarray) -> None:
+        self._offsets = np.unique(offsets)
+        self._is_taken = np.zeros(len(self._offsets), bool)
+        self._begins = np.full(len(self._offsets), -1)  # producer id of the transactional data that begins there
+
+    def look_up(self, table: np.ndarray) -> None:
+        """The next batches of the log."""
+        if not len(table):
+            return
+        a = np.searchsorted(self._offsets, table["base_offset"][0])
+        b = np.searchsorted(self._offsets, table["last_offset"][-1], side="right")
+        if a == b:
+            return
+        offsets = self._offsets[a:b]
+        rows = table[np.searchsorted(table["base_offset"], offsets, side="right") - 1]
+        self._is_taken[a:b] |= offsets <= rows["last_offset"]
+        is_data = rows["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL == kernels.TRANSACTIONAL
+        begins = is_data & (rows["base_offset"] == offsets)
+        self._begins[a:b] = np.where(begins, rows["producer_id"], self._begins[a:b])
+
+    def taken(self, offsets: np.ndarray, producer_ids: np.ndarray | None = None) -> np.ndarray:
+        """For each of the offsets given: does it lie in a batch, other than where transactional data of its producer
+        begins?"""
+        at = np.searchsorted(self._offsets, offsets)
+        taken = self._is_taken[at]
+        return taken if producer_ids is None else taken & (self._begins[at] != producer_ids)
 
 
-def aborted_from_log(tables: Iterable[np.ndarray], known: np.ndarray, log_start_offset: int) -> np.ndarray:
-    """The entries that a broker's recovery would write for these batches, the whole log in order.
-
-    An entry of `known` that can be of the same transaction is taken as it is: its offsets may speak of batches
-    that are gone. Raises CorruptLog for a marker without a known type.
-    """
-    same = {(int(e["producer_id"]), int(e["last_offset"])): e for e in known}
-    open_from: dict[int, int] = {}
-    ended_at: dict[int, int] = {}
-    found = []
-    for table in tables:
-        for row in table[(table["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL) != 0]:
-            producer, base = int(row["producer_id"]), int(row["base_offset"])
-            if not row["attributes"] & kernels.CONTROL:
-                open_from.setdefault(producer, base)
-            elif row["record_count"] and row["control_type"] in (kernels.ABORT, kernels.COMMIT):
-                first = open_from.pop(producer, None)
-                earlier_marker, ended_at[producer] = ended_at.get(producer, -1), base
-                if first is None or row["control_type"] == kernels.COMMIT:
-                    continue
-                entry = np.zeros((), NATIVE_ENTRY)
-                entry["producer_id"], entry["first_offset"], entry["last_offset"] = producer, first, base
-                entry["last_stable_offset"] = min(open_from.values(), default=base + 1)
-                old = same.get((producer, base))
-                is_same = old is not None and earlier_marker < old["first_offset"] <= first
-                found.append(old if is_same else entry)
-            elif row["record_count"]:
-                raise CorruptLog("a control batch is of no type that ends a transaction", offset=base)
-    entries = np.array(found, NATIVE_ENTRY) if found else np.empty(0, NATIVE_ENTRY)
-    return sorted_entries(entries, log_start_offset)
+def _joined(parts: list[np.ndarray], columns: int) -> np.ndarray:
+    return np.concatenate([*parts, np.empty((0, columns), np.int64)])

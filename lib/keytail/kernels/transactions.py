@@ -12,34 +12,39 @@ from keytail.kernels.jit import kernel
 
 ABORT, COMMIT = 0, 1
 TRANSACTIONAL_OR_CONTROL = 0x30
-CONTROL = 0x20
+TRANSACTIONAL, CONTROL = 0x10, 0x20
 
-# Columns of the int64 state, one row a producer.
-ENTRY, SEEN, COMMITTED, OPEN_FROM = 0, 1, 2, 3
+NO_OFFSET = 2**63 - 1
 
-# Positions of `cursor`.
-NEXT_ENTRY, MARKERS, KEPT, INTERVALS, CONTRADICTION = 0, 1, 2, 3, 4
+# Columns of the int64 state, one row a producer. FIRST_DATA: of what is left of its open transaction.
+ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
+
+# Positions of `cursor`. EARLIEST: first data of all transactions that ended since the last ABORT marker.
+NEXT_ENTRY, MARKERS, ABORTS, EARLIEST = 0, 1, 2, 3
+
+# Columns of `aborts`, one row an ABORT marker. DATA: base offset of the first data left of the transaction;
+# BEHIND: its producer's marker before, or -1; SINCE: earliest first data of the transactions that ended behind the
+# ABORT marker before, this one included. DATA and SINCE are NO_OFFSET where there is none.
+MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 @kernel
-def track(
-    table, producers, log_start_offset, entry_first, entry_last, entry_producer, state, cursor, discard, markers,
-    kept, intervals,
-):
+def track(table, producers, log_start_offset, entry_first, entry_producer, state, cursor, discard, markers, aborts):
     """Follow the rows of `table` in order.
 
     `producers[row]` is the number of its producer id where the batch is transactional or control. Entries of
-    the transaction indexes come in order of their first offsets. Written: `discard[row]`; per control batch
-    `markers` (base offset, discard); per marker whose entry stays `kept` (base offset, entry); per aborted
-    transaction met `intervals` (entry, marker offset). `cursor` is int64[5]: next entry, rows written to the
-    three, and the first offset at which log and indexes contradict each other, or -1.
+    the transaction indexes come in order of their first offsets; they decide what is discarded. Written:
+    `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the
+    log itself says of its transaction, the entry that it ended (-1: none), and whether that one stays. `cursor`
+    is int64[4]. Data that ends below `log_start_offset` says nothing of a transaction: its marker may be gone.
     """
+    n_entries = entry_first.shape[0]
     for i in range(table.shape[0]):
         row = table[i]
         discard[i] = 0
         if row.attributes & TRANSACTIONAL_OR_CONTROL == 0:
             continue
-        while cursor[NEXT_ENTRY] < entry_first.shape[0] and entry_first[cursor[NEXT_ENTRY]] <= row.last_offset:
+        while cursor[NEXT_ENTRY] < n_entries and entry_first[cursor[NEXT_ENTRY]] <= row.last_offset:
             entry = cursor[NEXT_ENTRY]
             cursor[NEXT_ENTRY] += 1
             p = entry_producer[entry]
@@ -50,42 +55,36 @@ def track(
         entry = state[p, ENTRY]
         if row.attributes & CONTROL == 0:
             if entry >= 0:
-                begins_late = entry_first[entry] > row.base_offset and row.base_offset >= log_start_offset
-                if begins_late and cursor[CONTRADICTION] < 0:
-                    cursor[CONTRADICTION] = row.base_offset
                 state[p, SEEN] = 1
                 discard[i] = 1
             else:
                 state[p, COMMITTED] = 1
-                if state[p, OPEN_FROM] < 0 and row.base_offset >= log_start_offset:
-                    state[p, OPEN_FROM] = row.base_offset
+            if state[p, FIRST_DATA] == NO_OFFSET and row.last_offset >= log_start_offset:
+                state[p, FIRST_DATA] = row.base_offset
             continue
         if row.record_count == 0:
             discard[i] = 1
-        elif row.control_type == ABORT:
-            # Data that no entry covers would pass for committed; an entry that another marker ends is no entry.
-            uncovered = state[p, OPEN_FROM] >= 0 and row.base_offset >= log_start_offset
-            if cursor[CONTRADICTION] < 0 and (uncovered or (entry >= 0 and entry_last[entry] != row.base_offset)):
-                cursor[CONTRADICTION] = row.base_offset
-            discard[i] = 1
-            if entry >= 0:
-                intervals[cursor[INTERVALS], 0] = entry
-                intervals[cursor[INTERVALS], 1] = row.base_offset
-                cursor[INTERVALS] += 1
-                if state[p, SEEN] == 1:
-                    discard[i] = 0
-                    kept[cursor[KEPT], 0] = row.base_offset
-                    kept[cursor[KEPT], 1] = entry
-                    cursor[KEPT] += 1
+        elif row.control_type in (ABORT, COMMIT):
+            cursor[EARLIEST] = min(cursor[EARLIEST], state[p, FIRST_DATA])
+            if row.control_type == ABORT:
+                discard[i] = 0 if entry >= 0 and state[p, SEEN] == 1 else 1
+                at = cursor[ABORTS]
+                aborts[at, MARKER] = row.base_offset
+                aborts[at, PRODUCER] = p
+                aborts[at, DATA] = state[p, FIRST_DATA]
+                aborts[at, BEHIND] = state[p, LAST_MARKER]
+                aborts[at, SINCE] = cursor[EARLIEST]
+                aborts[at, OF_ENTRY] = entry
+                aborts[at, KEPT] = 1 - discard[i]
+                cursor[ABORTS] += 1
+                cursor[EARLIEST] = NO_OFFSET
                 state[p, ENTRY] = -1
                 state[p, SEEN] = 0
-            state[p, OPEN_FROM] = -1
-        elif row.control_type == COMMIT:
-            if entry >= 0 and cursor[CONTRADICTION] < 0:
-                cursor[CONTRADICTION] = row.base_offset
-            discard[i] = 0 if state[p, COMMITTED] == 1 else 1
-            state[p, COMMITTED] = 0
-            state[p, OPEN_FROM] = -1
+            else:
+                discard[i] = 0 if state[p, COMMITTED] == 1 else 1
+                state[p, COMMITTED] = 0
+            state[p, FIRST_DATA] = NO_OFFSET
+            state[p, LAST_MARKER] = row.base_offset
         markers[cursor[MARKERS], 0] = row.base_offset
         markers[cursor[MARKERS], 1] = discard[i]
         cursor[MARKERS] += 1
@@ -102,7 +101,7 @@ def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
     for i in range(table.shape[0]):
         row = table[i]
         aborted[i] = 0
-        if row.attributes & TRANSACTIONAL_OR_CONTROL != 0x10:
+        if row.attributes & TRANSACTIONAL_OR_CONTROL != TRANSACTIONAL:
             continue
         # The last interval that is not behind the row, by (producer id, first offset).
         low, high = 0, n
