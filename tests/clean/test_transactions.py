@@ -147,33 +147,34 @@ def test_without_any_index_the_log_says_all_of_it(events: list[Event], rng: rand
         assert plain(contradiction.value.entries) == plain(native(right))
 
 
-def spoiled(entries: list[Aborted], end: int, rng: random.Random) -> list[Aborted]:
+def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> list[Aborted]:
     """Some left out, some there twice, some with a wrong field, some made up."""
+    offsets = [at for e in events for at in (e.base_offset - 1, e.base_offset, e.last_offset, e.last_offset + 1)]
     out = []
     for entry in entries:
-        values = [entry.producer_id, entry.first_offset, entry.last_offset, entry.last_stable_offset]
+        near = [at for at in offsets if entry.first_offset - 4 <= at <= entry.last_offset + 2]
         for _ in range(rng.choice([0, 1, 1, 1, 2])):
-            if rng.random() < 0.5:
+            values = [entry.producer_id, entry.first_offset, entry.last_offset, entry.last_stable_offset]
+            if rng.random() < 0.6:
                 at = rng.randrange(4)
-                values[at] = rng.choice([values[at] + rng.choice([-7, -2, -1, 1, 3]), rng.randint(0, end), 1, 2])
+                values[at] = rng.choice([*near, values[at] + rng.choice([-2, -1, 1])]) if at else rng.choice([1, 2])
             if 0 <= values[1] < values[2]:
                 out.append(Aborted(*values))
-    for _ in range(rng.choice([0, 0, 1, 2])):
-        first = rng.randint(max(end - 60, 0), end)
-        out.append(Aborted(rng.choice([1, 2, 3]), first, first + rng.randint(1, 20), rng.randint(0, end)))
+    for _ in range(rng.choice([0, 0, 1, 2]) if events else 0):
+        first = max(rng.choice(offsets), 0)
+        out.append(Aborted(rng.choice([1, 2, 3]), first, first + rng.randint(1, 9), rng.choice(offsets)))
     return out
 
 
 @settings(deadline=None, max_examples=400)
 @given(logs(), st.randoms(use_true_random=False))
 def test_whatever_entries_say_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
-    end = events[-1].last_offset if events else 0
     start = rng.choice([0, 0, rng.choice([e.last_offset for e in events] or [0])])
     if rng.random() < 0.7:
         events, entries = cleaned(events, rng)
     else:
         entries = broker_entries(events)
-    table, wrong = table_of(events), sorted_entries(native(spoiled(entries, end, rng)), start)
+    table, wrong = table_of(events), sorted_entries(native(spoiled(entries, events, rng)), start)
     right = corrected(table, wrong, start)
     assert plain(right) == plain(sorted_entries(native(right_entries(events, plain(wrong), start)), start))
     tracker = TransactionTracker(right, start)
@@ -231,6 +232,41 @@ def test_a_last_stable_offset_alone_is_put_right_at_once(stable: int) -> None:
     transactions = tracker.finish()
     assert plain(transactions.entries) == RIGHT
     assert transactions.index_bytes(0, 9) == RIGHT[0].encode()
+
+
+DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Event("ABORT", 1, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("events", "entry", "right"),
+    [
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 1, 9, 0), None),  # nothing is left at 1, nor at 0
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), Aborted(1, 2, 9, 10)),  # behind its first data
+        ([PLAIN_3, ABORT_9], Aborted(1, 7, 9, 10), None),
+        ([PLAIN_3, ABORT_9], Aborted(1, 4, 9, 10), ()),  # within another batch
+        ([Event("plain", -1, 0, 1), DATA_2, ABORT_9], Aborted(1, 1, 9, 10), Aborted(1, 2, 9, 10)),
+        ([Event("data", 2, 0, 1), DATA_2, ABORT_9], Aborted(1, 0, 9, 0), Aborted(1, 2, 9, 0)),
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 4), Aborted(1, 2, 9, 10)),  # no transaction began there
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 7), None),
+    ],
+)
+def test_an_entry_is_believed_where_the_log_does_not_say_otherwise(
+    events: list[Event], entry: Aborted, right: Aborted | tuple[()] | None
+) -> None:
+    found = plain(corrected(table_of(events), native([entry])))
+    assert found == ([] if right == () else [right or entry])
+
+
+def test_of_entries_for_one_marker_the_first_that_can_be_right_is_believed() -> None:
+    entries = native([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
+    assert plain(corrected(table_of([Event("plain", -1, 0, 0), DATA_2, ABORT_9]), entries)) == [Aborted(1, 1, 9, 10)]
+
+
+def test_last_stable_offsets_below_the_log_start_are_believed() -> None:
+    # A transaction of which only what lies below the log start is left says nothing of when it began.
+    events = [Event("data", 2, 0, 0), Event("data", 1, 4, 4), Event("ABORT", 1, 5, 5), Event("COMMIT", 2, 6, 6)]
+    assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 0)]), 3)) == [Aborted(1, 4, 5, 0)]
+    assert plain(corrected(table_of(events), native([Aborted(1, 4, 5, 6)]), 0)) == [Aborted(1, 4, 5, 0)]
 
 
 def test_offsets_whose_batches_are_gone_are_believed() -> None:

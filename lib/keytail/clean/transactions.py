@@ -169,8 +169,7 @@ class TransactionTracker:
             can_be &= ~self._places.taken(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
             entry_of[at[which]] = which  # of several, the first
-        is_known, has_entry = entry_of >= 0, (entry_of >= 0) | (data != kernels.NO_OFFSET)
-        has_entry &= marker >= self._log_start
+        is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]
         first = np.where(is_known, known_of["first_offset"], data)
@@ -187,7 +186,7 @@ class TransactionTracker:
         right["producer_id"] = producer_ids[aborts[:, kernels.PRODUCER]]
         right["first_offset"], right["last_offset"] = first, marker
         right["last_stable_offset"] = np.where(keeps, known_stable, stable)
-        return sorted_entries(right[has_entry], self._log_start)
+        return sorted_entries(right[is_known | (data != kernels.NO_OFFSET)], self._log_start)
 
 
 class _Places:
