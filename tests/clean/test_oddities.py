@@ -308,6 +308,22 @@ def test_time_retention_sees_segments_of_one_age_only(policy: set[str], left: li
     assert offsets(home / "t-0") == [0, 2, 4, 6]
 
 
+def test_segments_that_keep_nothing_do_not_pile_up_whatever_their_age(tmp_path: Path) -> None:
+    """39, and decision 15: one without a byte passes for the newest of all times, and hides what lies behind it."""
+    ages = {0: 9, 2: 6, 4: 3}
+    aged = {base: [one(base, b"k", NOW - hours * HOUR_MS)] for base, hours in ages.items()}
+    home = log_dir(tmp_path / "logs", "t-0", segments={**aged, 6: [one(6, b"x")]})
+    policy = {"cleanup_policy": frozenset({"compact", "delete"}), "segment_ms": HOUR_MS}
+    assert compact(survey(home)[0], **policy) is not None
+    assert bases(home / "t-0") == [0, 6]
+    assert offsets(home / "t-0") == [4, 6]
+    # Those that Kafka left empty go as well.
+    empty = {0: [one(0, b"a", NOW - 9 * HOUR_MS)], 2: [], 4: [], 6: [one(6, b"b", NOW - HOUR_MS)], 8: [one(8, b"x")]}
+    home = log_dir(tmp_path / "more", "t-0", segments=empty)
+    assert compact(survey(home)[0], **policy) is not None
+    assert bases(home / "t-0") == [0, 6, 8]
+
+
 def test_what_survived_decides_how_segments_merge(tmp_path: Path) -> None:
     """Decision 15: by their sizes before none of these may join another."""
     size = len(one(0, b"k0"))

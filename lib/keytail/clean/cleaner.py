@@ -377,8 +377,9 @@ def _spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
     """Would one output of these make time retention keep old records longer, or young ones shorter?"""
     if "delete" not in task.config.cleanup_policy:
         return False
-    times = [segment.largest_timestamp_ms for segment in merged]
-    return max(times) - min(times) > task.config.segment_ms
+    # Without bytes there is nothing to delete, and the time is the file's: such a segment must not pile up.
+    times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
+    return bool(times) and max(times) - min(times) > task.config.segment_ms
 
 
 def _result(

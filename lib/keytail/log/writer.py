@@ -181,7 +181,9 @@ class OutputWriter:
 
     @property
     def current_sources(self) -> tuple[int, ...]:
-        """Base offsets of the sources of the output in the making."""
+        """Base offsets of the sources of the output in the making; none as long as it has no bytes."""
+        if self._current is None or not self._current.size_bytes:
+            return ()
         return tuple(source.base_offset for source in self._sources)
 
     def _path_of(self, base_offset: int) -> Callable[[str], str]:
