@@ -1,0 +1,176 @@
+"""Promise 4 by cleaning again what is clean, from the log start: at one clock, and at later ones until nothing is left.
+
+Each round is held against Kafka's, on its own result: what goes, goes when Kafka removes it. What one clock may
+still change is said here: markers get their horizon a round after their data went, and the entries of aborted
+transactions leave the indexes with that; segments that shrank may merge, by Kafka's grouping and by age.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.kafka import Kafka, step_marker, step_roll
+from tests.interop.rounds import Case, Circumstances, Mode, Round
+from tests.interop.test_differential import keytail_round, measured_round
+from tests.interop.traffic import DAY_MS, Traffic, random_traffic
+from tests.reference.batches import Batch, decode_log
+
+pytestmark = pytest.mark.interop
+
+LOGS = 10
+RETENTION_MS = 60_000
+MOST_ROUNDS = 12
+NEVER_MISSED = (
+    "horizons of markers",
+    "entries gone",
+    "tombstones gone",
+    "markers gone",
+    "second rounds that changed no byte",
+)
+
+
+class Again:
+    """One log that is cleaned from its start on, again and again, by Kafka and by keytail."""
+
+    def __init__(self, kafka: Kafka, home: Path, traffic: Traffic, mode: Mode) -> None:
+        self.case = Case(kafka, home, Counter(), mode)
+        self.side = keytail_round if mode == "drift" else measured_round
+        self.traffic = traffic
+        self.expiration_ms = 3650 * DAY_MS
+        # Ages of segments change with what they lose, and sizes count before it for Kafka.
+        self.stays_grouped = mode == "measured" and traffic.configs["cleanup.policy"] == "compact"
+        self.files: dict[str, tuple[bytes, int]] = {}
+        self.batches: dict[int, tuple[Batch, bytes]] = {}
+        self.entries: set[bytes] = set()
+
+    def round(self, clock_ms: int, steps: list[dict[str, Any]] | None = None) -> bool:
+        """Whether it changed any file."""
+        before = self.files
+        options = {**self.traffic.options, "clock_ms": clock_ms, "producer_id_expiration_ms": self.expiration_ms}
+        start, end = self.traffic.log_start_offset, self.traffic.log_end_offset
+        now = Circumstances(self.traffic.configs, clock_ms, start, end, end, None, None, self.expiration_ms)
+        assert self.case.play(self.side, Round(steps or [], options, None, now, own_checkpoint=False))
+        self._look()
+        return self.files != before
+
+    def until_nothing_changes(self, clock_ms: int, step_ms: int = 0) -> int:
+        """The clock at which it was so."""
+        for _ in range(MOST_ROUNDS):
+            if not self.round(clock_ms):
+                return clock_ms
+            clock_ms += step_ms
+        raise AssertionError(f"still not the same after {MOST_ROUNDS} rounds")
+
+    def _look(self) -> None:
+        """What the segments hold that are cleaned; to the others the traffic gives new times."""
+        paths = sorted((self.case.ours / "t-0").glob("*.*index")) + sorted((self.case.ours / "t-0").glob("*.log"))
+        end = self.case.checkpoint or 0
+        self.files = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths if int(path.stem) < end}
+        self.batches, self.entries = {}, set()
+        for name, (data, _) in self.files.items():
+            if name.endswith(".log"):
+                for batch in decode_log(data):
+                    raw = data[batch.position : batch.position + batch.size]
+                    self.batches[batch.base_offset] = replace(batch, position=0), raw
+            elif name.endswith(".txnindex"):
+                self.entries |= {data[at : at + 34] for at in range(0, len(data), 34)}
+
+
+@pytest.mark.parametrize("mode", ["drift", "measured"])
+def test_rounds_again_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    seen: Counter[str] = Counter()
+    for number in range(LOGS):
+        traffic = random_traffic(
+            random.Random(f"{seed}-{number}"),
+            transactional=number % 3 > 0, delete_records=False, far_jumps=False, keyless=False, codecs=["none"],
+        )  # fmt: skip
+        traffic.configs |= {"segment.index.bytes": 65_536, "delete.retention.ms": RETENTION_MS}
+        traffic.configs |= {"min.compaction.lag.ms": 0}
+        if number % 3 == 0:
+            traffic.configs["cleanup.policy"] = "compact"
+        try:
+            play(Again(kafka, fast_dir / f"log-{number}", traffic, mode), seen)
+        except Exception as problem:
+            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}, mode {mode}")
+            raise
+        shutil.rmtree(fast_dir / f"log-{number}")
+    print(dict(seen))
+    missing = [name for name in NEVER_MISSED if not seen[name] and not (mode == "drift" and "byte" in name)]
+    assert not missing, f"the random logs never came to: {missing}"
+
+
+def play(log: Again, seen: Counter[str]) -> None:
+    steps = log.traffic.steps()
+    clock_ms = log.traffic.clock_ms
+    for producer in log.traffic.producers:
+        if producer.in_transaction:
+            steps.append(step_marker("ABORT", producer.producer_id, producer.epoch, clock_ms))
+            log.traffic.log_end_offset += 1
+    steps.append(step_roll())
+    log.round(clock_ms, steps)
+
+    # At one clock: all that the first round removed is gone, and markers without data are told when they may go.
+    batches, entries, files = log.batches, log.entries, log.files
+    assert batches
+    log.round(clock_ms)
+    check_only_horizons_of_markers(batches, log.batches, clock_ms + RETENTION_MS, seen)
+    assert log.entries <= entries
+    seen["entries gone"] += len(entries) - len(log.entries)
+    if log.stays_grouped and (log.batches, log.entries) == (batches, entries):
+        assert log.files == files
+        seen["second rounds that changed no byte"] += 1
+    batches, entries = log.batches, log.entries
+    changed = log.round(clock_ms)
+    assert not (changed and log.stays_grouped)
+    log.until_nothing_changes(clock_ms)
+    assert (log.batches, log.entries) == (batches, entries)
+
+    # Up to a horizon nothing more, at the horizon all of it.
+    horizons = [batch.delete_horizon_ms for batch, _ in batches.values() if batch.delete_horizon_ms is not None]
+    for horizon_ms in sorted({h for h in horizons if h > clock_ms})[:3]:
+        if horizon_ms - 1 > clock_ms:
+            assert not log.round(horizon_ms - 1), "something changed before its horizon"
+        clock_ms = horizon_ms
+        log.until_nothing_changes(clock_ms)
+        for batch, _ in log.batches.values():
+            if batch.delete_horizon_ms is not None and batch.delete_horizon_ms <= clock_ms:
+                assert not (batch.control and batch.records), f"a marker has outlived its horizon: {batch}"
+                assert all(record.value is not None for record in batch.records), f"so has a tombstone of {batch}"
+    seen["tombstones gone"] += tombstones(batches) - tombstones(log.batches)
+    seen["markers gone"] += markers(batches) - markers(log.batches)
+
+    # Long after, when no producer is active any more: soon nothing changes, and then never again.
+    log.expiration_ms = 1
+    clock_ms = log.until_nothing_changes(clock_ms + 20 * DAY_MS, RETENTION_MS)
+    assert not log.round(clock_ms + 365 * DAY_MS)
+
+
+def check_only_horizons_of_markers(
+    before: dict[int, tuple[Batch, bytes]], after: dict[int, tuple[Batch, bytes]], horizon_ms: int, seen: Counter[str]
+) -> None:
+    assert before.keys() == after.keys()
+    for base, (batch, raw) in after.items():
+        old, old_raw = before[base]
+        if raw != old_raw:
+            assert batch.control and old.delete_horizon_ms is None, f"{old} has become {batch}"
+            told = {"attributes": old.attributes | 0x40, "base_timestamp": horizon_ms}
+            assert batch == replace(old, size=batch.size, crc=batch.crc, **told), f"{old} has become {batch}"
+            seen["horizons of markers"] += 1
+
+
+def tombstones(batches: dict[int, tuple[Batch, bytes]]) -> int:
+    return sum(record.value is None for batch, _ in batches.values() for record in batch.records)
+
+
+def markers(batches: dict[int, tuple[Batch, bytes]]) -> int:
+    return sum(batch.control for batch, _ in batches.values())
