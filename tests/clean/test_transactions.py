@@ -248,6 +248,7 @@ DATA_2, PLAIN_3, ABORT_9 = Event("data", 1, 2, 2), Event("plain", -1, 3, 5), Eve
         ([Event("data", 2, 0, 1), DATA_2, ABORT_9], Aborted(1, 0, 9, 0), Aborted(1, 2, 9, 0)),
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 4), Aborted(1, 2, 9, 10)),  # no transaction began there
         ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 2, 9, 7), None),
+        ([DATA_2, PLAIN_3, ABORT_9], Aborted(1, 4, 9, 11), Aborted(1, 2, 9, 10)),
     ],
 )
 def test_an_entry_is_believed_where_the_log_does_not_say_otherwise(
@@ -259,7 +260,8 @@ def test_an_entry_is_believed_where_the_log_does_not_say_otherwise(
 
 def test_of_entries_for_one_marker_the_first_that_can_be_right_is_believed() -> None:
     entries = native([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
-    assert plain(corrected(table_of([Event("plain", -1, 0, 0), DATA_2, ABORT_9]), entries)) == [Aborted(1, 1, 9, 10)]
+    events = [Event("plain", -1, 0, 0), Event("data", 1, 5, 5), ABORT_9]
+    assert plain(corrected(table_of(events), entries)) == [Aborted(1, 1, 9, 10)]
 
 
 def test_last_stable_offsets_below_the_log_start_are_believed() -> None:
