@@ -55,11 +55,11 @@ def test_control_batches_and_aborted_data_supersede_nothing(kafka: Kafka, fast_d
 
 
 def test_a_users_key_that_looks_like_a_markers_removes_no_marker(kafka: Kafka, fast_dir: Path) -> None:
-    """19: as key, it is the newest of its kind behind two markers."""
-    steps = [data(0, b"a"), marker(1, "COMMIT"), data(2, b"b"), marker(3, "COMMIT"), one(4, COMMIT_KEY)]
+    """19: as key, it is the newest of its kind behind two markers, in the clean section and in the dirty one."""
+    steps = [data(0, b"a"), marker(1, "COMMIT"), data(2, b"b"), marker(3, "COMMIT"), ROLL, one(4, COMMIT_KEY)]
     pair = Pair(kafka, fast_dir, [*steps, ROLL, one(5)], **IDLE)
-    for _ in range(2):
-        pair.round(now_ms=LATER)
+    for checkpoint in (4, 0):
+        pair.round(now_ms=LATER, checkpoint=checkpoint)
         assert pair.offsets() == [0, 1, 2, 3, 4]
         assert all(pair.batches()[offset].delete_horizon_ms is None for offset in (1, 3))
     assert consumed(pair).committed == (0, 2, 4, 5)

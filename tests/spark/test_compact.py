@@ -18,6 +18,7 @@ from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.spark.compact import Compaction, scratch_bytes
 from keytail.spark.rows import ResultRow
 from keytail.spark.storage import ScratchSpace
+from keytail.spark.tasks import Outcome
 from tests.app.log_dirs import (
     BASE_MS,
     newest_by_key,
@@ -188,6 +189,25 @@ class FullDisk(FileSystem):
         if target.endswith(".swap"):
             raise OSError(28, "No space left on device", target)
         super().rename(source, target)
+
+
+def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
+    """Indexes of two entries, one for each batch."""
+    log_dir, [task] = make(tmp_path / "logs", count=1)
+    before = newest_by_key(records_of(log_dir / "t-0"))
+    tight = replace(CONFIG, segment_index_bytes=2 * 12, index_interval_bytes=0)
+    notes: list[str] = []
+    task = replace(task, config=tight)
+    result = clean_partition(LOCAL, task)
+    row = compaction(None, log_dir, [task], on_note=notes.append)._finish(task, Outcome(result, None))
+    assert row.status == "compacted"
+    assert result.limits_met > 1
+    assert notes == [
+        f"t-0: {result.limits_met} segments ended at a limit inside of what they were made from: "
+        "segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
+    ]
+    assert row.segments_after == len(list((log_dir / "t-0").glob("*.log")))
+    assert newest_by_key(records_of(log_dir / "t-0")) == before
 
 
 def test_the_checkpoint_stays_when_replacing_fails(spark: Any, tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def _run_tasks(
         hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
         on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
         on_trace=lambda text: print(text, file=sys.stderr),
+        on_note=reporter.note,
         deadline_s=deadline_s,
         fs=fs,
     ).run()

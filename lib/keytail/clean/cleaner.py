@@ -77,7 +77,10 @@ class CleaningTask:
 
 @dataclass(frozen=True)
 class CleaningResult:
-    """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files."""
+    """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
+
+    `limits_met`: outputs that had to end inside a source.
+    """
 
     end_offset: int
     groups: tuple[GroupOutput, ...]

@@ -152,7 +152,7 @@ class OutputWriter:
 
     `start_output` where an output must begin; `start_source` where the batches of the next source begin;
     `append`; at the end `finish`, or `discard`. `txn_index(from, to)` gives the transaction index of an output
-    that takes the offsets of [from, to).
+    that takes the offsets of [from, to). `splits` counts the outputs that had to end inside a source.
     """
 
     def __init__(
@@ -219,7 +219,6 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                self.splits += 1
                 # Never at a source that comes first with anything: an output of 0 bytes would be left behind.
                 if self._mark is not None and self._mark.size_bytes:
                     self._split_at_source()
@@ -242,6 +241,7 @@ class OutputWriter:
         self._current, self._sources, self._mark, self._shares_source = new, [source], None, False
 
     def _split_inside_source(self, base_offset: int) -> None:
+        self.splits += 1
         source = self._sources[-1]
         self._close(base_offset)
         self._current = self._open(base_offset, source.base_offset)

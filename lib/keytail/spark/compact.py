@@ -38,6 +38,8 @@ _MARGIN_BYTES = 1 << 20
 class Compaction:
     """One run over many partitions. `on_row` hears of each as it ends, from any thread but one at a time.
 
+    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback.
+
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
     time.monotonic() after which no bundle begins.
     """
@@ -48,6 +50,7 @@ class Compaction:
     hosted: Mapping[str, Collection[tuple[str, int]]]
     on_row: Callable[[ResultRow], None] = lambda row: None
     on_trace: Callable[[str], None] = lambda text: None
+    on_note: Callable[[str], None] = lambda text: None
     deadline_s: float | None = None
     fs: FileSystem = LOCAL
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None
@@ -188,6 +191,11 @@ class Compaction:
             return self._row_after_failed_install(row, problem)
         except OSError as problem:
             return self._row_after_failed_install(row, explained(problem))
+        if result.limits_met:
+            self.on_note(
+                f"{row.name}: {result.limits_met} segments ended at a limit inside of what they were made from: "
+                f"segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
+            )
         return replace(
             row,
             status="compacted",
