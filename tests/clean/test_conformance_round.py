@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import tracemalloc
 from pathlib import Path
 
@@ -154,12 +155,16 @@ def test_duplicates_inside_one_batch(tmp_path: Path, codec: int) -> None:
     assert log.logs()[10].endswith(copied)
 
 
-def test_batches_larger_than_buffers_and_than_the_topic_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", [0, 4])
+def test_batches_larger_than_buffers_and_than_the_topic_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: int
+) -> None:
     """35: neither a stride smaller than a batch nor a max.message.bytes lowered since is in the way."""
     small = functools.partial(SegmentReader, stride_bytes=200, arena_bytes=200)
     monkeypatch.setattr(cleaner, "SegmentReader", small)
-    records = [Rec(n, NOW, b"k%d" % (n % 2), bytes(5000)) for n in range(8)]
-    log = Log(tmp_path, {0: encode_batch(records, codec=4) + one(8)}, 9)
+    noise = random.Random(1)
+    records = [Rec(n, NOW, b"k%d" % (n % 2), noise.randbytes(5000)) for n in range(8)]
+    log = Log(tmp_path, {0: encode_batch(records, codec=codec) + one(8)}, 9)
     log.round(config={"max_message_bytes": 100})
     assert log.offsets() == [6, 7, 8]
 
