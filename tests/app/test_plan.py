@@ -130,6 +130,26 @@ def test_wrong_values_are_usage_errors(run: Run, log_dir: Path, flags: tuple[str
     assert result.stdout == ""
 
 
+def test_several_log_dirs_each_with_its_own_checkpoints(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    other = write_log_dir(tmp_path / "other", {"orders-7": random_records(7, 400)})
+    (log_dir / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 100\norders 7 200\n")
+    (other / "cleaner-offset-checkpoint").write_text("0\n2\norders 0 300\norders 7 150\n")
+    for dirs in (f"{log_dir},{other}", f"{other},{log_dir}"):
+        rows = rows_of(run("plan", "--log-dirs", dirs, *ORDERS, "--output", "json"))
+        found = {name: (row["log_dir"], row["first_dirty_offset"]) for name, row in rows.items()}
+        del found["users-0"]
+        here = str(log_dir)
+        assert found == {"orders-0": (here, 100), "orders-1": (here, 0), "orders-7": (str(other), 150)}
+
+
+def test_a_partition_in_two_log_dirs_is_refused_in_both(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    other = write_log_dir(tmp_path / "other", {"orders-0": random_records(7, 400)})
+    result = run("plan", "--log-dirs", f"{log_dir},{other}", *ORDERS, "--output", "json")
+    rows = [row for row in json.loads(result.stdout) if row["topic"] == "orders" and row["partition"] == 0]
+    assert [row["status"] for row in rows] == ["refused", "refused"]
+    assert {row["log_dir"] for row in rows} == {str(log_dir), str(other)}
+
+
 def test_a_regular_expression_must_match_the_whole_topic(run: Run, log_dir: Path) -> None:
     assert run("plan", "--log-dirs", log_dir, "--topic", "rders").exit_code == 2
 

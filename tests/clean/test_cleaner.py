@@ -12,6 +12,7 @@ from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.producers import ActiveProducers
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.log import writer
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
@@ -301,6 +302,22 @@ def test_a_source_larger_than_the_limit_goes_on_in_the_next_output(tmp_path):
     assert group.source_bases == (0,) and result.limits_met == 3
     logs = [read(path, files_of(result, ".log")[base].name) for base in (0, 3, 6, 9)]
     assert logs == [b"".join(batches[n : n + 3]) for n in (0, 3, 6, 9)]
+
+
+def test_by_kafkas_grouping_an_output_grows_past_segment_bytes_but_not_past_what_a_broker_opens(tmp_path, monkeypatch):
+    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones: each one grows by its horizon
+    size = len(batches[0])
+    config = {"segment_bytes": 12 * size}
+    _, result = clean_tiny(tmp_path / "grown", batches, config=config)
+    assert len(result.groups[0].segments) == 1
+    grown = files_of(result, ".log")[0].size_bytes
+    assert grown > 12 * size and result.limits_met == 0
+    for module in (cleaner, writer):
+        monkeypatch.setattr(module, "MAX_SEGMENT_BYTES", grown // 2)
+    _, result = clean_tiny(tmp_path / "cut", batches, config=config)
+    assert [segment.base_offset for segment in result.groups[0].segments] == [0, 6]
+    assert [file.size_bytes for file in files_of(result, ".log").values()] == [grown // 2] * 2
+    assert result.limits_met == 1
 
 
 def test_an_index_at_its_limit_closes_the_output(tmp_path):

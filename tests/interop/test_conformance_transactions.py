@@ -168,7 +168,7 @@ def test_transactions_across_segments_lose_nothing_early(kafka: Kafka, fast_dir:
 
 
 def test_every_pass_with_a_tiny_map_leaves_the_right_aborted_transactions(kafka: Kafka, fast_dir: Path) -> None:
-    """32: a pass drops all that was aborted, wherever its map ended; entries outlive their data by one pass."""
+    """32: passes rewrite more segments each; entries outlive their data by a pass, each beside its marker."""
     steps: list[Any] = []
     for n in range(0, 24, 6):
         steps += [data(n, b"aborted", 7), data(n + 1, b"%d" % n, 8), newer(n + 2, b"k%d" % n, b"k%d" % (n + 1))]
@@ -176,7 +176,7 @@ def test_every_pass_with_a_tiny_map_leaves_the_right_aborted_transactions(kafka:
     pair = Pair(kafka, fast_dir, [*steps, one(24)], **IDLE)
     checkpoint, passes, right = 0, [], tuple(n for n in range(24) if n % 6 in (1, 2, 3))
     while checkpoint < 24:
-        theirs = pair.round(now_ms=LATER, checkpoint=checkpoint, max_entries=2, internal_segment_bytes=1)
+        theirs = pair.round(now_ms=LATER, checkpoint=checkpoint, max_entries=4, internal_segment_bytes=1)
         passes.append(checkpoint)
         checkpoint = theirs.end_offset
         assert consumed(pair).committed == (*right, 24)
@@ -186,4 +186,4 @@ def test_every_pass_with_a_tiny_map_leaves_the_right_aborted_transactions(kafka:
             assert batch.base_offset >= checkpoint
         listed = aborted_in_files(pair)
         assert all((batch.base_offset, batch.base_offset + 4) in listed[batch.base_offset] for batch in data_left)
-    assert len(passes) > 4
+    assert len(passes) > 2
