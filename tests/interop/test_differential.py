@@ -140,7 +140,7 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
     elif kind == "entry wrong":
         entries = np.frombuffer(data, TXN_ENTRY).copy()
         name = rng.choice(["version", "producer_id", "first_offset", "last_offset", "last_stable_offset"])
-        entries[name][at] += rng.choice([-7, -1, 1, 3])
+        entries[name][at] += rng.choice([-7, -1, 1, 3, 40])
         path.write_bytes(entries.tobytes())
         kind += f", {name}"
     else:

@@ -199,7 +199,7 @@ class _Places:
 
     def look_up(self, table: np.ndarray) -> None:
         """The next batches of the log."""
-        if not len(table):
+        if not len(table) or not len(self._offsets):
             return
         a = np.searchsorted(self._offsets, table["base_offset"][0])
         b = np.searchsorted(self._offsets, table["last_offset"][-1], side="right")
