@@ -806,6 +806,18 @@ def test_a_full_index_closes_the_output_where_kafka_throws__departed_from(kafka:
     assert all(segment.index_bytes <= 24 and segment.time_index_bytes <= 24 for segment in loaded.segments[:-1])
 
 
+def test_batches_beyond_todays_largest_message_are_rebuilt_and_served__equal(kafka: Kafka, fast_dir: Path) -> None:
+    """The limit is for what is appended; a horizon makes a batch grow past it too."""
+    large = many(0, *((b"%d" % i, b"v" * 50) for i in range(9)), (b"a", None))
+    for home, limit in (("at the limit", len(large)), ("far beyond it", 100)):
+        (fast_dir / home).mkdir()
+        pair = Pair(kafka, fast_dir / home, [large, ROLL, one(10)])
+        pair.round(max_message_bytes=limit)
+        rebuilt = pair.batches()[0]
+        assert rebuilt.size > len(large) and rebuilt.delete_horizon_ms is not None
+        assert pair.offsets() == list(range(10))
+
+
 def test_zeros_behind_the_active_segment_of_a_crashed_broker_are_no_damage(kafka: Kafka, fast_dir: Path) -> None:
     """Preallocated segments end so. What lies below the recovery point is cleaned: decision 5."""
     pair = Pair(kafka, fast_dir, [newer(0, b"a", b"a"), ROLL, newer(2, b"b", b"b"), ROLL, one(4)])
