@@ -16,8 +16,8 @@ from keytail.clean.plan import (
     segments_between,
     select,
 )
-from keytail.clean.producers import Unstable
 from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.producers import Unstable
 from tests.reference import selection as twin
 
 NOW = 1_700_000_000_000

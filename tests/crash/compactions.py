@@ -18,11 +18,11 @@ from pathlib import Path
 
 from keytail.clean.cleaner import CleaningTask, clean_partition
 from keytail.clean.plan import CompactionConfig, select
-from keytail.clean.producers import first_unstable
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import replace
 from keytail.log.fs import FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.producers import first_unstable
 from keytail.spark.compact import Compaction
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome

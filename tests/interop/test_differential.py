@@ -19,11 +19,11 @@ import pytest
 
 from keytail.clean.cleaner import CleaningTask, Grouping, clean_partition, install
 from keytail.clean.plan import CompactionConfig, Selection, select
-from keytail.clean.producers import first_unstable
 from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.producers import first_unstable
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
 from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round

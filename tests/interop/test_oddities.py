@@ -19,7 +19,6 @@ import pytest
 
 from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition, install
 from keytail.clean.plan import refusals, select
-from keytail.clean.producers import first_unstable
 from keytail.errors import CorruptLog, Refused
 from keytail.format.producers import encode_snapshot, parse_snapshot
 from keytail.kernels.native import crc32c
@@ -27,6 +26,7 @@ from keytail.log.checkpoint import read_offsets, write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.lock import hold
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.producers import first_unstable
 from tests.interop.compare import differences
 from tests.interop.kafka import Cleaned, Kafka, KafkaError, Loaded, step_delete_records, step_raw, step_roll
 from tests.interop.rounds import CHOICE, Circumstances

@@ -1,4 +1,4 @@
-"""The producers of a log as a broker that loads it knows them: the dull twin of `keytail.clean.producers`.
+"""The producers of a log as a broker that loads it knows them: the dull twin of `keytail.log.producers`.
 
 Works on decoded batches, one at a time, and keeps up to five batches a producer, as Kafka's
 ProducerStateManager does; shares no code with keytail.

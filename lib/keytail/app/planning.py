@@ -21,7 +21,7 @@ from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
     from keytail.clean.cleaner import CleaningTask, Grouping
-    from keytail.clean.producers import Unstable
+    from keytail.log.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
 
@@ -146,7 +146,7 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
     """By the newest producer snapshot; batches are read only where that does not reach the log end."""
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
-    from keytail.clean.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
 
     return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import CompactionConfig, group_segments, segments_between
-from keytail.clean.producers import ActiveProducers, load_producers
+from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import prove
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
@@ -33,6 +33,7 @@ from keytail.format.index import parse_offset_index
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
+from keytail.log.producers import load_producers
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
@@ -285,7 +286,7 @@ def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
 
 
 def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
-    return load_producers(
+    producers = load_producers(
         fs,
         reader,
         task.partition_path,
@@ -296,7 +297,8 @@ def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader)
         clean_shutdown=task.clean_shutdown,
         expiration_ms=task.config.producer_id_expiration_ms,
         now_ms=task.now_ms,
-    ).active()
+    )
+    return ActiveProducers.of(producers)
 
 
 def _make_rewriter(

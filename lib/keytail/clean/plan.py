@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from keytail.clean.producers import Unstable
     from keytail.log.partition import PartitionFacts, SegmentFacts
+    from keytail.log.producers import Unstable
 
 MAX_OFFSET_SPAN = 2**31 - 1  # an index stores offsets relative to the segment's base in an int32
 INDEX_ENTRY_BYTES = 8
