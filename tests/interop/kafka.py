@@ -157,6 +157,15 @@ class Indexes(NamedTuple):
     truncated_bytes: int
 
 
+class Dumped(NamedTuple):
+    """What DumpLogSegments did: its exit status, both streams, and the seconds without the JVM's start."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
 def slots_for(map_max_entries: int) -> int:
     """The smallest number of SkimpyOffsetMap slots (at least 2) in which exactly that many keys fit."""
     slots = max(2, int(map_max_entries / LOAD_FACTOR))
@@ -341,6 +350,14 @@ class Kafka:
 
     def write_checkpoint(self, path: Path, entries: Mapping[str, int]) -> None:
         self.request({"command": "write_checkpoint", "path": str(path), "entries": dict(entries)})
+
+    def dump(self, *arguments: str | Path, out: Path | None = None) -> Dumped:
+        """DumpLogSegments with these arguments; standard output into the file `out` when one is named."""
+        request: dict[str, Any] = {"command": "dump", "arguments": [str(word) for word in arguments]}
+        if out is not None:
+            request["out"] = str(out)
+        answer = self.request(request)
+        return Dumped(answer["status"], answer["out"], answer["err"], answer["seconds"])
 
     def bench_generate(
         self,

@@ -72,6 +72,7 @@ public final class Main {
             case "write_checkpoint" -> LogDirs.writeCheckpoint(request, answer);
             case "legacy_build" -> Legacy.build(request, answer);
             case "legacy_read" -> Legacy.read(request, answer);
+            case "dump" -> org.apache.kafka.tools.Dump.run(request, answer);
             case "bench_generate" -> Bench.generate(request, answer);
             case "bench_clean" -> Bench.clean(request, answer);
             default -> throw new IllegalArgumentException("unknown command " + command);
