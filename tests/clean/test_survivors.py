@@ -8,10 +8,10 @@ import pytest
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import segments_between
 from keytail.clean.survivors import Followers, SurvivorBuilder
-from keytail.clean.transactions import NATIVE_ENTRY, TransactionTracker
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
+from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
 from tests.clean.logs import random_log, write_log
 from tests.reference.batches import decode_log
 from tests.reference.cleaner import build_map

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.clean.cleaner import CleaningTask, clean_partition, install
-from keytail.clean.transactions import (
+from keytail.errors import CorruptLog, Refused
+from keytail.format.batch import BATCH_TABLE
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from keytail.log.transactions import (
     NATIVE_ENTRY,
     Contradiction,
     TransactionTracker,
     read_aborted,
     sorted_entries,
 )
-from keytail.errors import CorruptLog, Refused
-from keytail.format.batch import BATCH_TABLE
-from keytail.log.fs import LOCAL
-from keytail.log.partition import SegmentFacts
 from tests.clean.logs import RandomLog, task_for, write_log
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment

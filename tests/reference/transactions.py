@@ -1,4 +1,4 @@
-"""Aborted transactions and unneeded markers, one batch at a time: the dull twin of `keytail.clean.transactions`.
+"""Aborted transactions and unneeded markers, one batch at a time: the dull twin of `keytail.log.transactions`.
 
 `track` follows Kafka's CleanedTransactionMetadata, `broker_entries` what a broker's recovery writes into its
 transaction indexes, `right_entries` what is right of entries found there; shares no code with keytail.

@@ -21,12 +21,6 @@ from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import prove
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
-from keytail.clean.transactions import (
-    Contradiction,
-    Transactions,
-    TransactionTracker,
-    read_aborted,
-)
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
@@ -37,6 +31,12 @@ from keytail.log.producers import load_producers
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
+from keytail.log.transactions import (
+    Contradiction,
+    Transactions,
+    TransactionTracker,
+    read_aborted,
+)
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter, Source
 
 Grouping = Literal["kafka", "measured"]

@@ -13,7 +13,6 @@ import numpy as np
 
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.survivors import Progress, Survivors
-from keytail.clean.transactions import Transactions
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, TRANSACTIONAL
@@ -22,6 +21,7 @@ from keytail.kernels import rewrite as kernels
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
+from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
 
 _BYTES_AROUND_A_RECORD = 30  # length, attributes and two deltas at their longest, with room to shift

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from keytail.clean.offset_map import OffsetMap
-from keytail.clean.transactions import TransactionTracker
 from keytail.format import names
 from keytail.format.batch import CONTROL
 from keytail.kernels import records as record_kernels
@@ -23,6 +22,7 @@ from keytail.kernels.offset_map import mark_survivors
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import SegmentReader, Stride, refuse_unsupported
+from keytail.log.transactions import TransactionTracker
 
 Progress = Callable[[str, int], None]
 

@@ -1,7 +1,7 @@
 """Follows transactions over the headers of batches: which data is aborted, which markers nobody needs.
 
 The rules are those of `format/CLEANING.md`, "Transactions". A producer's state is one row of arrays indexed by
-a small number that `clean/transactions.py` gives each producer id.
+a small number that `log/transactions.py` gives each producer id.
 """
 
 from __future__ import annotations
