@@ -16,7 +16,7 @@ from typing import Any
 
 from keytail.log.fs import FileSystem
 
-MUTATING = ("create", "write", "truncate", "fsync", "fsync_dir", "rename", "unlink", "set_mtime_ns")
+MUTATING = ("create", "write", "write_at", "truncate", "fsync", "fsync_dir", "rename", "unlink", "set_mtime_ns")
 
 
 class Stopped(BaseException):
@@ -62,6 +62,12 @@ class RecordingFileSystem(FileSystem):
         self._torn = torn
         return self
 
+    def open_write(self, path: str) -> int:
+        fd = super().open_write(path)
+        directory, name = self._split(path)
+        self._open[fd] = self._now[directory][name]
+        return fd
+
     def close(self, fd: int) -> None:
         self._open.pop(fd, None)
         super().close(fd)
@@ -77,6 +83,11 @@ class RecordingFileSystem(FileSystem):
                 half = view[: len(view) // 2]
                 self._write(fd, half)
                 self._did_write(fd, half, 0)
+            if self._torn and operation == "write_at":
+                fd, view, position = arguments
+                half = view[: len(view) // 2]
+                self._write_at(fd, half, position)
+                self._did_write_at(fd, half, position, 0)
             raise Stopped
         self.operations.append((operation, _short(arguments)))
         result = None if operation in ("fsync", "fsync_dir") else action()  # the disk need not hurry
@@ -93,8 +104,13 @@ class RecordingFileSystem(FileSystem):
         self._open[fd].content += bytes(view)
         self._open[fd].mtime_ns = os.fstat(fd).st_mtime_ns
 
+    def _did_write_at(self, fd: int, view: memoryview, position: int, _: int) -> None:
+        file = self._open[fd]
+        file.content = file.content[:position].ljust(position, b"\0") + view + file.content[position + len(view) :]
+        file.mtime_ns = os.fstat(fd).st_mtime_ns
+
     def _did_truncate(self, fd: int, size_bytes: int, _: None) -> None:
-        self._open[fd].content = self._open[fd].content[:size_bytes]
+        self._open[fd].content = self._open[fd].content[:size_bytes].ljust(size_bytes, b"\0")
         self._open[fd].mtime_ns = os.fstat(fd).st_mtime_ns
 
     def _did_fsync(self, fd: int, _: None) -> None:

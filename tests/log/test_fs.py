@@ -232,6 +232,26 @@ def test_a_file_that_was_cut_back_is_continued_there(tmp_path: Path) -> None:
     LOCAL.close(fd)
 
 
+def test_bytes_go_where_they_are_told_and_are_seen_in_a_map(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abcdef")
+    fd = LOCAL.open_write(str(path))
+    view = LOCAL.map_read(fd, 6)
+    assert LOCAL.write_at(fd, np.frombuffer(b"XY", np.uint8), 2) == 2
+    assert view[:] == b"abXYef"
+    with pytest.raises(TypeError):
+        view[0] = 1  # type: ignore[index]
+    LOCAL.truncate(fd, 8)
+    LOCAL.close(fd)
+    assert view[2:4] == b"XY"
+    assert path.read_bytes() == b"abXYef\0\0"
+    with pytest.raises(OSError, match="Not a regular file"):
+        LOCAL.open_write("/dev/null")
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(FileNotFoundError):
+        LOCAL.open_write(str(tmp_path / "b"))
+
+
 def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     seen = []
 
@@ -246,6 +266,9 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     fd = fs.create(path + "c", None)
     fs.truncate(fd, 0)
     fs.close(fd)
+    fd = fs.open_write(path + "c")
+    fs.write_at(fd, b"y", 0)
+    fs.close(fd)
     fs.unlink(path + "c")
     fs.rename(path, path + "b")
     fs.fsync_dir(str(tmp_path))
@@ -253,7 +276,7 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     fs.close(fs.open_lock_file(path, fs.stat(str(tmp_path)))[0])
     assert seen == [
         *("create", "write", "fsync", "set_mtime_ns"),
-        *("create", "truncate", "unlink"),
+        *("create", "truncate", "write_at", "unlink"),
         *("rename", "fsync_dir", "unlink", "create"),
     ]
 

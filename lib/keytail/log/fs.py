@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
+import mmap
 import os
 import pwd
 import stat as stat_bits
@@ -94,12 +95,20 @@ class FileSystem:
 
     def open_read(self, path: str) -> int:
         """A descriptor of a regular file; never blocks on a FIFO."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "Not a regular file", path)
-        self._path_of[fd] = path
-        return fd
+        return self._open_regular(path, os.O_RDONLY)
+
+    def open_write(self, path: str) -> int:
+        """A descriptor of a regular file that exists, for `write_at` and `truncate`; reads as well."""
+        return self._open_regular(path, os.O_RDWR)
+
+    def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
+        """A read-only view of the first `size_bytes` (at least 1) of an index file; it outlives the descriptor.
+
+        What `write_at` writes is seen at once. Whoever else cuts the file kills a process that looks behind its
+        end, so files that another process may cut are read, not mapped.
+        """
+        with self._naming(fd):
+            return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
         """Fills `buffer` (bytes-like, writable) from byte `position`; fewer bytes only at the end of file."""
@@ -186,8 +195,16 @@ class FileSystem:
         view = memoryview(buffer).cast("B")
         return self._change("write", (fd, view), lambda: self._write(fd, view))
 
+    def write_at(self, fd: int, buffer: Any, position: int) -> int:
+        """Puts all of `buffer` at byte `position` of a file of `open_write`; the number of bytes."""
+        view = memoryview(buffer).cast("B")
+        return self._change("write_at", (fd, view, position), lambda: self._write_at(fd, view, position))
+
     def truncate(self, fd: int, size_bytes: int) -> None:
-        """Cuts an open file (scratch) back to `size_bytes`; what is written next goes there."""
+        """Cuts an open file back to `size_bytes`, or lengthens it with zeros that take no space.
+
+        What `write` writes next goes to the new end.
+        """
         with self._naming(fd):
             self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
@@ -230,6 +247,14 @@ class FileSystem:
             remedy=f"Run as {_user_name(like.uid)} or root",
         )
 
+    def _open_regular(self, path: str, mode: int) -> int:
+        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "Not a regular file", path)
+        self._path_of[fd] = path
+        return fd
+
     def _create(self, path: str, like: FileStat | None) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600 if like else 0o666)
@@ -248,6 +273,13 @@ class FileSystem:
         with self._naming(fd):
             while done < len(view):
                 done += os.write(fd, view[done:])
+        return done
+
+    def _write_at(self, fd: int, view: memoryview, position: int) -> int:
+        done = 0
+        with self._naming(fd):
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], position + done)
         return done
 
     @contextlib.contextmanager
