@@ -25,12 +25,13 @@ def write(tmp_path, data):
     return path
 
 
+@pytest.mark.parametrize("read_ahead", [True, False])
 @pytest.mark.parametrize("stride_bytes", [100, 200, 1000, 1 << 20])
-def test_strides_cover_the_file_in_whole_batches(tmp_path, stride_bytes):
+def test_strides_cover_the_file_in_whole_batches(tmp_path, stride_bytes, read_ahead):
     data = b"".join(batch(10 * i, n=1 + i % 4) for i in range(40))
     path = write(tmp_path, data)
     seen = b""
-    for stride in SegmentReader(LOCAL, stride_bytes).strides(path, len(data)):
+    for stride in SegmentReader(LOCAL, stride_bytes, read_ahead=read_ahead).strides(path, len(data)):
         stride.check()
         assert stride.position == len(seen)
         seen += stride.raw.tobytes()

@@ -120,14 +120,21 @@ class _Buffers:
 class SegmentReader:
     """Reads segments into its own buffers; hold one a task.
 
-    While a stride is worked on, a thread reads and checks the next one into the second set of buffers.
+    While a stride is worked on, a thread reads and checks the next one into the second set of buffers; not so
+    without `read_ahead`, for work that takes less than handing over to a thread does.
     """
 
     def __init__(
-        self, fs: FileSystem, stride_bytes: int = STRIDE_BYTES, arena_bytes: int = ARENA_BYTES
+        self,
+        fs: FileSystem,
+        stride_bytes: int = STRIDE_BYTES,
+        arena_bytes: int = ARENA_BYTES,
+        *,
+        read_ahead: bool = True,
     ) -> None:
         self._fs = fs
         self._stride_bytes = stride_bytes
+        self._reads_ahead = read_ahead
         self._buffers = [_Buffers(stride_bytes)]
         self._arena = np.empty(0, np.uint8)
         self._arena_bytes = arena_bytes
@@ -144,10 +151,13 @@ class SegmentReader:
         read = partial(self._read, fd, path, log_bytes, torn_tail)
         try:
             stride = read(self._buffers[0], start, -1)
-            if stride is not None and start + len(stride.raw) < log_bytes:
+            if self._reads_ahead and stride is not None and start + len(stride.raw) < log_bytes:
                 yield from self._read_ahead(read, stride, log_bytes)
-            elif stride is not None:
+                return
+            while stride is not None:
+                position, last_offset = stride.position + len(stride.raw), int(stride.table["last_offset"][-1])
                 yield stride
+                stride = read(self._buffers[0], position, last_offset) if position < log_bytes else None
         finally:
             self._fs.close(fd)
 
