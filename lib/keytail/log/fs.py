@@ -46,6 +46,9 @@ class DirEntry:
     inode: int
     is_regular: bool
     is_symlink: bool = False
+    uid: int = -1
+    gid: int = -1
+    mode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +308,9 @@ def _dir_entry(name: str, facts: os.stat_result) -> DirEntry:
         inode=facts.st_ino,
         is_regular=stat_bits.S_ISREG(facts.st_mode),
         is_symlink=stat_bits.S_ISLNK(facts.st_mode),
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mode=stat_bits.S_IMODE(facts.st_mode),
     )
 
 
