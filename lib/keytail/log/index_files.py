@@ -1,0 +1,263 @@
+"""The index files of one segment as structures: looked up in place, appended to while the segment is active.
+
+What the entries mean, when a batch earns one, and what a look-up may conclude from them stands in
+format/INDEX.md. Whether an entry is true of its log is not known here: `sanity_check` knows the file alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.format.index import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    TXN_ENTRY,
+    parse_offset_index,
+    parse_time_index,
+    parse_txn_index,
+)
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.presized_index import REBUILD, PresizedIndex
+
+
+class OffsetEntry(NamedTuple):
+    """The batch that ends with `offset` begins at byte `position`. `slot` -1 stands before the first entry."""
+
+    slot: int
+    offset: int
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    """Up to the batch that ends with `offset` no timestamp is above this one. `slot` -1: before the first entry."""
+
+    slot: int
+    timestamp_ms: int
+    offset: int
+
+
+class OffsetIndex(PresizedIndex):
+    """The `.index` of the segment with `base_offset`: from an offset to a batch not behind it."""
+
+    _kind = "offset index"
+    _layout = struct.Struct(">ii")
+    _columns = ("relative_offset", "position")
+
+    def entry(self, slot: int) -> OffsetEntry:
+        """That of a slot from 0 on; that of -1 is the begin of the segment."""
+        if slot < 0:
+            return OffsetEntry(-1, self.base_offset, 0)
+        relative, position = self._fields(slot)
+        return OffsetEntry(slot, self.base_offset + relative, position)
+
+    def lookup(self, offset: int) -> OffsetEntry:
+        """The entry with the largest offset not above this one; (base offset, 0) before the first."""
+        return self.entry(self._floor(offset - self.base_offset))
+
+    @property
+    def last(self) -> OffsetEntry:
+        return self.entry(self._count - 1)
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= self._max_entries
+
+    def append(self, offset: int, position: int) -> None:
+        """Note that the batch which ends with `offset` begins at `position`. Refused when full or not increasing."""
+        self._refuse_read_only()
+        if self.is_full:
+            self._refuse_full(offset)
+        relative = self._relative(offset)
+        last = self.last
+        if self._count and (offset <= last.offset or position <= last.position):
+            self._refuse_order(f"{offset} at {position} cannot follow {last.offset} at {last.position}", offset)
+        self._append(relative, position)
+
+    def entries(self) -> np.ndarray:
+        """A copy, as `format.index.parse_offset_index` gives it."""
+        return parse_offset_index(self._view[: self._count * self._layout.size])
+
+    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = self.entries()
+        return entries["relative_offset"], entries["position"]
+
+    def _goes_back(self, second: np.ndarray) -> np.ndarray:
+        return second[1:] <= second[:-1]
+
+
+class TimeIndex(PresizedIndex):
+    """The `.timeindex` of the segment with `base_offset`: from a time to an offset not behind it."""
+
+    _kind = "time index"
+    _layout = struct.Struct(">qi")
+    _columns = ("timestamp_ms", "relative_offset")
+
+    def entry(self, slot: int) -> TimeEntry:
+        """That of a slot from 0 on; that of -1 is the begin of the segment, of no time."""
+        if slot < 0:
+            return TimeEntry(-1, -1, self.base_offset)
+        timestamp_ms, relative = self._fields(slot)
+        return TimeEntry(slot, timestamp_ms, self.base_offset + relative)
+
+    def lookup(self, timestamp_ms: int) -> TimeEntry:
+        """The entry with the largest timestamp not above this one; (-1, base offset) before the first."""
+        return self.entry(self._floor(timestamp_ms))
+
+    @property
+    def last(self) -> TimeEntry:
+        return self.entry(self._count - 1)
+
+    @property
+    def is_full(self) -> bool:
+        """The last slot is kept for the entry that closes the segment."""
+        return self._count >= self._max_entries - 1
+
+    def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
+        """Write the entry if its timestamp is larger than the last one's; whether it was.
+
+        Refused when full, unless it is the `closing` entry of the segment, and where timestamp or offset lie
+        below the last entry's.
+        """
+        self._refuse_read_only()
+        if self._count >= self._max_entries if closing else self.is_full:
+            self._refuse_full(offset)
+        last = self.last
+        if self._count and (offset < last.offset or timestamp_ms < last.timestamp_ms):
+            self._refuse_order(
+                f"{timestamp_ms} at offset {offset} cannot follow {last.timestamp_ms} at offset {last.offset}", offset
+            )
+        if timestamp_ms <= last.timestamp_ms:
+            return False
+        self._append(timestamp_ms, self._relative(offset))
+        return True
+
+    def entries(self) -> np.ndarray:
+        """A copy, as `format.index.parse_time_index` gives it."""
+        return parse_time_index(self._view[: self._count * self._layout.size])
+
+    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        entries = self.entries()
+        return entries["timestamp_ms"], entries["relative_offset"]
+
+    def _goes_back(self, second: np.ndarray) -> np.ndarray:
+        return second[1:] < second[:-1]
+
+
+assert (OffsetIndex._layout.size, TimeIndex._layout.size) == (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize)
+
+
+class AbortedTransaction(NamedTuple):
+    """An entry of a transaction index."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int  # of the ABORT marker
+    last_stable_offset: int
+
+
+class TransactionIndex:
+    """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker lies in it.
+
+    Read whole, since it is small and never longer than its entries. The file is made with the first entry, like
+    `like`; without that the index is for look-ups only.
+    """
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int, like: FileStat | None = None) -> None:
+        """Reads the file, if there is one."""
+        self.path = path
+        self.base_offset = base_offset
+        self._fs = fs
+        self._like = like
+        self._data = bytearray(fs.read_bytes(path)) if fs.exists(path) else bytearray()
+
+    def __len__(self) -> int:
+        return len(self._data) // TXN_ENTRY.itemsize
+
+    def entries(self) -> np.ndarray:
+        """A copy, as `format.index.parse_txn_index` gives it."""
+        return parse_txn_index(bytes(self._data))
+
+    @property
+    def last_offset(self) -> int:
+        """Of the last entry; -1 where there is none."""
+        end = len(self) * TXN_ENTRY.itemsize
+        last = parse_txn_index(bytes(self._data[max(end - TXN_ENTRY.itemsize, 0) : end]))
+        return int(last["last_offset"][0]) if end else -1
+
+    def append(self, aborted: AbortedTransaction) -> None:
+        """Add the transaction of the marker that was appended last, at the end of the file."""
+        last_offset = self.last_offset
+        if aborted.last_offset <= last_offset:
+            self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
+        if self._like is None:
+            self._refuse("this file is for look-ups only", aborted.last_offset)
+        if not self._fs.exists(self.path):
+            self._fs.close(self._fs.create(self.path, self._like))
+        entry = np.array([(0, *aborted)], TXN_ENTRY).tobytes()
+        self._change(lambda fd: self._fs.write_at(fd, entry, len(self) * TXN_ENTRY.itemsize))
+        self._data[len(self) * TXN_ENTRY.itemsize :] = entry
+
+    def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
+        """The aborted transactions that a consumer needs to know of for the offsets `fetch_from` .. `upper` - 1.
+
+        And whether that is all: if not, the search goes on in the next segment (format/INDEX.md, "Look-ups").
+        """
+        entries = self.entries()
+        beyond = np.flatnonzero(entries["last_stable_offset"] >= upper)
+        if len(beyond):
+            entries = entries[: beyond[0] + 1]
+        needed = entries[(entries["last_offset"] >= fetch_from) & (entries["first_offset"] < upper)]
+        return [AbortedTransaction(*entry[1:]) for entry in needed.tolist()], bool(len(beyond))
+
+    def truncate_to(self, offset: int) -> None:
+        """Forget the transactions that end at `offset` or above."""
+        keep = int(np.searchsorted(self.entries()["last_offset"], offset)) * TXN_ENTRY.itemsize
+        if keep < len(self._data):
+            self._change(lambda fd: self._fs.truncate(fd, keep))
+            del self._data[keep:]
+
+    def flush(self) -> None:
+        """Make the entries durable."""
+        if self._data:
+            self._change(self._fs.fsync)
+
+    def sanity_check(self) -> None:
+        """Raise CorruptLog at the first slot that cannot be of this segment or follow the one before."""
+        entries = self.entries()
+        last = entries["last_offset"]
+        bad = (entries["version"] != 0) | (last < self.base_offset) | (entries["first_offset"] > last)
+        bad[1:] |= last[1:] <= last[:-1]
+        slot = int(np.argmax(bad)) if bad.any() else len(self)
+        if slot == len(self) and len(self._data) % TXN_ENTRY.itemsize == 0:
+            return
+        what = f"{len(self._data) % TXN_ENTRY.itemsize} bytes behind slot {slot - 1} are no whole entry"
+        if slot < len(self):
+            values = zip(entries.dtype.names or (), entries[slot].tolist(), strict=True)
+            what = f"slot {slot} has " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values)
+            what += f" behind last offset {last[slot - 1]}" if slot else f" in a segment of base {self.base_offset}"
+        raise CorruptLog(
+            f"transaction index: {what}", path=self.path, byte_position=slot * TXN_ENTRY.itemsize, remedy=REBUILD
+        )
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        last = self.entries()["last_offset"]
+        assert np.all(np.diff(last) > 0)
+        assert bytes(self._data) == (self._fs.read_bytes(self.path) if self._fs.exists(self.path) else b"")
+
+    def _change(self, action: Callable[[int], object]) -> None:
+        fd = self._fs.open_write(self.path)
+        try:
+            action(fd)
+        finally:
+            self._fs.close(fd)
+
+    def _refuse(self, what: str, offset: int) -> NoReturn:
+        raise KeytailError(
+            f"transaction index: {what}", path=self.path, offset=offset, remedy="Nothing was written"
+        )

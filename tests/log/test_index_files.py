@@ -1,0 +1,361 @@
+"""Index files of a segment against sorted lists: every sequence of operations, and what each refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import LOCAL
+from keytail.log.index_files import (
+    AbortedTransaction,
+    OffsetIndex,
+    TimeIndex,
+    TransactionIndex,
+)
+
+BASE = 1000
+FAR = 2**31 - 1
+steps = st.integers(1, 9)
+# The examples of a class share a directory of their own, so that no fixture is needed between them.
+STATEFUL = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class _Machine(RuleBasedStateMachine):
+    """A file in a directory of its own, and `rows`, the sorted list that it must behave as."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="keytail-index-"))
+        self.path = str(self.directory / "index")
+        self.like = LOCAL.stat(str(self.directory))
+        self.rows: list[tuple[int, ...]] = []
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.directory)
+
+
+class OffsetIndexModel(_Machine):
+    @initialize(capacity=st.integers(0, 12), odd=st.integers(0, 7))
+    def create(self, capacity: int, odd: int) -> None:
+        self.capacity, self.max_bytes = capacity, capacity * 8 + odd
+        self.writing = True
+        self.index = OffsetIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
+
+    def teardown(self) -> None:
+        self.index.close()
+        super().teardown()
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        return self.rows[-1] if self.rows else (BASE - 1, -1)
+
+    @rule(offsets=steps, bytes_=steps)
+    def append(self, offsets: int, bytes_: int) -> None:
+        row = (self.last[0] + offsets, self.last[1] + bytes_)
+        if self.writing and len(self.rows) < self.capacity:
+            self.index.append(*row)
+            self.rows.append(row)
+        else:
+            with pytest.raises(KeytailError, match="it is full" if self.writing else "look-ups only"):
+                self.index.append(*row)
+
+    @rule(back=st.integers(0, 20), ahead=steps)
+    def append_not_increasing(self, back: int, ahead: int) -> None:
+        assume(self.rows and self.writing and len(self.rows) < self.capacity)
+        for row in ((self.last[0] - back, self.last[1] + ahead), (self.last[0] + ahead, self.last[1] - back)):
+            with pytest.raises(KeytailError, match=r"cannot follow|entry holds 0 to"):
+                self.index.append(*row)
+
+    @rule(beyond=st.sampled_from([BASE - 1, BASE + FAR + 1, 0]))
+    def append_out_of_range(self, beyond: int) -> None:
+        assume(self.writing and len(self.rows) < self.capacity)
+        with pytest.raises(KeytailError, match=r"entry holds 0 to 2147483647|cannot follow"):
+            self.index.append(beyond, self.last[1] + 1)
+
+    @rule(asked=st.integers(BASE - 3, BASE + 120))
+    def lookup(self, asked: int) -> None:
+        below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
+        assert self.index.lookup(asked) == (below[-1] if below else (-1, BASE, 0))
+
+    @rule(asked=st.integers(BASE - 3, BASE + 120))
+    def truncate_to(self, asked: int) -> None:
+        if not self.writing:
+            with pytest.raises(KeytailError, match="look-ups only"):
+                self.index.truncate_to(asked)
+            return
+        self.index.truncate_to(asked)
+        self.rows = [row for row in self.rows if row[0] < asked]
+
+    @rule()
+    def trim(self) -> None:
+        assume(self.writing)
+        self.index.trim()
+        self.writing = False
+        assert os.path.getsize(self.path) == 8 * len(self.rows)
+
+    @rule()
+    def go_on(self) -> None:
+        """The segment becomes the active one again, as a broker's last one does at its start."""
+        assume(not self.writing)
+        self.index.close()
+        self.index = OffsetIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
+        self.writing = True
+
+    @invariant()
+    def same(self) -> None:
+        self.index.check()
+        self.index.sanity_check()
+        assert [self.index.entry(slot)[1:] for slot in range(len(self.index))] == self.rows
+        assert self.index.entries().tolist() == [(offset - BASE, position) for offset, position in self.rows]
+        assert self.index.last == ((len(self.rows) - 1, *self.rows[-1]) if self.rows else (-1, BASE, 0))
+        if self.writing:
+            assert os.path.getsize(self.path) == self.capacity * 8
+            assert self.index.is_full == (len(self.rows) == self.capacity)
+        # Others see the file: as a whole where it is trimmed, up to its zeros where it is active. An entry of zeros
+        # in the first slot cannot be told from room, and stands for nothing.
+        with OffsetIndex.open(LOCAL, self.path, BASE, active=self.writing) as seen:
+            unseen = self.writing and self.rows == [(BASE, 0)]
+            assert [seen.entry(slot)[1:] for slot in range(len(seen))] == ([] if unseen else self.rows)
+            seen.check()
+
+
+class TimeIndexModel(_Machine):
+    @initialize(capacity=st.integers(1, 12), odd=st.integers(0, 11))
+    def create(self, capacity: int, odd: int) -> None:
+        self.capacity, self.max_bytes = capacity, capacity * 12 + odd
+        self.writing = True
+        self.index = TimeIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
+
+    def teardown(self) -> None:
+        self.index.close()
+        super().teardown()
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        return self.rows[-1] if self.rows else (-1, BASE)
+
+    @rule(later=st.integers(0, 3), offsets=st.integers(0, 3), closing=st.booleans())
+    def append(self, later: int, offsets: int, closing: bool) -> None:
+        row = (self.last[0] + later, self.last[1] + offsets)
+        if not self.writing or len(self.rows) >= self.capacity - (not closing):
+            with pytest.raises(KeytailError, match="it is full" if self.writing else "look-ups only"):
+                self.index.maybe_append(*row, closing=closing)
+            return
+        assert self.index.maybe_append(*row, closing=closing) == (later > 0)
+        if later:
+            self.rows.append(row)
+
+    @rule(back=steps)
+    def append_what_goes_back(self, back: int) -> None:
+        assume(self.rows and self.writing and len(self.rows) < self.capacity - 1)
+        for row in ((self.last[0] - back, self.last[1] + 1), (self.last[0] + 1, self.last[1] - back)):
+            with pytest.raises(KeytailError, match="cannot follow"):
+                self.index.maybe_append(*row)
+
+    @rule(asked=st.integers(-2, 60))
+    def lookup(self, asked: int) -> None:
+        below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
+        assert self.index.lookup(asked) == (below[-1] if below else (-1, -1, BASE))
+
+    @rule(asked=st.integers(BASE - 2, BASE + 60))
+    def truncate_to(self, asked: int) -> None:
+        assume(self.writing)
+        self.index.truncate_to(asked)
+        self.rows = [row for row in self.rows if row[1] < asked]
+
+    @rule()
+    def trim_and_go_on(self) -> None:
+        assume(self.writing)
+        self.index.trim()
+        assert os.path.getsize(self.path) == 12 * len(self.rows)
+        self.index.check()
+        self.index.close()
+        self.index = TimeIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
+
+    @rule()
+    def trim(self) -> None:
+        assume(self.writing)
+        self.index.trim()
+        self.writing = False
+
+    @invariant()
+    def same(self) -> None:
+        self.index.check()
+        self.index.sanity_check()
+        assert self.index.entries().tolist() == [(timestamp, offset - BASE) for timestamp, offset in self.rows]
+        assert self.index.last == (len(self.rows) - 1, *self.last)
+        if self.writing:
+            assert os.path.getsize(self.path) == self.capacity * 12
+            assert self.index.is_full == (len(self.rows) >= self.capacity - 1)
+
+
+class TransactionIndexModel(_Machine):
+    @initialize()
+    def create(self) -> None:
+        self.index = TransactionIndex(LOCAL, self.path, BASE, self.like)
+
+    @rule(before=st.integers(0, 30), after=steps, stable=st.integers(-20, 1), producer=st.integers(0, 3))
+    def append(self, before: int, after: int, stable: int, producer: int) -> None:
+        last = max((row[2] for row in self.rows), default=BASE) + after
+        row = AbortedTransaction(producer, last - before, last, last + stable)
+        self.index.append(row)
+        self.rows.append(row)
+
+    @rule(back=st.integers(0, 9))
+    def append_what_goes_back(self, back: int) -> None:
+        assume(self.rows)
+        with pytest.raises(KeytailError, match="cannot follow"):
+            self.index.append(AbortedTransaction(1, BASE, self.rows[-1][2] - back, BASE + 5))
+
+    @rule(chance=st.randoms(use_true_random=False))
+    def collect(self, chance: random.Random) -> None:
+        bounds = [BASE, *(offset for row in self.rows for offset in row[1:])]
+        start = chance.choice(bounds) + chance.choice([-1, 0, 0, 1, 5])
+        upper = max(chance.choice(bounds) + chance.choice([-1, 0, 0, 1, 5]), start)
+        found, complete = [], False
+        for row in self.rows:
+            if row[2] >= start and row[1] < upper:
+                found.append(row)
+            if row[3] >= upper:
+                complete = True
+                break
+        assert self.index.collect(start, upper) == (found, complete)
+
+    @rule(asked=st.integers(BASE - 2, BASE + 90))
+    def truncate_to(self, asked: int) -> None:
+        self.index.truncate_to(asked)
+        self.rows = [row for row in self.rows if row[2] < asked]
+
+    @rule()
+    def open_again(self) -> None:
+        self.index.flush()
+        self.index = TransactionIndex(LOCAL, self.path, BASE, self.like)
+
+    @invariant()
+    def same(self) -> None:
+        self.index.check()
+        self.index.sanity_check()
+        assert self.index.entries().tolist() == [(0, *row) for row in self.rows]
+
+
+for _machine in (OffsetIndexModel, TimeIndexModel, TransactionIndexModel):
+    _machine.TestCase.settings = STATEFUL
+TestOffsetIndex = OffsetIndexModel.TestCase
+TestTimeIndex = TimeIndexModel.TestCase
+TestTransactionIndex = TransactionIndexModel.TestCase
+
+
+def _offset_bytes(*entries: tuple[int, int]) -> bytes:
+    return b"".join(struct.pack(">ii", *entry) for entry in entries)
+
+
+def _time_bytes(*entries: tuple[int, int]) -> bytes:
+    return b"".join(struct.pack(">qi", *entry) for entry in entries)
+
+
+def _txn_bytes(*entries: tuple[int, int, int, int, int]) -> bytes:
+    return b"".join(struct.pack(">hqqqq", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "slot", "says"),
+    [
+        (OffsetIndex, _offset_bytes((1, 0), (5, 90)) + b"abc", 2, "3 bytes behind slot 1 are no whole entry"),
+        (OffsetIndex, _offset_bytes((-1, 0)), 0, "slot 0 has relative offset -1, position 0"),
+        (OffsetIndex, _offset_bytes((1, 0), (1, 90)), 1, "slot 1 has relative offset 1, position 90 behind relative"),
+        (OffsetIndex, _offset_bytes((1, 50), (2, 50)), 1, "slot 1 has relative offset 2, position 50 behind"),
+        (OffsetIndex, _offset_bytes((1, 5), (2, 50), (0, 0), (0, 0)), 2, "from slot 2 on, 2 entries are zeros"),
+        (OffsetIndex, _offset_bytes((0, 0), (0, 0), (0, 0)), 0, "from slot 0 on, 3 entries are zeros"),
+        (TimeIndex, _time_bytes((5, 1))[:-1], 0, "11 bytes behind slot -1 are no whole entry"),
+        (TimeIndex, _time_bytes((5, 1), (5, 2)), 1, "slot 1 has timestamp ms 5, relative offset 2 behind timestamp"),
+        (TimeIndex, _time_bytes((5, 2), (6, 1)), 1, "slot 1 has timestamp ms 6, relative offset 1 behind"),
+        (TimeIndex, _time_bytes((-1, 2)), 0, "slot 0 has timestamp ms -1"),
+        (TimeIndex, _time_bytes((5, 1), (0, 0)), 1, "from slot 1 on, 1 entries are zeros: the file was not trimmed"),
+        (TransactionIndex, _txn_bytes((1, 4, BASE, BASE + 2, BASE + 3)), 0, "slot 0 has version 1"),
+        (TransactionIndex, _txn_bytes((0, 4, 1, BASE - 1, BASE)), 0, f"in a segment of base {BASE}"),
+        (TransactionIndex, _txn_bytes(*[(0, 4, 1, BASE + 1, BASE)] * 2), 1, f"behind last offset {BASE + 1}"),
+        (TransactionIndex, _txn_bytes((0, 4, 1, BASE + 1, BASE)) + b"x", 1, "1 bytes behind slot 0"),
+    ],
+)
+def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{BASE:020d}.index"
+    path.write_bytes(data)
+    index = TransactionIndex(LOCAL, str(path), BASE) if kind is TransactionIndex else kind.open(LOCAL, str(path), BASE)
+    with pytest.raises(CorruptLog) as caught:
+        index.sanity_check()
+    assert says in str(caught.value)
+    assert caught.value.path == str(path)
+    assert caught.value.byte_position == slot * {OffsetIndex: 8, TimeIndex: 12, TransactionIndex: 34}[kind]
+    if kind is not TransactionIndex:
+        with pytest.raises(CorruptLog):
+            kind.open_for_append(LOCAL, str(path), BASE, 1024, LOCAL.stat(str(tmp_path)))
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (OffsetIndex, b""),
+        (OffsetIndex, _offset_bytes((0, 0))),  # an entry at the base passes
+        (OffsetIndex, _offset_bytes((0, 0), (FAR, 2**31 - 1))),
+        (TimeIndex, _time_bytes((0, 0), (1, 0), (2**63 - 1, FAR))),
+    ],
+)
+def test_sound_files_pass(kind: type, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    path.write_bytes(data)
+    with kind.open(LOCAL, str(path), BASE) as index:
+        index.sanity_check()
+        assert len(index) * index.entry_bytes == len(data)
+        with pytest.raises(KeytailError, match="look-ups only"):
+            index.trim()
+
+
+def test_entries_of_a_file_that_is_being_written_end_where_its_zeros_begin(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    for used in range(6):
+        path.write_bytes(_time_bytes(*((100 + n, n) for n in range(used))) + bytes(12 * 4))
+        with TimeIndex.open(LOCAL, str(path), BASE, active=True) as index:
+            assert len(index) == used
+        with TimeIndex.open(LOCAL, str(path), BASE) as index:
+            assert (len(index), index.used) == (used + 4, used)
+
+
+def test_an_index_of_billions_apart_is_searched_in_place(tmp_path: Path) -> None:
+    """The most a segment can span, in a full index of a broker's default size."""
+    count = 10_485_760 // 8
+    relative = np.linspace(1, FAR, count).astype(">i4")
+    entries = np.empty(count, [("offset", ">i4"), ("position", ">i4")])
+    entries["offset"], entries["position"] = relative, np.arange(count)
+    path = tmp_path / "index"
+    path.write_bytes(entries.tobytes())
+    with OffsetIndex.open(LOCAL, str(path), BASE) as index:
+        for slot in (0, 1, count // 2, count - 2):
+            at, behind = BASE + int(relative[slot]), BASE + int(relative[slot + 1])
+            assert index.lookup(at) == (slot, at, slot)
+            assert index.lookup(behind - 1) == (slot, at, slot)
+        assert index.lookup(BASE + FAR).slot == count - 1
+
+
+def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    index = TransactionIndex(LOCAL, str(path), BASE, LOCAL.stat(str(tmp_path)))
+    assert index.collect(0, 10**9) == ([], False)
+    index.flush()
+    index.truncate_to(0)
+    assert not path.exists()
+    index.append(AbortedTransaction(4001, BASE, BASE + 2, BASE + 3))
+    assert path.read_bytes() == _txn_bytes((0, 4001, BASE, BASE + 2, BASE + 3))
+    with pytest.raises(KeytailError, match="look-ups only"):
+        TransactionIndex(LOCAL, str(path), BASE).append(AbortedTransaction(1, BASE, BASE + 9, BASE + 9))
