@@ -1,28 +1,240 @@
-p='tests/log/test_index_files.py'
-s=open(p).read()
-s=s.replace('''    @rule(start=st.integers(BASE - 2, BASE + 90), count=st.integers(0, 90))
-    def collect(self, start: int, count: int) -> None:
-        found, complete = [], False
-        for row in self.rows:
-            if row[2] >= start and row[1] < start + count:
-                found.append(row)
-            if row[3] >= start + count:
-                complete = True
-                break
-        assert self.index.collect(start, start + count) == (found, complete)
-''','''    @rule(chance=st.randoms(use_true_random=False))
-    def collect(self, chance: random.Random) -> None:
-        bounds = [BASE, *(offset for row in self.rows for offset in row[1:])]
-        start = chance.choice(bounds) + chance.choice([-1, 0, 0, 1, 5])
-        upper = max(chance.choice(bounds) + chance.choice([-1, 0, 0, 1, 5]), start)
-        found, complete = [], False
-        for row in self.rows:
-            if row[2] >= start and row[1] < upper:
-                found.append(row)
-            if row[3] >= upper:
-                complete = True
-                break
-        assert self.index.collect(start, upper) == (found, complete)
-''')
-s=s.replace("import os\nimport shutil","import os\nimport random\nimport shutil")
-open(p,'w').write(s)
+"""The producers of a partition: what a broker knows of each, and which transactions are not settled.
+
+The state is that of the newest good producer snapshot at or below the log end, with the batches behind it
+replayed, and idle producers forgotten, as a broker does when it loads the log (format/SNAPSHOT.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.format import names
+from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
+from keytail.format.producers import ProducerEntry, parse_snapshot
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.stride import SegmentReader
+
+
+@dataclass
+class ProducerState:
+    """One producer as batches go by: the fields of a snapshot's entry; -1 where nothing is known."""
+
+    epoch: int = -1
+    last_sequence: int = -1
+    last_offset: int = -1
+    offset_delta: int = 0
+    timestamp_ms: int = -1
+    coordinator_epoch: int = -1
+    txn_first_offset: int = -1
+
+
+@dataclass
+class ProducerStates:
+    """All producers of a partition, up to some offset, and the transactions completed on the way there."""
+
+    states: dict[int, ProducerState] = field(default_factory=dict)
+    completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
+
+    @classmethod
+    def of(cls, entries: Iterable[ProducerEntry]) -> ProducerStates:
+        return cls(
+            {
+                entry.producer_id: ProducerState(
+                    entry.epoch,
+                    entry.last_sequence,
+                    entry.last_offset,
+                    entry.offset_delta,
+                    entry.timestamp_ms,
+                    entry.coordinator_epoch,
+                    entry.current_txn_first_offset,
+                )
+                for entry in entries
+            }
+        )
+
+    def entries(self) -> list[ProducerEntry]:
+        """What a snapshot of this state holds, by producer id."""
+        return [
+            ProducerEntry(
+                producer_id,
+                state.epoch,
+                state.last_sequence,
+                state.last_offset,
+                state.offset_delta,
+                state.timestamp_ms,
+                state.coordinator_epoch,
+                state.txn_first_offset,
+            )
+            for producer_id, state in sorted(self.states.items())
+        ]
+
+    def replay(self, table: np.ndarray, start: int, end: int) -> None:
+        """Batches from the one that holds `start` on, up to `end`, as a follower takes them (format/SNAPSHOT.md,
+        "Replay")."""
+        rows = table[(table["producer_id"] >= 0) & (table["last_offset"] >= start) & (table["last_offset"] < end)]
+        for row in rows[_rows_that_count(rows)]:
+            state = self.states.setdefault(int(row["producer_id"]), ProducerState())
+            if not row["attributes"] & CONTROL:
+                state.epoch = int(row["producer_epoch"])
+                state.last_offset = int(row["last_offset"])
+                state.offset_delta = state.last_offset - int(row["base_offset"])
+                state.last_sequence = _last_sequence(int(row["base_sequence"]), state.offset_delta)
+                state.timestamp_ms = int(row["max_timestamp_ms"])
+                if row["attributes"] & TRANSACTIONAL and state.txn_first_offset < 0:
+                    state.txn_first_offset = int(row["base_offset"])
+            elif row["record_count"]:
+                if state.epoch != row["producer_epoch"]:
+                    state.last_sequence, state.last_offset, state.offset_delta = -1, -1, 0
+                state.epoch = int(row["producer_epoch"])
+                state.timestamp_ms = int(row["max_timestamp_ms"])
+                state.coordinator_epoch = int(row["coordinator_epoch"])
+                if state.txn_first_offset >= 0:
+                    self.completed.append((state.txn_first_offset, int(row["base_offset"])))
+                    state.txn_first_offset = -1
+
+    def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
+        """First offset and producer id (-1: it has ended) of the earliest transaction that is open, or whose
+        marker is not below the high watermark."""
+        unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
+        unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
+        return min(unsettled, default=None)
+
+
+def _rows_that_count(rows: np.ndarray) -> np.ndarray:
+    """Numbers of the rows (ascending) after which the state is the same as after all of them.
+
+    Of a producer's data batches between two of its control batches, the last one and the transactional ones
+    behind others: each batch takes the place of the one before, but for the transaction that it may open.
+    """
+    if not len(rows):
+        return np.empty(0, np.int64)
+    order = np.argsort(rows["producer_id"], kind="stable")
+    producer = rows["producer_id"][order]
+    is_control = (rows["attributes"][order] & CONTROL) != 0
+    begins = np.ones(len(rows), bool)
+    begins[1:] = (producer[1:] != producer[:-1]) | is_control[1:] | is_control[:-1]
+    transactional = (rows["attributes"][order] & TRANSACTIONAL) != 0
+    counts = np.append(begins[1:], True)  # the last of its run
+    counts |= transactional & (begins | ~np.append(False, transactional[:-1]))
+    return np.sort(order[counts])
+
+
+def _last_sequence(base_sequence: int, delta: int) -> int:
+    """Sequences go on with 0 after the largest int32."""
+    return NO_SEQUENCE if base_sequence == NO_SEQUENCE else (base_sequence + delta) % 2**31
+
+
+def newest_snapshot(
+    fs: FileSystem, partition_path: str, snapshots: Sequence[int], log_end_offset: int
+) -> tuple[int, list[ProducerEntry]] | None:
+    """Offset and entries of the newest snapshot at or below `log_end_offset` whose checksum is right."""
+    for offset in sorted(snapshots, reverse=True):
+        if offset <= log_end_offset:
+            data = fs.read_bytes(os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)))
+            try:
+                return offset, parse_snapshot(data)
+            except ValueError:
+                continue  # a broker deletes a damaged snapshot and takes the one before it
+    return None
+
+
+def load_producers(
+    fs: FileSystem,
+    reader: SegmentReader,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    snapshots: Sequence[int],
+    log_start_offset: int,
+    log_end_offset: int,
+    *,
+    clean_shutdown: bool,
+    expiration_ms: int,
+    now_ms: int,
+) -> ProducerStates:
+    """The state a broker would have after loading the log at `now_ms`."""
+    found = newest_snapshot(fs, partition_path, snapshots, log_end_offset)
+    if found is None and clean_shutdown:
+        return ProducerStates()  # a broker starts with no producers then, whatever the log holds
+    start, entries = found if found is not None else (log_start_offset, [])
+    producers = ProducerStates.of(
+        entry
+        for entry in entries
+        if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms
+    )
+    for number, segment in enumerate(segments):
+        is_last = number + 1 == len(segments)
+        is_behind = is_last or segments[number + 1].base_offset > start
+        if start < log_end_offset and is_behind and segment.base_offset < log_end_offset:
+            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+            torn_tail = is_last and not clean_shutdown
+            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+                producers.replay(stride.table, start, log_end_offset)
+    return producers
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """From `offset` on transactions are not settled; `why` names the earliest of them."""
+
+    offset: int
+    why: str
+
+
+def first_unstable(
+    fs: FileSystem, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
+) -> Unstable | None:
+    """Where the earliest transaction begins that is open, or whose marker is not below the high watermark.
+
+    None: every transaction is settled. Without a high watermark the log end stands for it. As for a broker that
+    starts, a transaction that ended before the newest snapshot was taken is settled, wherever its marker lies.
+    """
+    limit = facts.log_end_offset
+    if facts.high_watermark is not None:
+        limit = min(limit, facts.high_watermark)
+    reader = SegmentReader(fs)
+    producers = load_producers(
+        fs,
+        reader,
+        facts.path,
+        facts.segments,
+        facts.snapshots,
+        facts.log_start_offset,
+        facts.log_end_offset,
+        clean_shutdown=facts.clean_shutdown,
+        expiration_ms=expiration_ms,
+        now_ms=now_ms,
+    )
+    earliest = producers.earliest_unsettled(limit)
+    if earliest is None:
+        return None
+    offset, producer_id = earliest
+    if producer_id >= 0:
+        state = producers.states[producer_id]
+        why = (
+            f"open transaction of producer id {producer_id}, epoch {state.epoch}, first offset {offset}, "
+            f"age {now_ms - state.timestamp_ms} ms"
+        )
+    else:
+        why = f"the transaction from offset {offset} on ended at or above the high watermark {limit}"
+    if offset < facts.log_start_offset:
+        offset = _batch_at_or_after(reader, facts, facts.log_start_offset)
+    return Unstable(offset, why)
+
+
+def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
+    """Base of the first batch that does not end below `offset`, as a broker looks an offset up; else `offset`."""
+    for number, segment in enumerate(facts.segments):
+        is_last = number + 1 == len(facts.segments)
+        if is_last or facts.segments[number + 1].base_offset > offset:
+            path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+            torn_tail = is_last and not facts.clean_shutdown
+            for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+                at = int(np.searchsorted(stride.table["last_offset"], offset))
+                if at < len(stride.table):
+                    return int(stride.table["base_offset"][at])
+    return offset
