@@ -13,14 +13,22 @@ from keytail.kernels import index as kernels
 
 
 class SegmentIndexer:
-    """Index entries of the segment with `base_offset`; give it every batch once, in order, then `close` it."""
+    """Index entries of the segment with `base_offset`; give it every batch once, in order, then `close` it.
 
-    def __init__(self, base_offset: int, interval_bytes: int, max_index_bytes: int) -> None:
+    With `part` it gets the batches of a part of the segment, from one on that is believed to earn an offset
+    entry, to be joined to the indexer of what lies in front; it is then small enough to be sent to another host.
+    """
+
+    def __init__(
+        self, base_offset: int, interval_bytes: int, max_index_bytes: int, *, part: bool = False
+    ) -> None:
         self._base = base_offset
         self._interval = interval_bytes
         self._max_offset_entries = max_index_bytes // OFFSET_ENTRY.itemsize
         self._max_time_entries = max_index_bytes // TIME_ENTRY.itemsize
         self._state = np.array([0, -1, base_offset, -1, 0, 0], np.int64)
+        if part:
+            self._state[kernels.SINCE_LAST] = interval_bytes + 1
         self._offsets: list[np.ndarray] = []
         self._times: list[np.ndarray] = []
 
@@ -45,17 +53,69 @@ class SegmentIndexer:
         self._state = mark[0].copy()
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
+    @property
+    def next_earns_an_entry(self) -> bool:
+        """Whether the batch behind those so far, if there is one, gets an offset entry."""
+        return bool(self._state[kernels.SINCE_LAST] > self._interval)
+
+    @property
+    def last_entry_position(self) -> int:
+        """Byte position of the batch that got the last offset entry; -1 where none did."""
+        last = next((entries[-1] for entries in reversed(self._offsets) if len(entries)), None)
+        return -1 if last is None else int(last[1])
+
+    def meets(self, part: SegmentIndexer) -> bool:
+        """Whether the last offset entry so far is one of `part`'s: from there on both write the same offset entries."""
+        positions = _joined(part._offsets)[:, 1]
+        at = np.searchsorted(positions, self.last_entry_position)
+        return bool(at < len(positions) and positions[at] == self.last_entry_position)
+
+    def join(self, part: SegmentIndexer) -> None:
+        """Go on with the entries of `part` that lie behind the last one so far, and with its state.
+
+        Its first batch lies behind all of those so far and earns an entry (`next_earns_an_entry`), or the last
+        offset entry so far is one of its own (`meets`).
+        """
+        offsets, times = _joined(part._offsets), _joined(part._times)
+        offsets = offsets[offsets[:, 1] > self.last_entry_position]
+        # The part did not know what lies in front: of its time entries those count that pass the largest time so far.
+        largest, largest_offset = (int(self._state[i]) for i in (kernels.MAX_TIMESTAMP, kernels.MAX_TIMESTAMP_OFFSET))
+        later = times[times[:, 0] > largest]
+        # A largest time that has no entry yet gets it with the next offset entry, unless it is passed there.
+        waits = len(offsets) and largest > self._state[kernels.LAST_TIME_ENTRY]
+        if waits and not (len(later) and later[0, 1] <= offsets[0, 0]):
+            later = np.concatenate([[[largest, largest_offset - self._base]], later])
+        self._offsets.append(offsets)
+        self._times.append(later)
+        state = part._state.copy()
+        if state[kernels.MAX_TIMESTAMP] <= largest:
+            state[kernels.MAX_TIMESTAMP], state[kernels.MAX_TIMESTAMP_OFFSET] = largest, largest_offset
+        state[kernels.LAST_TIME_ENTRY] = later[-1, 0] if len(later) else self._state[kernels.LAST_TIME_ENTRY]
+        state[kernels.OFFSET_ENTRIES] = self._state[kernels.OFFSET_ENTRIES] + len(offsets)
+        state[kernels.TIME_ENTRIES] = self._state[kernels.TIME_ENTRIES] + len(later)
+        self._state = state
+
+    @property
+    def is_over_full(self) -> bool:
+        """Whether parts joined have more entries than the indexes may; one slot of times is kept for the last one."""
+        too_many_offsets = self._state[kernels.OFFSET_ENTRIES] > self._max_offset_entries
+        times = self._state[kernels.TIME_ENTRIES]
+        return bool(too_many_offsets or (times and times > self._max_time_entries - 1))
+
     def close(self) -> tuple[bytes, bytes]:
         """The whole `.index` and `.timeindex`, with the closing time entry."""
-        times = np.concatenate([*self._times, np.empty((0, 2), np.int64)])
+        times = _joined(self._times)
         if self._state[kernels.MAX_TIMESTAMP] > self._state[kernels.LAST_TIME_ENTRY]:
             closing = [
                 self._state[kernels.MAX_TIMESTAMP],
                 self._state[kernels.MAX_TIMESTAMP_OFFSET] - self._base,
             ]
             times = np.concatenate([times, np.array([closing], np.int64)])
-        offsets = np.concatenate([*self._offsets, np.empty((0, 2), np.int64)])
-        return _packed(offsets, OFFSET_ENTRY), _packed(times, TIME_ENTRY)
+        return _packed(_joined(self._offsets), OFFSET_ENTRY), _packed(times, TIME_ENTRY)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([*parts, np.empty((0, 2), np.int64)])
 
 
 def _packed(entries: np.ndarray, dtype: np.dtype) -> bytes:
