@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from keytail.errors import CorruptLog
@@ -55,16 +55,16 @@ def write_offsets(
 
     Owner and mode are those of `like`, by default of the file that is replaced, or else of its directory.
     """
-    directory = os.path.dirname(path)
-    if like is None:
-        like = fs.stat(path if fs.exists(path) else directory)
-    lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in sorted(entries.items())]
-    temporary = path + names.TEMPORARY
-    if fs.exists(temporary):  # of a run that was killed here
-        fs.unlink(temporary)
-    fs.write_file(temporary, "".join([f"{_VERSION}\n", f"{len(lines)}\n", *lines]).encode(), like)
-    fs.rename(temporary, path)
-    fs.fsync_dir(directory)
+    _write_lines(
+        fs, path, [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())], like
+    )
+
+
+def write_epochs(
+    fs: FileSystem, path: str, entries: Iterable[tuple[int, int]], like: FileStat | None = None
+) -> None:
+    """As `write_offsets`, of leader epochs and their start offsets, in the order given."""
+    _write_lines(fs, path, [f"{epoch} {start}" for epoch, start in entries], like)
 
 
 def update_offset(
@@ -84,6 +84,19 @@ def update_offset(
         entries = {key: value for key, value in read_offsets(fs, path).items() if key in hosted}
         entries[key] = offset
         write_offsets(fs, path, entries, like)
+
+
+def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileStat | None) -> None:
+    directory = os.path.dirname(path)
+    if like is None:
+        like = fs.stat(path if fs.exists(path) else directory)
+    temporary = path + names.TEMPORARY
+    if fs.exists(temporary):  # of a run that was killed here
+        fs.unlink(temporary)
+    lines = [str(_VERSION), str(len(entries)), *entries]
+    fs.write_file(temporary, "".join(f"{line}\n" for line in lines).encode(), like)
+    fs.rename(temporary, path)
+    fs.fsync_dir(directory)
 
 
 def _read_lines(fs: FileSystem, path: str, fields_wanted: int) -> list[tuple[int, list[str]]]:

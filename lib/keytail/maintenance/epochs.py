@@ -1,0 +1,74 @@
+"""The `leader-epoch-checkpoint` of a partition, held against its log (format/NAMES.md, "Leader epochs").
+
+Batches show where an epoch is at the latest, never that there was none: a cleaned log has epochs without
+batches. So entries below the log end stay as they are, newer epochs are added as a recovering broker adds
+them, and entries at or above the log end go. Reading the log and the file is left to the caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from keytail.format import names
+from keytail.log.checkpoint import write_epochs
+from keytail.log.fs import FileSystem
+
+Epoch: TypeAlias = tuple[int, int]  # leader epoch, start offset
+
+
+@dataclass(frozen=True, slots=True)
+class EpochsPlan:
+    """What the file is to hold, and how that differs from what it holds. With a `problem` it is left as it is."""
+
+    entries: tuple[Epoch, ...]
+    added: tuple[Epoch, ...] = ()
+    dropped: tuple[Epoch, ...] = ()
+    problem: str = ""
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.added or self.dropped) and not self.problem
+
+
+def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
+    """Leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first batch.
+
+    A batch below an epoch that was seen before it adds nothing, as when a broker recovers. Lists of tables
+    that follow each other may simply be joined: `plan_epochs` passes over what is not newer.
+    """
+    epochs = table["leader_epoch"].astype(np.int64)
+    before = np.maximum.accumulate(np.concatenate(([latest], epochs)))[:-1]
+    rows = np.flatnonzero((epochs > before) & (epochs >= 0))
+    return [(int(epochs[row]), int(table["base_offset"][row])) for row in rows]
+
+
+def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
+    """`entries` as `read_epochs` gives them, `seen` in the order of the log, of all of it or of any end of it."""
+    entries = tuple(entries)
+    for (epoch, start), (later, later_start) in itertools.pairwise(entries):
+        if later <= epoch or later_start <= start:
+            return EpochsPlan(entries, problem=f"epoch {later} from {later_start} on follows {epoch} from {start} on")
+    kept = [entry for entry in entries if entry[1] < log_end_offset]
+    latest, latest_start = kept[-1] if kept else (-1, -1)
+    added: list[Epoch] = []
+    for epoch, start in seen:
+        if epoch <= latest or start >= log_end_offset:
+            continue
+        if start <= latest_start:
+            problem = f"the log has epoch {epoch} at offset {start}, where by the file epoch {latest} had begun already"
+            return EpochsPlan(entries, problem=problem)
+        added.append((epoch, start))
+        latest, latest_start = epoch, start
+    return EpochsPlan((*kept, *added), tuple(added), entries[len(kept) :])
+
+
+def write_plan(fs: FileSystem, partition_path: str, plan: EpochsPlan) -> None:
+    """Puts the file in the place of the old one: durable first, owner and mode kept. Nothing where none changes."""
+    if plan.changes:
+        write_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS), plan.entries)
