@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.inspection import verify as verify_module
-from keytail.inspection.findings import KINDS
+from keytail.format.producers import encode_snapshot
+from keytail.inspection import verify_batches
+from keytail.inspection.finding_kinds import KINDS
 from keytail.inspection.verify import VerifyReport, verify_partition
+from keytail.inspection.verify_scope import NO_CLAIMS, Claims, claims_of
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import survey_log_dirs
 from keytail.log.window import Window
 from tests import golden
 from tests.clean.dull_cleaner import index_bytes
@@ -52,12 +55,13 @@ def _write(directory: Path, segments: dict[int, list[bytes]]) -> None:
         (directory / _name(base, ".log")).write_bytes(b"".join(batches))
         (directory / _name(base, ".index")).write_bytes(index)
         (directory / _name(base, ".timeindex")).write_bytes(time_index)
-    (directory / "leader-epoch-checkpoint").write_bytes(b"0\n0\n")
+    (directory / _name(max(segments), ".snapshot")).write_bytes(encode_snapshot([]))
+    (directory / "leader-epoch-checkpoint").write_bytes(b"0\n1\n0 0\n")
     (directory / "partition.metadata").write_bytes(b"version: 0\n")
 
 
-def _verify(directory: Path, live: bool = False) -> VerifyReport:
-    return verify_partition(LOCAL, str(directory), live=live)
+def _verify(directory: Path, claims: Claims = NO_CLAIMS, live: bool = False) -> VerifyReport:
+    return verify_partition(LOCAL, str(directory), claims, live=live)
 
 
 def _kinds(report: VerifyReport) -> list[str]:
@@ -88,7 +92,7 @@ def test_windows_smaller_than_a_batch_give_the_same(tmp_path, monkeypatch):
     report = _verify(tmp_path)
     assert _kinds(report) == ["checksum"]
     for size in (17, 40, 150):
-        monkeypatch.setattr(verify_module, "Window", lambda fs, size=size: Window(fs, size))
+        monkeypatch.setattr(verify_batches, "Window", lambda fs, size=size: Window(fs, size))
         assert _verify(tmp_path) == report
 
 
@@ -171,7 +175,9 @@ def test_the_end_of_the_active_segment(tmp_path):
     log.write_bytes(whole)
     (tmp_path / _name(150, ".index")).write_bytes(bytes(8000))  # pre-sized, as while a broker runs
     (tmp_path / _name(150, ".timeindex")).write_bytes(bytes(12000))
-    assert _kinds(_verify(tmp_path)) == []
+    unclean = Claims(clean_shutdown=False)
+    assert _kinds(_verify(tmp_path, unclean)) == []
+    assert _kinds(_verify(tmp_path)) == ["index-zeros", "time-index-zeros", "time-incomplete"]
 
 
 def test_segments_that_overlap(tmp_path):
@@ -192,7 +198,7 @@ FILE_DAMAGE = {
     "time index missing": (lambda d: (d / TIME).unlink(), ["time-index-missing"]),
     "index of zeros": (_change(INDEX, lambda b: bytes(len(b))), ["index-zeros"]),
     "time index of zeros": (_change(TIME, lambda b: bytes(24)), ["time-index-zeros", "time-incomplete"]),
-    "time index of one zero entry": (_change(TIME, lambda b: bytes(12)), ["time-offset", "time-incomplete"]),
+    "time index of one zero entry": (_change(TIME, lambda b: bytes(12)), ["time-index-zeros", "time-incomplete"]),
     "index untrimmed": (_change(INDEX, lambda b: b + bytes(80)), ["index-untrimmed"]),
     "time index untrimmed": (_change(TIME, lambda b: b + bytes(80 * 12)), ["time-index-untrimmed"]),
     "index with bytes over": (_change(INDEX, lambda b: b + b"\1"), ["index-size"]),
@@ -223,14 +229,14 @@ FILE_DAMAGE = {
     "swap": (lambda d: (d / _name(130, ".log.swap")).touch(), ["leftover-swap"]),
     "deleted": (lambda d: (d / _name(130, ".log.deleted")).touch(), ["leftover-deleted"]),
     "scratch": (lambda d: (d / _name(130, ".log.rab.a1.clean")).touch(), ["leftover-scratch"]),
-    "name without a number": (lambda d: (d / "foo.log").touch(), ["leftover-fatal"]),
-    "unpadded name": (lambda d: (d / "7.index").touch(), ["leftover-fatal"]),
+    "name without a number": (lambda d: (d / "foo.log").touch(), ["fatal-name"]),
+    "unpadded name": (lambda d: (d / "7.index").touch(), ["fatal-name"]),
     "orphan": (lambda d: (d / _name(140, ".index")).touch(), ["orphan"]),
     "a foreign file": (lambda d: (d / "README").touch(), []),
-    "a snapshot": (lambda d: (d / _name(130, ".snapshot")).touch(), []),
+    "a snapshot of no bytes": (lambda d: (d / _name(130, ".snapshot")).touch(), ["snapshot"]),
     "a log that cannot be read": (
         lambda d: ((d / _name(150, ".log")).unlink(), (d / _name(150, ".log")).symlink_to("/proc/self/mem")),
-        ["unreadable"],
+        ["not-regular", "unreadable"],
     ),
 }
 
@@ -253,8 +259,9 @@ def test_an_empty_directory(tmp_path):
 
 def test_empty_segments_and_a_transaction_index_are_sound(tmp_path):
     segments = {0: [], **_segments(), 160: []}
+    segments[100][2] = encode_marker(106, NOW + 106, commit=False, producer_id=5, producer_epoch=0)
     _write(tmp_path, segments)
-    entry = struct.pack(">hqqqq", 0, 1, 103, 106, 107)
+    entry = struct.pack(">hqqqq", 0, 5, 103, 106, 107)
     (tmp_path / _name(100, ".txnindex")).write_bytes(entry)
     assert _verify(tmp_path).findings == ()
 
@@ -373,9 +380,12 @@ def test_whatever_the_bytes_are_there_is_no_exception(tmp_path_factory, data):
 
 
 def test_what_a_real_broker_wrote_is_sound(tmp_path):
-    log_dir = golden.unpack(tmp_path)
-    directories = sorted(p for p in log_dir.iterdir() if p.is_dir())
-    reports = {directory.name: _verify(directory) for directory in directories}
+    facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
+    assert facts.problems == ()
+    reports = {
+        f"{entry.topic}-{entry.partition}": _verify(entry.path, claims_of(facts, entry.topic, entry.partition))
+        for entry in facts.partitions
+    }
     assert {name: report.findings for name, report in reports.items() if report.findings} == {}
     assert sum(report.counts.records for report in reports.values()) > 20_000
     assert sum(report.counts.index_entries for report in reports.values()) > 500

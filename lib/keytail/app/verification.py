@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from keytail.app import rows as show
 from keytail.app.progress import Reporter
-from keytail.app.selection import Choice, choose
+from keytail.app.selection import Choice, Chosen, choose
+from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition import PartitionFacts, survey_partition
+from keytail.log.lock import is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import status_of
+
+if TYPE_CHECKING:
+    from keytail.inspection.findings import Finding
+    from keytail.spark.verify import VerifyTask
 
 # Below this the session would take longer to start than the reading.
 SPARK_FROM_BYTES = 1 << 30
@@ -27,16 +34,18 @@ SPARK_FROM_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class VerifyRow:
-    """One partition.
+    """One partition; or, without topic and partition, a log dir with findings of its own.
 
     `status`: `sound`, `suspect` (warnings only), `damaged`, or `failed` where it could not be read to the end.
+    `live`: a broker was running on it, so that the tail of the active segment was not judged.
     """
 
-    topic: str
-    partition: int
+    topic: str | None
+    partition: int | None
     log_dir: str
     status: str
     error: str = ""
+    live: bool = False
     segments: int = 0
     bytes: int = 0
     batches: int | None = None
@@ -47,17 +56,19 @@ class VerifyRow:
 
     @property
     def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
+        return self.log_dir if self.topic is None else f"{self.topic}-{self.partition}"
 
 
 @dataclass
 class _Run:
-    facts: dict[str, PartitionFacts]
+    entries: dict[str, PartitionEntry]
+    twice: frozenset[tuple[str, int]]  # partitions with a directory in two log dirs
     reporter: Reporter
     rows: dict[str, VerifyRow] = field(default_factory=dict)
 
-    def heard(self, task: Any, outcome: Any) -> None:
-        row = _row(self.facts[task.path], outcome)
+    def heard(self, task: VerifyTask, outcome: Any) -> None:
+        entry = self.entries[task.path]
+        row = _row(entry, task, outcome, twice=(entry.topic, entry.partition) in self.twice)
         if outcome.trace:
             print(outcome.trace, file=sys.stderr)
         self.rows[task.path] = row
@@ -67,19 +78,20 @@ class _Run:
 def verify(
     choice: Choice, *, master: str | None = None, submitted: bool = False, fs: FileSystem = LOCAL
 ) -> list[VerifyRow]:
-    """A row for each chosen partition. Starts Spark only where there is much to read, or it has been started."""
+    """A row for each log dir with findings of its own, then one for each chosen partition.
+
+    Starts Spark only where there is much to read, or it has been started.
+    """
     from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help and --version stay fast)
-    from keytail.spark.verify import VerifyTask, verify_here, verify_on_spark  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.spark.verify import verify_here, verify_on_spark  # noqa: PLC0415 (--help and --version stay fast)
 
     chosen = choose(fs, choice)
-    facts = {entry.path: survey_partition(fs, log_dir, entry) for log_dir, entry in chosen.partitions}
-    tasks = [
-        VerifyTask(path, sum(s.log_bytes for s in fact.segments), live=not fact.clean_shutdown)
-        for path, fact in facts.items()
-    ]
+    tasks = _tasks(fs, chosen)
+    homes = Counter((entry.topic, entry.partition) for facts in chosen.log_dirs for entry in facts.partitions)
+    twice = frozenset(key for key, count in homes.items() if count > 1)
     size = sum(task.size_bytes for task in tasks)
     with contextlib.ExitStack() as run, Reporter("verify", len(tasks), size) as reporter:
-        state = _Run(facts, reporter)
+        state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter)
         if submitted or (size >= SPARK_FROM_BYTES and len(tasks) > 1):
             reporter.note("starting Spark")
             spark = submitted_session() if submitted else local_session(master or "local[*]")
@@ -89,36 +101,79 @@ def verify(
             verify_on_spark(spark, tasks, state.heard)
         else:
             verify_here(tasks, state.heard)
-    return [state.rows[path] for path in facts]
+    return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 
-def _row(facts: PartitionFacts, outcome: Any) -> VerifyRow:
-    """Findings of the listing (names, checkpoints) first, then those of the bytes."""
-    found = [{"severity": "error", "what": problem, "path": facts.path} for problem in facts.problems]
-    error = ""
-    status = "sound"
-    if outcome.problem is not None:
-        status, error = status_of(outcome.problem), str(outcome.problem)
-        if status == "corrupt":
-            status = "damaged"
-    else:
-        found += [asdict(finding) for finding in outcome.value]
-    if status == "sound" and found:
-        status = "damaged" if any(finding["severity"] == "error" for finding in found) else "suspect"
-        error = f"{len(found)} finding{'s' if len(found) != 1 else ''}"
-    return VerifyRow(
-        topic=facts.topic,
-        partition=facts.partition,
-        log_dir=facts.log_dir,
-        status=status,
-        error=error,
-        segments=len(facts.segments),
-        bytes=sum(segment.log_bytes for segment in facts.segments),
-        batches=outcome.value.counts.batches if outcome.value is not None else None,
-        records=outcome.value.counts.records if outcome.value is not None else None,
-        findings=tuple(found),
+def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
+    from keytail.inspection.verify_scope import claims_of  # noqa: PLC0415 (brings in the kernels)
+    from keytail.spark.verify import VerifyTask  # noqa: PLC0415 (brings in the kernels)
+
+    # A broker removes the file of a clean shutdown as soon as it has the lock.
+    live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
+    return [
+        VerifyTask(
+            entry.path,
+            _log_bytes(fs, entry.path),
+            claims_of(facts, entry.topic, entry.partition),
+            live=live[facts.path],
+        )
+        for facts, entry in chosen.partitions
+    ]
+
+
+def _log_bytes(fs: FileSystem, path: str) -> int:
+    with contextlib.suppress(OSError):  # the task will say why
+        return sum(entry.size_bytes for entry in fs.scan(path) if entry.name.endswith(names.LOG))
+    return 0
+
+
+def _log_dir_rows(fs: FileSystem, log_dirs: Sequence[LogDirFacts]) -> list[VerifyRow]:
+    from keytail.inspection.verify_log_dir import verify_log_dir  # noqa: PLC0415 (--help and --version stay fast)
+
+    rows = []
+    for facts in log_dirs:
+        findings = verify_log_dir(fs, facts.path)
+        if findings:
+            rows.append(_with_findings(VerifyRow(None, None, facts.path, "sound"), findings))
+    return rows
+
+
+def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) -> VerifyRow:
+    from keytail.inspection.findings import Findings  # noqa: PLC0415 (--help and --version stay fast)
+
+    row = VerifyRow(
+        topic=entry.topic,
+        partition=entry.partition,
+        log_dir=entry.log_dir,
+        status="sound",
+        live=task.live,
+        bytes=task.size_bytes,
         start_ms=outcome.start_ms or None,
         end_ms=outcome.end_ms or None,
+    )
+    if outcome.problem is not None:
+        status = status_of(outcome.problem)
+        return replace(row, status="damaged" if status == "corrupt" else status, error=str(outcome.problem))
+    about_itself = Findings(entry.path)
+    if twice:
+        about_itself.add("two-homes", "")
+    report = outcome.value
+    counts = report.counts
+    row = replace(
+        row, segments=counts.segments, bytes=counts.bytes, batches=counts.batches, records=counts.records
+    )
+    return _with_findings(row, [*about_itself.found, *report.findings])
+
+
+def _with_findings(row: VerifyRow, findings: Sequence[Finding]) -> VerifyRow:
+    if not findings:
+        return row
+    errors = sum(finding.severity == "error" for finding in findings)
+    return replace(
+        row,
+        status="damaged" if errors else "suspect",
+        error=f"{len(findings)} finding{'s' if len(findings) != 1 else ''}",
+        findings=tuple(asdict(finding) for finding in findings),
     )
 
 
@@ -137,7 +192,7 @@ def print_table(rows: Sequence[VerifyRow]) -> None:
     for row in rows:
         table.add_row(
             escape(row.name),
-            show.styled(row.status),
+            show.styled(row.status) + (" (in use)" if row.live else ""),
             f"{row.segments:,}",
             show.human_bytes(row.bytes),
             "" if row.records is None else f"{row.records:,}",
@@ -150,10 +205,13 @@ def print_table(rows: Sequence[VerifyRow]) -> None:
             console.print(f"\n{escape(row.name)} {show.styled(row.status)}: {escape(row.error)}", soft_wrap=True)
         for finding in row.findings:
             console.print(f"\n{escape(row.name)} {finding_text(finding)}", soft_wrap=True)
+    if any(row.live for row in rows):
+        console.print("\nIn use: a broker runs there. The end of an active segment was not judged.", soft_wrap=True)
     bad = sum(row.status != "sound" for row in rows)
     size = show.human_bytes(sum(row.bytes for row in rows))
     verdict = f"{bad} with findings" if bad else "nothing wrong found"
-    console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}, {size}: {verdict}.")
+    count = sum(row.topic is not None for row in rows)
+    console.print(f"\n{count} partition{'s' if count != 1 else ''}, {size}: {verdict}.")
 
 
 def finding_text(finding: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The inspection of a segment, batch by batch: checksums, order, records, and the index entries it has.
 
 `inspect` stops at each thing worth a finding and goes on behind it when called again; the caller
-words it. Uses the reader of `walk.py`, not the one that cleaning uses.
+words it. Uses the reader of `walk.py`, not the one that cleaning uses. What later checks need of a batch, it
+writes down in `rows` (batches with a producer id) and `epochs` (runs of batches of one leader epoch).
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import numpy as np
 from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
+from keytail.kernels.legacy import MESSAGE_CRC, check_message
 from keytail.kernels.native import crc32c
-from keytail.kernels.walk import be_16, be_32, be_64, be_u32, read_record
+from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read_record
 
 # What `inspect` returns: first what it needs, then what it found.
-DONE, NEED_MORE, NEED_BLOCK, LEGACY = range(4)
+DONE, NEED_MORE, NEED_BLOCK, NEED_WRAPPER, NEED_ROOM = range(5)
 FIRST_FINDING = 10
 (
     CUT,
@@ -28,11 +30,15 @@ FIRST_FINDING = 10
     COUNT,
     RECORD,
     RECORD_OFFSET,
+    RECORD_TIMESTAMP,
+    MAX_TIMESTAMP_OFF,
+    PRODUCER,
+    CONTROL_UNREADABLE,
     INDEX_POSITION,
     INDEX_OFFSET,
     TIME_OFFSET,
     TIME_ENTRY,
-) = range(FIRST_FINDING, FIRST_FINDING + 15)
+) = range(FIRST_FINDING, FIRST_FINDING + 19)
 ENDS_THE_WALK = (CUT, SIZE, MAGIC)
 
 # `state`, int64.
@@ -50,25 +56,50 @@ ENDS_THE_WALK = (CUT, SIZE, MAGIC)
     TIME_AT,
     WANTED_BYTES,
     FOUND_OFFSET,
+    FOUND_TIMESTAMP,
     BATCHES,
     RECORDS,
+    SPOILED,  # set by the caller: what follows is written down no more
+    ROWS,  # how many of `rows` are in use
+    RUNS,  # how many of `epochs`
+    WITHOUT_EPOCH,  # batches that have none, or are of an old format
     STATE_SIZE,
-) = range(16)
+) = range(21)
+
+# Columns of `rows`.
+(
+    ROW_POSITION,
+    ROW_BASE,
+    ROW_LAST,
+    ROW_PRODUCER,
+    ROW_EPOCH,
+    ROW_SEQUENCE,
+    ROW_ATTRIBUTES,
+    ROW_COUNT,
+    ROW_CONTROL,
+    ROW_COLUMNS,
+) = range(10)
+# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the last one's base offset.
+RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
 
 _HEADER = 61
 _SMALLEST = 14  # of a batch's stated size, of any magic
+_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x08, 0x10, 0x20
+_ABORT, _COMMIT = 0, 1
 # Stages of a batch.
-_CRC, _ORDER, _RANGE, _NEXT, _RECORDS, INDEX, _TIME = range(7)
+_CRC, _ORDER, _RANGE, _NEXT, _FIELDS, _RECORDS, INDEX, _TIME = range(8)
 
 
 @register_jitable
-def _check_records(data, at, end, base, last, count, state):
+def _check_records(data, at, end, base, last, count, base_timestamp, max_timestamp, attributes, state):
     """0 or what is wrong with the records `data[at:end]` of one batch."""
     if count < 0 or count > end - at:
         return COUNT
     before = base - 1
+    largest = np.int64(-1)
+    oldest = np.int64(0)
     for _ in range(count):
-        _t, delta, _k, _kn, _v, _vn, _h, at = read_record(data, at, end)
+        time_delta, delta, _k, _kn, _v, _vn, _h, at = read_record(data, at, end)
         if at < 0:
             state[FOUND_OFFSET] = before + 1
             return RECORD
@@ -76,14 +107,45 @@ def _check_records(data, at, end, base, last, count, state):
             state[FOUND_OFFSET] = base + delta
             return RECORD_OFFSET
         before = base + delta
+        largest = max(largest, base_timestamp + time_delta)
+        oldest = min(oldest, base_timestamp + time_delta)
     state[RECORDS] += count
-    return 0 if at == end else COUNT
+    if at != end:
+        return COUNT
+    if count == 0 or attributes & _APPEND_TIME:
+        return 0
+    if oldest < -1:
+        state[FOUND_TIMESTAMP] = oldest
+        return RECORD_TIMESTAMP
+    state[FOUND_TIMESTAMP] = largest
+    return 0 if largest == max_timestamp else MAX_TIMESTAMP_OFF
 
 
 @kernel
-def check_block(block, base, last, count, state):
+def check_block(block, base, last, count, base_timestamp, max_timestamp, attributes, state):
     """The same for a decompressed block."""
-    return _check_records(block, np.int64(0), np.int64(block.shape[0]), base, last, count, state)
+    end = np.int64(block.shape[0])
+    return _check_records(block, np.int64(0), end, base, last, count, base_timestamp, max_timestamp, attributes, state)
+
+
+@register_jitable
+def _check_fields(window, p, size):
+    """0 or what is wrong with the producer's fields, or with the marker, of a batch."""
+    attributes, producer, epoch = be_16(window, p + 21), be_64(window, p + 43), be_16(window, p + 51)
+    if producer < 0:
+        return PRODUCER if attributes & _TRANSACTIONAL else 0
+    if epoch < 0:
+        return PRODUCER
+    if not attributes & _CONTROL:
+        return PRODUCER if be_32(window, p + 53) < 0 else 0
+    if be_32(window, p + 57) < 1:
+        return 0
+    if control_type(window, p, size) not in (_ABORT, _COMMIT):
+        return CONTROL_UNREADABLE
+    record = read_record(window, p + _HEADER, p + size)
+    if be_16(window, record[2]) < 0 or record[5] < 6 or be_16(window, record[4]) < 0:
+        return CONTROL_UNREADABLE
+    return 0
 
 
 @register_jitable
@@ -110,14 +172,49 @@ def _check_time(last, max_timestamp, rose, times, time_offsets, state):
     return 0
 
 
+@register_jitable
+def _write_down(window, p, size, rows, epochs, state):
+    """A batch that nothing is wrong with, for those who compare the log with other files."""
+    if window[p + 16] < 2:
+        state[WITHOUT_EPOCH] += 1
+        return
+    base = be_64(window, p)
+    epoch = be_32(window, p + 12)
+    run = state[RUNS] - 1
+    if epoch == -1:
+        state[WITHOUT_EPOCH] += 1
+    elif run >= 0 and epochs[run, RUN_EPOCH] == epoch:
+        epochs[run, RUN_LAST_BASE] = base
+    else:
+        epochs[run + 1, RUN_EPOCH] = epoch
+        epochs[run + 1, RUN_BASE] = base
+        epochs[run + 1, RUN_POSITION] = state[POSITION] + p
+        epochs[run + 1, RUN_LAST_BASE] = base
+        state[RUNS] += 1
+    if be_64(window, p + 43) >= 0:
+        row = rows[state[ROWS]]
+        row[ROW_POSITION] = state[POSITION] + p
+        row[ROW_BASE] = base
+        row[ROW_LAST] = base + be_32(window, p + 23)
+        row[ROW_PRODUCER] = be_64(window, p + 43)
+        row[ROW_EPOCH] = be_16(window, p + 51)
+        row[ROW_SEQUENCE] = be_32(window, p + 53)
+        row[ROW_ATTRIBUTES] = be_16(window, p + 21)
+        row[ROW_COUNT] = be_32(window, p + 57)
+        row[ROW_CONTROL] = control_type(window, p, size) if be_16(window, p + 21) & _CONTROL else np.int64(-1)
+        state[ROWS] += 1
+
+
 @kernel
-def inspect(window, index_offsets, index_positions, times, time_offsets, state):
-    """Look at the batches of the window from FROM on; a code from the list above."""
+def inspect(window, index_offsets, index_positions, times, time_offsets, rows, epochs, scratch, state):
+    """Look at the batches of the window from FROM on; a code from the list above. `scratch` is int64[6]."""
     while True:
         p, to = state[FROM], state[TO]
         left = to - p
         if left == 0 and state[IS_ALL] != 0:
             return DONE
+        if state[ROWS] == rows.shape[0] or state[RUNS] == epochs.shape[0]:
+            return NEED_ROOM
         size = np.int64(0)
         if left >= 12:
             size = be_32(window, p + 8) + 12
@@ -145,12 +242,18 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, state):
         elif magic == 1 and size >= 26:
             max_timestamp = be_64(window, p + 18)
         if state[STAGE] == _CRC:
-            if magic < 2:
-                return LEGACY  # the caller looks at it and sets the next stage
             state[STAGE] = _ORDER
-            if np.int64(crc32c(window, p + 21, size - 21)) != be_u32(window, p + 17):
+            if magic == 2 and np.int64(crc32c(window, p + 21, size - 21)) != be_u32(window, p + 17):
                 state[STAGE] = -_ORDER  # its records are not worth parsing
                 return CRC
+            if magic < 2:
+                check_message(window, p + 12, p + size, scratch)
+                if scratch[0] != 0:
+                    state[STAGE] = -_ORDER
+                    return CRC if scratch[0] == MESSAGE_CRC else RECORD
+                if window[p + 17] & 7:
+                    return NEED_WRAPPER
+                state[RECORDS] += 1
         trusted = state[STAGE] > 0
         stage = abs(state[STAGE])
         sign = 1 if trusted else -1
@@ -165,21 +268,31 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, state):
             if base < state[SEGMENT_BASE] or last - state[SEGMENT_BASE] > 0x7FFFFFFF:
                 return SEGMENT_RANGE
         if stage == _NEXT:
-            state[STAGE] = sign * _RECORDS
-            stage = _RECORDS
+            state[STAGE] = sign * _FIELDS
+            stage = _FIELDS
             if last >= state[NEXT_BASE]:
                 return NEXT_SEGMENT
+        if stage == _FIELDS:
+            state[STAGE] = sign * _RECORDS
+            stage = _RECORDS
+            if trusted and magic == 2:
+                code = _check_fields(window, p, size)
+                if code != 0:
+                    return code
         if stage == _RECORDS:
             state[STAGE] = INDEX
             stage = INDEX
             if trusted and magic == 2:
                 count = be_32(window, p + 57)
-                codec = be_16(window, p + 21) & 7
-                if codec > 4:
+                attributes = be_16(window, p + 21)
+                if attributes & 7 > 4:
                     return CODEC
-                if codec != 0 and count > 0:
+                if attributes & 7 != 0 and count > 0:
                     return NEED_BLOCK
-                code = _check_records(window, p + _HEADER, p + size, base, last, count, state)
+                code = _check_records(
+                    window, p + _HEADER, p + size, base, last, count,
+                    be_64(window, p + 27), max_timestamp, attributes, state,
+                )  # fmt: skip
                 if code != 0:
                     return code
         # An untrusted header still tells where the batch is, which is all an index entry is about.
@@ -194,6 +307,8 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, state):
         code = _check_time(last, max(max_timestamp, state[MAX_TIMESTAMP]), rose, times, time_offsets, state)
         if code != 0:
             return code
+        if state[SPOILED] == 0:
+            _write_down(window, p, size, rows, epochs, state)
         state[MAX_TIMESTAMP] = max(max_timestamp, state[MAX_TIMESTAMP])
         state[LAST_OFFSET] = max(last, state[LAST_OFFSET])
         state[STAGE] = _CRC

@@ -35,6 +35,29 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
         yield
 
 
+def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
+    """Whether someone, mostly a broker, holds the lock now; asks without taking it, and makes nothing.
+
+    Also True where it cannot be asked: no rights to the file, or a system that does not tell.
+    """
+    path = os.path.join(log_dir, names.LOCK)
+    try:
+        fd = fs.open_read(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        if not hasattr(fcntl, "F_OFD_GETLK"):
+            return True
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK
+    except OSError:
+        return True
+    finally:
+        fs.close(fd)
+
+
 @contextlib.contextmanager
 def _hold_one(log_dir: str, fs: FileSystem) -> Iterator[None]:
     path = os.path.join(log_dir, names.LOCK)

@@ -22,6 +22,13 @@ from keytail.log.fs import DirEntry, FileSystem
 
 MAX_LOG_BYTES = 2**31 - 1
 _WALK_WINDOW_BYTES = 1 << 16
+CHECKPOINTS = (
+    names.CLEANER_CHECKPOINT,
+    names.RECOVERY_POINT_CHECKPOINT,
+    names.LOG_START_CHECKPOINT,
+    names.HIGH_WATERMARK_CHECKPOINT,
+)
+_LOG_DIR_FILES = {names.META_PROPERTIES, *CHECKPOINTS}
 
 _PREFIX = struct.Struct(">qi")
 _MAGIC_AT, _DELTA_AT, _MAX_TIMESTAMP_AT, _TIMESTAMP_V1_AT = 16, 23, 35, 18
@@ -148,7 +155,7 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[DirEntry]:
         raise UsageProblem("a log dir must be a directory", path=path) from error
     if not entries:
         raise UsageProblem("this directory is empty, not a log dir", path=path)
-    if not any(e.name == names.META_PROPERTIES or _is_partition(e) for e in entries):
+    if not any(e.name in _LOG_DIR_FILES for e in entries) and not any(_is_partition(fs, path, e) for e in entries):
         raise UsageProblem(
             f"not a log dir: it holds neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
             path=path,
@@ -157,9 +164,12 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[DirEntry]:
     return entries
 
 
-def _is_partition(entry: DirEntry) -> bool:
+def _is_partition(fs: FileSystem, path: str, entry: DirEntry) -> bool:
+    """By its name and by what it holds: names such as `gtk-2` are common elsewhere."""
     parsed = names.parse_partition_dir(entry.name) if entry.is_dir else None
-    return parsed is not None and parsed.kind == "normal"
+    if parsed is None or parsed.kind != "normal":
+        return False
+    return any(names.parse_file_name(file.name).kind != "other" for file in fs.scan(os.path.join(path, entry.name)))
 
 
 def _log_dir_facts(
@@ -170,14 +180,9 @@ def _log_dir_facts(
     moving: Mapping[tuple[str, int], str],
 ) -> LogDirFacts:
     problems = [f"a broker does not start on {path}: directory {name} is no partition's; move it away"
-                for name in _foreign_dirs(entries)]  # fmt: skip
+                for name in foreign_dirs(entries)]  # fmt: skip
     checkpoints = []
-    for name in (
-        names.CLEANER_CHECKPOINT,
-        names.RECOVERY_POINT_CHECKPOINT,
-        names.LOG_START_CHECKPOINT,
-        names.HIGH_WATERMARK_CHECKPOINT,
-    ):
+    for name in CHECKPOINTS:
         offsets: Offsets = {}
         try:
             offsets = read_offsets(fs, os.path.join(path, name))
@@ -214,7 +219,8 @@ def _log_dir_facts(
     )
 
 
-def _foreign_dirs(entries: list[DirEntry]) -> list[str]:
+def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
+    """Of a log dir's listing, the directories on which no broker starts."""
     return sorted(
         e.name
         for e in entries

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keytail.inspection.verify import VerifyReport, verify_partition
+from keytail.inspection.verify_scope import NO_CLAIMS, Claims
 from keytail.log.fs import LOCAL
 from keytail.spark.session import concurrent_tasks
 from keytail.spark.tasks import Outcome, attempt_one, run_bundle
@@ -21,10 +22,14 @@ BUNDLE_PARTITIONS = 64
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """One partition directory. `live`: a broker may be writing to it, so its tail is not judged."""
+    """One partition directory, and what its log dir says of it.
+
+    `live`: a broker may be writing to it, so its tail is not judged.
+    """
 
     path: str
     size_bytes: int
+    claims: Claims = NO_CLAIMS
     live: bool = False
 
 
@@ -32,7 +37,7 @@ Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
 
 
 def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
-    return verify_partition(LOCAL, task.path, live=task.live)
+    return verify_partition(LOCAL, task.path, task.claims, live=task.live)
 
 
 def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:

@@ -1,0 +1,71 @@
+"""Follows producers over the batches of a log, to hold other files against what it says of them.
+
+A producer's state is one row of an array, indexed by a small number that the caller gives each producer id.
+"""
+
+from __future__ import annotations
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.verify import (
+    ROW_ATTRIBUTES,
+    ROW_BASE,
+    ROW_CONTROL,
+    ROW_COUNT,
+    ROW_EPOCH,
+    ROW_LAST,
+    ROW_POSITION,
+    ROW_SEQUENCE,
+)
+
+# Columns of `state`, int64; -1 where nothing is known. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are of the
+# last data batch, OPEN_FROM of what is left of an open transaction, LAST_MARKER the offset of the last marker.
+EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_COLUMNS = range(7)
+
+# Columns of `markers`. MARKER_DATA: first data left of the transaction that it ended; -1 where there is none.
+MARKER_OFFSET, MARKER_POSITION, MARKER_PRODUCER, MARKER_ABORTS, MARKER_DATA, MARKER_COLUMNS = range(6)
+
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
+_ABORT, _COMMIT = 0, 1
+_MOST_SEQUENCE = 2**31 - 1
+
+
+@kernel
+def follow(rows, producers, first, log_start_offset, state, markers):
+    """Take `rows[first:]` (columns ROW_...) in order; how many rows of `markers` were written, and the next row.
+
+    `producers[row]` is the number of its producer. Stops behind a row of data outside a transaction while one of
+    its producer is open; else the next row is the end. Data that ends below the log start does not count.
+    """
+    written = 0
+    for i in range(first, rows.shape[0]):
+        row = rows[i]
+        p = state[producers[i]]
+        if row[ROW_ATTRIBUTES] & _CONTROL:
+            if row[ROW_COUNT] < 1 or row[ROW_CONTROL] not in (_ABORT, _COMMIT):
+                continue
+            markers[written, MARKER_OFFSET] = row[ROW_BASE]
+            markers[written, MARKER_POSITION] = row[ROW_POSITION]
+            markers[written, MARKER_PRODUCER] = producers[i]
+            markers[written, MARKER_ABORTS] = row[ROW_CONTROL] == _ABORT
+            markers[written, MARKER_DATA] = p[OPEN_FROM]
+            written += 1
+            if p[EPOCH] != row[ROW_EPOCH]:
+                p[LAST_OFFSET] = -1
+            p[EPOCH] = row[ROW_EPOCH]
+            p[OPEN_FROM] = -1
+            p[LAST_MARKER] = row[ROW_BASE]
+            continue
+        if row[ROW_LAST] < log_start_offset:
+            continue
+        delta = row[ROW_LAST] - row[ROW_BASE]
+        p[EPOCH] = row[ROW_EPOCH]
+        p[LAST_OFFSET] = row[ROW_LAST]
+        p[OFFSET_DELTA] = delta
+        sequence = row[ROW_SEQUENCE] + delta
+        p[LAST_SEQUENCE] = sequence if sequence <= _MOST_SEQUENCE else sequence - _MOST_SEQUENCE - 1
+        if row[ROW_ATTRIBUTES] & _TRANSACTIONAL:
+            if p[OPEN_FROM] < 0:
+                p[OPEN_FROM] = row[ROW_BASE]
+        elif p[OPEN_FROM] >= 0:
+            return written, i + 1
+    return written, rows.shape[0]
