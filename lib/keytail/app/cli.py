@@ -182,11 +182,7 @@ def compact(
     from keytail.app import compaction  # noqa: PLC0415 (--help and --version stay fast)
 
     submitted = context.obj == _SUBMITTED
-    if submitted and master is not None:
-        raise UsageProblem(
-            "--master after the job's name has no effect under spark-submit",
-            remedy="Give it to spark-submit, before the job's name",
-        )
+    _refuse_master(submitted, master)
     configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
     request = compaction.Request(
         choice=_choice(configuration, log_dirs, topic, topic_list, partitions),
@@ -240,6 +236,60 @@ def verify(
     else:
         verification.print_table(rows)
     raise typer.Exit(verification.exit_status(rows))
+
+
+@app.command("rebuild-index")
+@_reported
+def rebuild_index(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    execute: o.Execute = False,
+    rebuild_all: o.RebuildAll = False,
+    master: o.Master = None,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
+
+    Without --execute it says what is missing or wrong, and the exit status is 1 if anything is.
+
+    keytail rebuild-index --log-dirs /var/kafka --config server.properties --execute
+    """
+    from keytail.app import rebuild  # noqa: PLC0415 (--help stays fast)
+
+    submitted = context.obj == _SUBMITTED
+    _refuse_master(submitted, master)
+    configuration = read_configuration(config, topic_config or (), False)
+    request = rebuild.Request(
+        choice=_choice(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        execute=execute,
+        rebuild_all=rebuild_all,
+        master=master,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    rows = rebuild.rebuild(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        rebuild.print_table(rows, "Index files" if execute else "Dry run: nothing was changed")
+    if text := rebuild.next_step(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(rebuild.exit_status(rows))
+
+
+def _refuse_master(submitted: bool, master: str | None) -> None:
+    if submitted and master is not None:
+        raise UsageProblem(
+            "--master after the job's name has no effect under spark-submit",
+            remedy="Give it to spark-submit, before the job's name",
+        )
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

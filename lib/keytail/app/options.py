@@ -108,6 +108,15 @@ Execute = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+RebuildAll = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help="Make anew every index file that is not what a recovering broker writes, though it is true of its log: "
+        "one that lived through a restart of the broker, or was written under another index.interval.bytes.",
+        rich_help_panel=_RUN,
+    ),
+]
 Now = Annotated[
     int | None,
     typer.Option(

@@ -25,6 +25,8 @@ _STYLES = {
     "compacted": "green",
     "would-compact": "green",
     "sound": "green",
+    "rebuilt": "green",
+    "would-rebuild": "bold yellow",
     "skipped": "yellow",
     "refused": "bold yellow",
     "suspect": "bold yellow",

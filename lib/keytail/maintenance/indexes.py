@@ -24,6 +24,7 @@ from keytail.log.indexer import SegmentIndexer
 from keytail.log.replace import CleanFile
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride
 from keytail.maintenance.aborted import Needed
+from keytail.maintenance.epochs import Epoch, epochs_seen
 from keytail.maintenance.judgement import why_wrong
 
 # Headers and checksums take less time than handing a stride to another thread; half of a core's own cache.
@@ -83,6 +84,7 @@ class Scan:
     first_offset: int
     last_offset: int
     rows: np.ndarray  # what the transaction indexes need (BATCH_TABLE)
+    epochs: list[Epoch] = field(default_factory=list)
     damage: CorruptLog | None = None
 
 
@@ -98,7 +100,10 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """One segment. `next_offset` and `end_position` are where its batches end, before `damage` if there is any."""
+    """One segment. `next_offset` and `end_position` are where its batches end, before `damage` if there is any.
+
+    `rows` and `epochs` are what the whole log's transaction indexes and leader epochs are made from.
+    """
 
     base_offset: int
     batches: int
@@ -106,6 +111,7 @@ class SegmentResult:
     end_position: int
     files: tuple[FileVerdict, ...]
     rows: np.ndarray
+    epochs: tuple[Epoch, ...] = ()
     damage: CorruptLog | None = None
 
 
@@ -150,9 +156,10 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
             return index_segment(fs, task)
         _join(fs, task, whole, part)
     rows = np.concatenate([part.rows for part in scans])
+    epochs = [epoch for part in scans for epoch in part.epochs]
     if whole.indexer.is_over_full:
         raise _index_full(task)
-    return _result(fs, task, replace(whole, rows=rows))
+    return _result(fs, task, replace(whole, rows=rows, epochs=epochs))
 
 
 def _begins_behind(whole: Scan, part: Scan) -> bool:
@@ -189,6 +196,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         _refuse_range(task, stride)
         _add(task, indexer, stride)
         needed.add(table)
+        found.epochs += epochs_seen(table, found.epochs[-1][0] if found.epochs else -1)
         found.batches += len(table)
         found.last_offset = int(table["last_offset"][-1])
         found.end = stride.position + len(stride.raw)
@@ -266,6 +274,7 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
         end_position=found.end,
         files=files,
         rows=found.rows,
+        epochs=tuple(found.epochs),
         damage=found.damage,
     )
 

@@ -1,0 +1,307 @@
+"""The verb `rebuild-index`: index files of the chosen partitions held against their logs, and made anew.
+
+`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run the same code here. Without `execute`
+nothing is changed and no lock is taken. With it, locks are held from before the first look to after the last name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from keytail.app import rows as show
+from keytail.app.metadata import with_metadata
+from keytail.app.progress import Reporter
+from keytail.app.selection import Choice, Configuration, choose
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import hold
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.spark.rows import status_of
+from keytail.spark.storage import refuse_shared_storage
+
+if TYPE_CHECKING:
+    from keytail.maintenance.rebuild import PartitionPlan
+    from keytail.spark.rebuild import PartitionOutcome
+
+# Below this the session would take longer to start than the reading.
+SPARK_FROM_BYTES = 4 << 30
+_BAD = ("refused", "corrupt", "failed")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `rebuild-index` is told; defaults are the flags' own."""
+
+    choice: Choice
+    configuration: Configuration = field(default_factory=Configuration)
+    execute: bool = False
+    rebuild_all: bool = False
+    master: str | None = None
+    shared_storage: bool = False
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """One segment. `status`: `sound`, `would-rebuild`, `rebuilt`, or `damaged`, where its bytes are no batches.
+
+    Of each index file, what was found: `sound`, `missing`, `wrong`, or "" where there is none and none has to be.
+    """
+
+    base_offset: int
+    status: str
+    log_bytes: int
+    batches: int | None = None
+    index: str = ""
+    time_index: str = ""
+    txn_index: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class RebuildRow:
+    """One partition, with its segments. `status`: `sound`, `would-rebuild`, `rebuilt`, `refused`, `corrupt`, `failed`.
+
+    `files_wrong` counts the index files that were missing or wrong, `in_use` says that a broker may be writing to
+    the last segment, whose end was then not looked at.
+    """
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    bytes: int = 0
+    batches: int | None = None
+    files_wrong: int | None = None
+    in_use: bool = False
+    segments: tuple[SegmentRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
+    """A row for each chosen partition, in the order of the log dirs."""
+    from keytail.spark.rebuild import Rebuild  # noqa: PLC0415 (brings in the kernels)
+
+    with contextlib.ExitStack() as run:
+        choose(fs, request.choice)  # mistakes in flags, before any lock
+        spark = _session(request, run) if request.submitted else None
+        if request.execute:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, request.choice.log_dirs)
+            run.enter_context(hold(request.choice.log_dirs, fs))
+        chosen = choose(fs, request.choice)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+        run_id = secrets.token_hex(4)
+        looked_at = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
+        plans = [one.plan for one in looked_at if one.plan is not None]
+        size = sum(plan.log_bytes for plan in plans)
+        with Reporter("rebuild-index", len(plans), size) as reporter:
+            if spark is None and size >= SPARK_FROM_BYTES:
+                reporter.note("starting Spark")
+                spark = _session(request, run)
+            notes = {one.facts.path: one.notes for one in looked_at}
+            rows: dict[str, RebuildRow] = {}
+
+            def heard(outcome: PartitionOutcome) -> None:
+                row = _row(outcome, notes[outcome.plan.facts.path])
+                rows[outcome.plan.facts.path] = row
+                reporter.done(row.name, row.status, row.bytes, row.error)
+
+            Rebuild(plans, spark, heard, lambda trace: print(trace, file=sys.stderr), fs).run()
+        return [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
+
+
+def _session(request: Request, run: contextlib.ExitStack) -> Any:
+    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help stays fast)
+
+    if request.submitted:
+        spark = submitted_session()
+    else:
+        spark = local_session(request.master or "local[*]")
+        run.callback(end_jvm)
+    run.callback(spark.stop)
+    return spark
+
+
+@dataclass(frozen=True)
+class _LookedAt:
+    """A partition with its plan, or with the reason why it has none."""
+
+    facts: PartitionFacts
+    plan: PartitionPlan | None
+    status: str = "refused"
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    def refused_row(self) -> RebuildRow:
+        facts = self.facts
+        size = sum(segment.log_bytes for segment in facts.segments)
+        return RebuildRow(
+            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes
+        )
+
+
+def _plan(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    request: Request,
+    run_id: str,
+) -> _LookedAt:
+    """Survey one partition, in an executing run after what an interrupted one left in it has been resolved."""
+    from keytail.maintenance.rebuild import plan_partition, refusals  # noqa: PLC0415 (brings in the kernels)
+
+    facts = survey_partition(fs, log_dir, entry)
+    notes: list[str] = []
+    try:
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+        if request.execute and facts.leftovers and not entry.problems:
+            from keytail.log.replace import recover  # noqa: PLC0415 (only runs that execute need it)
+
+            notes = recover(fs, facts.path)
+            facts = survey_partition(fs, log_dir, entry)
+        values = configuration.of(entry.topic).values()
+        reasons = refusals(facts, bool(values["remote.storage.enable"]))
+        if reasons:
+            return _LookedAt(facts, None, "refused", "; ".join(reasons), tuple(notes))
+        if request.execute:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        plan = plan_partition(
+            fs,
+            facts,
+            index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
+            segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+            rebuild_all=request.rebuild_all,
+            execute=request.execute,
+            run_id=run_id,
+        )
+    except KeytailError as problem:
+        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes))
+    except OSError as problem:
+        return _LookedAt(facts, None, "failed", str(problem), tuple(notes))
+    return _LookedAt(facts, plan, notes=tuple(notes))
+
+
+def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
+    plan, result = outcome.plan, outcome.result
+    facts = plan.facts
+    segments: tuple[SegmentRow, ...] = ()
+    batches = files_wrong = None
+    status, error = "sound", ""
+    if result is not None:
+        log_bytes = {segment.base_offset: segment.log_bytes for segment in facts.segments}
+        segments = tuple(_segment_row(one, log_bytes[one.base_offset], outcome) for one in result.segments)
+        batches = sum(segment.batches for segment in result.segments)
+        files_wrong = len(result.wrong)
+        if files_wrong:
+            status = "rebuilt" if outcome.installed else "would-rebuild"
+        if result.damage is not None and not plan.is_in_use:
+            error = f"torn: {result.damage}"
+    if outcome.problem is not None:
+        status, error = status_of(outcome.problem), str(outcome.problem)
+    return RebuildRow(
+        topic=facts.topic,
+        partition=facts.partition,
+        log_dir=facts.log_dir,
+        status=status,
+        error=error,
+        bytes=plan.log_bytes,
+        batches=batches,
+        files_wrong=files_wrong,
+        in_use=plan.is_in_use,
+        segments=segments,
+        notes=tuple(notes),
+        start_ms=outcome.start_ms,
+        end_ms=outcome.end_ms,
+    )
+
+
+def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> SegmentRow:
+    from keytail.format import names  # noqa: PLC0415
+
+    by_suffix = {verdict.suffix: verdict for verdict in segment.files}
+    wrong = [verdict for verdict in segment.files if verdict.state != "sound"]
+    status = "sound"
+    if wrong:
+        status = "rebuilt" if outcome.installed else "would-rebuild"
+    error = "; ".join(f"{verdict.suffix}: {verdict.why}" for verdict in wrong)
+    if segment.damage is not None:
+        status, error = "damaged", "; ".join([str(segment.damage), *([error] if error else [])])
+    states = {suffix: verdict.state for suffix, verdict in by_suffix.items()}
+    return SegmentRow(
+        base_offset=segment.base_offset,
+        status=status,
+        log_bytes=log_bytes,
+        batches=segment.batches,
+        index=states.get(names.INDEX, ""),
+        time_index=states.get(names.TIME_INDEX, ""),
+        txn_index=states.get(names.TXN_INDEX, ""),
+        error=error,
+    )
+
+
+def exit_status(rows: Sequence[RebuildRow]) -> int:
+    """0: nothing is wrong any more. 1: something is, or nothing could be done. 3: some could not be done."""
+    bad = [row for row in rows if row.status in _BAD]
+    if bad:
+        return 3 if len(bad) < len(rows) else 1
+    return 1 if any(row.status == "would-rebuild" or row.error for row in rows) else 0
+
+
+def print_table(rows: Sequence[RebuildRow], title: str) -> None:
+    """A line for each partition, then one for each segment of which there is something to say, then totals."""
+    console = show.output_console()
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("partition", overflow="fold")
+    table.add_column("status")
+    for name in ("segments", "log size", "batches", "index files wrong", "took"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            escape(row.name),
+            show.styled(row.status),
+            f"{len(row.segments):,}" if row.segments else "",
+            show.human_bytes(row.bytes),
+            "" if row.batches is None else f"{row.batches:,}",
+            "" if row.files_wrong is None else str(row.files_wrong),
+            show.human_seconds(row.start_ms, row.end_ms),
+        )
+    console.print(table)
+    show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
+    for row in rows:
+        for note in row.notes:
+            console.print(f"{escape(row.name)}: {escape(note)}", soft_wrap=True)
+        told = [segment for segment in row.segments if segment.status != "sound"]
+        for segment in told:
+            text = f"{row.name} segment {segment.base_offset} "
+            console.print(f"{escape(text)}{show.styled(segment.status)}: {escape(segment.error)}", soft_wrap=True)
+    counts = Counter(row.status for row in rows)
+    found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
+    plural = "s" if len(rows) != 1 else ""
+    console.print(f"\n{len(rows)} partition{plural}: {found or 'none'}.", soft_wrap=True)
+
+
+def next_step(rows: Sequence[RebuildRow], execute: bool) -> str:
+    if any(row.status == "would-rebuild" for row in rows):
+        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+    if any(row.status in _BAD for row in rows):
+        return "What was not done is as it was; the reasons, and what to do, are given above."
+    return "Next: start the broker." if execute and any(row.status == "rebuilt" for row in rows) else ""

@@ -1,0 +1,202 @@
+"""The driver of an index rebuild: segments and slices of segments of many partitions as tasks, then each partition.
+
+Tasks read and write scratch files only; what follows from all segments of a partition together, and giving new
+files their names, is done here, in the driver. The caller holds the locks of an executing run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.maintenance.indexes import (
+    Scan,
+    SegmentResult,
+    SegmentTask,
+    Slice,
+    cut,
+    finish,
+    index_segment,
+    scan,
+)
+from keytail.maintenance.rebuild import (
+    PartitionPlan,
+    PartitionResult,
+    install,
+    remove_scratch,
+    segment_tasks,
+    settle,
+)
+from keytail.spark.session import concurrent_tasks
+from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
+
+# What is in flight at a time: enough to keep a cluster busy, little enough that a killed run loses not much.
+BUNDLE_BYTES = 16 << 30
+BUNDLE_PARTITIONS = 256
+# A slice takes some tenths of a second from memory, many times what a task costs.
+SLICE_BYTES = 256 << 20
+_TASKS_A_CORE = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one task does: all of a segment, or a pass over one slice, or to join the passes over all slices."""
+
+    task: SegmentTask
+    slice: Slice | None = None
+    scans: tuple[Scan, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slice.end - self.slice.start if self.slice else self.task.log_bytes
+
+
+@dataclass(frozen=True)
+class PartitionOutcome:
+    """What became of one partition: what was found, or why that is not known. `installed`: new files have names."""
+
+    plan: PartitionPlan
+    result: PartitionResult | None
+    problem: KeytailError | None
+    start_ms: int
+    end_ms: int
+    installed: bool = False
+
+
+Runner = Callable[[Sequence[Work], str], list[Outcome[SegmentResult | Scan]]]
+
+
+@dataclass
+class Rebuild:
+    """One run over many partitions. `on_outcome` hears of each as it ends, one at a time, `on_trace` of a task's
+    Python traceback. Without `spark` all is done in this process."""
+
+    plans: Sequence[PartitionPlan]
+    spark: Any = None
+    on_outcome: Callable[[PartitionOutcome], None] = lambda outcome: None
+    on_trace: Callable[[str], None] = lambda text: None
+    fs: FileSystem = LOCAL
+    slice_bytes: int = SLICE_BYTES
+    _cores: int = field(default=1, init=False)
+
+    def run(self) -> list[PartitionOutcome]:
+        """An outcome for each plan, in their order."""
+        done: dict[str, PartitionOutcome] = {}
+        bundles = list(_bundles(self.plans))
+        threads = 1
+        if self.spark is not None:
+            self._cores = max(concurrent_tasks(self.spark), self.spark.sparkContext.defaultParallelism)
+            threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
+        with ThreadPoolExecutor(threads, "bundles") as pool:
+            for outcomes in pool.map(self._run_bundle, bundles):
+                for outcome in outcomes:
+                    done[outcome.plan.facts.path] = outcome
+                    self.on_outcome(outcome)
+        return [done[plan.facts.path] for plan in self.plans]
+
+    def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
+        start_ms = time.time_ns() // 1_000_000
+        tasks = [task for plan in plans for task in segment_tasks(plan)]
+        work = [Work(task, part) for task in tasks for part in self._slices(task, len(tasks))]
+        outcomes: dict[tuple[str, int], Outcome[SegmentResult | Scan]] = {}
+        scans: dict[tuple[str, int], list[Outcome[SegmentResult | Scan]]] = {}
+        for one, outcome in self._do(work, "rebuild-index"):
+            if one.slice is None:
+                outcomes[_key(one.task)] = outcome
+            else:
+                scans.setdefault(_key(one.task), []).append(outcome)
+        joins = []
+        for task in tasks:
+            if parts := scans.get(_key(task)):
+                failed = next((part for part in parts if part.problem is not None), None)
+                if failed is not None:
+                    outcomes[_key(task)] = failed
+                else:
+                    joins.append(Work(task, scans=tuple(part.value for part in parts)))  # type: ignore[misc]
+        for one, outcome in self._do(joins, "rebuild-index: slices together"):
+            outcomes[_key(one.task)] = outcome
+        return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
+
+    def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
+        """Only where there are few segments for the cores: a join costs a second look at the entries."""
+        if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
+            return (None,)
+        slices = cut(self.fs, task, self.slice_bytes)
+        return slices if len(slices) > 1 else (None,)
+
+    def _do(self, work: Sequence[Work], name: str) -> Iterator[tuple[Work, Outcome[Any]]]:
+        """Largest first; given back in the order given."""
+        order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
+        payloads = [work[number] for number in order]
+        if self.spark is None:
+            found = [attempt_one(partial(do, self.fs), payload, "here") for payload in payloads]
+        else:
+            found = run_bundle(self.spark, payloads, do_on_worker, name=name)
+        by_number = dict(zip(order, found, strict=True))
+        for number, one in enumerate(work):
+            if by_number[number].trace:
+                self.on_trace(by_number[number].trace)
+            yield one, by_number[number]
+
+    def _finish(
+        self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
+    ) -> PartitionOutcome:
+        result, installed = None, False
+        problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
+        try:
+            if problem is None:
+                result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
+                if plan.execute:
+                    install(self.fs, plan, result)
+                    installed = True
+        except KeytailError as known:
+            problem = known
+        except OSError as system:
+            problem = explained(system)
+        if plan.execute:
+            try:
+                remove_scratch(self.fs, plan.facts.path, plan.run_id)
+            except OSError as system:
+                problem = problem or explained(system)
+        return PartitionOutcome(plan, result, problem, start_ms, time.time_ns() // 1_000_000, installed)
+
+
+def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
+    """What one task does."""
+    task = replace(work.task, attempt=attempt)
+    if work.scans:
+        return finish(fs, task, work.scans)
+    return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
+
+
+def do_on_worker(work: Work, attempt: str) -> SegmentResult | Scan:
+    return do(LOCAL, work, attempt)
+
+
+def _key(task: SegmentTask) -> tuple[str, int]:
+    return task.partition_path, task.base_offset
+
+
+def _worst_first(outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
+    """Damage says more than what failed beside it."""
+    return sorted(outcomes, key=lambda outcome: not isinstance(outcome.problem, CorruptLog))
+
+
+def _bundles(plans: Sequence[PartitionPlan]) -> Iterator[list[PartitionPlan]]:
+    """One large partition, or many small ones, largest first."""
+    bundle: list[PartitionPlan] = []
+    size = 0
+    for plan in sorted(plans, key=lambda plan: plan.log_bytes, reverse=True):
+        if bundle and (len(bundle) == BUNDLE_PARTITIONS or size + plan.log_bytes > BUNDLE_BYTES):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(plan)
+        size += plan.log_bytes
+    if bundle:
+        yield bundle
