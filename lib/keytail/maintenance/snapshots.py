@@ -1,0 +1,197 @@
+"""Producer snapshots that a partition lacks or that are damaged, made anew from older ones and the log.
+
+A snapshot whose checksum is right is never touched. One is made only from what cannot forget a producer: the
+newest older snapshot and the batches behind it, or the log alone where every offset from 0 on is still in it
+(format/SNAPSHOT.md, "Which can be made anew"). All others are refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.log.producers import ProducerStates
+from keytail.log.stride import SegmentReader, refuse_unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSurvey:
+    """The snapshots of a partition by offset, ascending."""
+
+    good: tuple[int, ...]
+    missing: tuple[int, ...]  # a broker would have one there
+    damaged: tuple[int, ...]  # of those that a broker would have
+    unneeded: tuple[int, ...]  # damaged ones that no broker would keep
+    above_end: tuple[int, ...]  # at its start a broker deletes the one at the log end for these
+
+    @property
+    def to_make(self) -> tuple[int, ...]:
+        return tuple(sorted((*self.missing, *self.damaged)))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A snapshot that was made, or would be. With a `problem` it was not, and the file is as it was."""
+
+    offset: int
+    was: Literal["missing", "damaged"]
+    source: int | None  # the older snapshot; None: the log alone
+    producers: int = 0
+    problem: str = ""
+
+
+def wanted_snapshots(
+    bases: Sequence[int], log_start_offset: int, log_end_offset: int, *, clean_shutdown: bool
+) -> tuple[int, ...]:
+    """Those that a broker leaves behind: at each base above the log start, and at the log end if it stopped cleanly."""
+    ends = [log_end_offset] if clean_shutdown else []
+    return tuple(sorted({offset for offset in [*bases[1:], *ends] if offset > log_start_offset}))
+
+
+def survey_snapshots(
+    fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int], log_end_offset: int
+) -> SnapshotSurvey:
+    """Reads those that are there (`present`) and holds them against those that should be."""
+    good = {offset for offset in present if _entries(fs, partition_path, offset) is not None}
+    damaged = set(present) - good
+    return SnapshotSurvey(
+        good=tuple(sorted(good)),
+        missing=tuple(sorted(set(wanted) - set(present))),
+        damaged=tuple(sorted(damaged & set(wanted))),
+        unneeded=tuple(sorted(damaged - set(wanted))),
+        above_end=tuple(offset for offset in sorted(present) if offset > log_end_offset),
+    )
+
+
+def make_snapshots(
+    fs: FileSystem,
+    reader: SegmentReader,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    log_start_offset: int,
+    survey: SnapshotSurvey,
+) -> Iterator[tuple[SnapshotRow, bytes]]:
+    """Each of `survey.to_make`, ascending, with its new contents (empty where there is a problem).
+
+    Reads the log from the newest good snapshot before each of them on, no segment twice for its own sake.
+    Changes nothing: `put_snapshot` does.
+    """
+    replay = _Replay(fs, reader, partition_path, segments, log_start_offset)
+    for offset in survey.to_make:
+        was: Literal["missing", "damaged"] = "damaged" if offset in survey.damaged else "missing"
+        older = max((good for good in survey.good if good < offset), default=None)
+        try:
+            replay.start_from(older)
+            replay.go_to(offset)
+        except KeytailError as problem:
+            replay.broken = str(problem)
+        why = replay.broken or replay.why_not_all(offset)
+        if why:
+            yield SnapshotRow(offset, was, replay.source, problem=why), b""
+        else:
+            entries = replay.producers.entries()
+            yield SnapshotRow(offset, was, replay.source, len(entries)), encode_snapshot(entries)
+
+
+def put_snapshot(
+    fs: FileSystem, partition_path: str, offset: int, data: bytes, *, like: FileStat, run_id: str, attempt: str
+) -> None:
+    """Gives the new contents their name, in the place of a damaged file if there is one: durable, then renamed.
+
+    Owner and mode are those of `like`, a file of the partition.
+    """
+    scratch = os.path.join(partition_path, names.scratch_file(offset, run_id, attempt, names.SNAPSHOT))
+    fs.write_file(scratch, data, like)
+    fs.rename(scratch, os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)))
+    fs.fsync_dir(partition_path)
+
+
+class _Replay:
+    """The producers as of an offset that only rises."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        reader: SegmentReader,
+        path: str,
+        segments: Sequence[SegmentFacts],
+        log_start_offset: int,
+    ) -> None:
+        self._fs, self._reader, self._path = fs, reader, path
+        self._segments, self._log_start_offset = segments, log_start_offset
+        self._at = self._first = segments[0].base_offset
+        self._gap: int | None = None  # the first offset from 0 on that no record has
+        self._next = 0
+        self.producers = ProducerStates()
+        self.source: int | None = None
+        self.broken = ""
+
+    def start_from(self, snapshot: int | None) -> None:
+        """Go on from the snapshot at this offset, unless the replay is past it or batches behind it are gone."""
+        if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
+            return
+        entries = _entries(self._fs, self._path, snapshot)
+        if entries is None:
+            raise KeytailError(
+                "the snapshot changed while it was read",
+                path=os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT)),
+                remedy="Something else writes to this directory; stop it and run again",
+            )
+        self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, ""
+
+    def go_to(self, offset: int) -> None:
+        """Take the batches below `offset`. Raises CorruptLog or Refused where they cannot be read."""
+        if self.broken:
+            return
+        for number, segment in enumerate(self._segments):
+            is_last = number + 1 == len(self._segments)
+            is_behind = is_last or self._segments[number + 1].base_offset > self._at
+            if is_behind and segment.base_offset < offset and self._at < offset:
+                path = os.path.join(self._path, names.segment_file(segment.base_offset, names.LOG))
+                for stride in self._reader.strides(path, segment.log_bytes):
+                    refuse_unsupported(stride)
+                    self._count(stride.table[stride.table["last_offset"] < offset])
+                    self.producers.replay(stride.table, self._at, offset)
+                    if stride.table["last_offset"][-1] >= offset:
+                        break
+        self._at = max(self._at, offset)
+
+    def why_not_all(self, offset: int) -> str:
+        """Why producers below `offset` may be missing; "" where none can."""
+        if self.source is not None:
+            return ""
+        what = "no older snapshot is right, and the log alone does not tell all producers: "
+        if self._log_start_offset or self._first:
+            return f"{what}it begins at offset {max(self._log_start_offset, self._first)}"
+        gap = self._gap if self._gap is not None else self._next
+        return f"{what}offset {gap} is gone" if gap < offset else ""
+
+    def _count(self, table: np.ndarray) -> None:
+        """Follow, from offset 0 on, whether each offset has its record."""
+        table = table[table["base_offset"] >= self._next]
+        if self._gap is not None or self.source is not None or not len(table):
+            return
+        following = table["last_offset"] + 1
+        expected = np.concatenate(([self._next], following[:-1]))
+        whole = (table["base_offset"] == expected) & (table["record_count"] == following - table["base_offset"])
+        if whole.all():
+            self._next = int(following[-1])
+        else:
+            self._gap = int(expected[np.argmin(whole)])
+
+
+def _entries(fs: FileSystem, path: str, offset: int) -> list[ProducerEntry] | None:
+    """None for a damaged one."""
+    try:
+        return parse_snapshot(fs.read_bytes(os.path.join(path, names.segment_file(offset, names.SNAPSHOT))))
+    except ValueError:
+        return None
