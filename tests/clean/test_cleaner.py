@@ -32,7 +32,7 @@ def strides(request, monkeypatch):
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
         )
-        monkeypatch.setattr(cleaner, "RecordScanner", functools.partial(RecordScanner, chunk_records=3))
+        monkeypatch.setattr(cleaner, "RecordScanner", lambda *chunk_records: RecordScanner(3))
 
 
 def snapshot_entry(pid, last_offset, epoch, timestamp_ms=NOW):

@@ -31,7 +31,9 @@ def test_strides_cover_the_file_in_whole_batches(tmp_path, stride_bytes, read_ah
     data = b"".join(batch(10 * i, n=1 + i % 4) for i in range(40))
     path = write(tmp_path, data)
     seen = b""
-    for stride in SegmentReader(LOCAL, stride_bytes, read_ahead=read_ahead).strides(path, len(data)):
+    reader = SegmentReader(LOCAL, stride_bytes)
+    strides = reader.strides if read_ahead else reader.unhurried_strides
+    for stride in strides(path, len(data)):
         stride.check()
         assert stride.position == len(seen)
         seen += stride.raw.tobytes()

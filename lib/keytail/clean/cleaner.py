@@ -39,6 +39,9 @@ from keytail.log.transactions import (
 )
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter, Source
 
+# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
+_STRIDE_RECORDS = 1 << 17
+
 Grouping = Literal["kafka", "measured"]
 
 
@@ -110,15 +113,15 @@ def clean_partition(
     clock = _PhaseClock()
     _check_sources(fs, task)
     _check_hash(task)
-    reader, scanner = SegmentReader(fs), RecordScanner()
+    reader = SegmentReader(fs)
 
-    survivors, transactions, untouched_records = _read_log(fs, task, reader, scanner, clock, progress)
+    survivors, transactions, untouched_records = _read_log(fs, task, reader, clock, progress)
     numbers = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
     writer = _output_writer(fs, task, transactions)
     try:
         with clock.phase("write"):
             producers = _active_producers(fs, task, reader)
-            rewriter = _make_rewriter(task, reader, scanner, survivors, transactions, producers)
+            rewriter = _make_rewriter(task, reader, survivors, transactions, producers)
             groups = _rewrite(task, numbers, survivors.end_offset, rewriter, writer, progress)
             _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
         untouched_records += survivors.records_from(numbers[1])
@@ -183,7 +186,6 @@ def _read_log(
     fs: FileSystem,
     task: CleaningTask,
     reader: SegmentReader,
-    scanner: RecordScanner,
     clock: _PhaseClock,
     progress: Progress,
 ) -> tuple[Survivors, Transactions, int]:
@@ -195,11 +197,11 @@ def _read_log(
     """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
-        return _follow_log(fs, task, reader, scanner, aborted, clock, progress)
+        return _follow_log(fs, task, reader, aborted, clock, progress)
     except Contradiction as contradiction:
         aborted = contradiction.entries
     try:
-        return _follow_log(fs, task, reader, scanner, aborted, clock, progress)
+        return _follow_log(fs, task, reader, aborted, clock, progress)
     except Contradiction as contradiction:
         raise CorruptLog(
             "the markers and the data of transactions contradict each other",
@@ -213,7 +215,6 @@ def _follow_log(
     fs: FileSystem,
     task: CleaningTask,
     reader: SegmentReader,
-    scanner: RecordScanner,
     aborted: np.ndarray,
     clock: _PhaseClock,
     progress: Progress,
@@ -230,7 +231,10 @@ def _follow_log(
         mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
         followers = Followers(tracker, mapping, _map_position(fs, task, task.segments[first]))
         builder = SurvivorBuilder(
-            reader, scanner, OffsetMap(task.map_memory_bytes, task.map_max_entries), task.hash_seed
+            reader,
+            RecordScanner(_STRIDE_RECORDS),
+            OffsetMap(task.map_memory_bytes, task.map_max_entries),
+            task.hash_seed,
         )
         survivors = builder.build(
             task.partition_path,
@@ -304,14 +308,13 @@ def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader)
 def _make_rewriter(
     task: CleaningTask,
     reader: SegmentReader,
-    scanner: RecordScanner,
     survivors: Survivors,
     transactions: Transactions,
     producers: ActiveProducers,
 ) -> Rewriter:
     return Rewriter(
         reader,
-        scanner,
+        RecordScanner(),
         survivors,
         transactions,
         producers,

@@ -16,8 +16,8 @@ from keytail.kernels import proof_table as kernels
 from keytail.kernels.memory import zeros
 
 SLOT_BYTES = 8 * kernels.SLOT_WORDS
-_NOTES = 1 << 14
-_KEY_BYTES = 1 << 20
+_NOTES = 1 << 16
+_KEY_BYTES = 1 << 22
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
 

@@ -190,20 +190,20 @@ class Rewriter:
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
         """Decide record by record over the opened rows of the chunk, and with that over the rows."""
-        scanner, n = self._scanner, len(chunk.records)
+        n = len(chunk.records)
         if n == 0:
             return
         table = chunk.stride.table
         part = slice(chunk.first_row, chunk.end_row)
         by_map = rows.decided_by[part] == kernels.BY_MAP
         if by_map.any():
-            scanner.hash_keys(chunk, self._seed)
+            chunk.hash_keys(self._seed)
             self._survivors.offset_map.get_all(
-                scanner.low, scanner.high, chunk.records["key_bytes"], n, scanner.found
+                chunk.columns.low, chunk.columns.high, chunk.records["key_bytes"], n, chunk.columns.found
             )
         kernels.decide_records(
-            chunk.records, n, rows.decided_by, rows.first_ordinal, scanner.found, self._survivors.latest_offset,
-            rows.tombstones_go, scanner.keep, rows.kept, rows.kept_nulls, self._counters,
+            chunk.records, n, rows.decided_by, rows.first_ordinal, chunk.columns.found, self._survivors.latest_offset,
+            rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, self._counters,
         )  # fmt: skip
         opened = rows.action[part] == kernels.OPEN
         kept = rows.kept[part]
@@ -264,7 +264,7 @@ class Rewriter:
         out = np.zeros(4, np.int64)
         table = chunk.stride.table
         kernels.rebuild_blocks(
-            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, self._scanner.keep, table,
+            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
             rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, self._blocks, 0, self._rebuilt, out,
         )  # fmt: skip
         if out[2] != kernels.OK:

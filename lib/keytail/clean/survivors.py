@@ -8,7 +8,7 @@ range ends (format/CLEANING.md, "Building the map").
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from keytail.format.batch import CONTROL
 from keytail.kernels import records as record_kernels
 from keytail.kernels import rewrite as rewrite_kernels
 from keytail.kernels.offset_map import mark_survivors
+from keytail.log.ahead import one_ahead
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import SegmentReader, Stride, refuse_unsupported
@@ -31,7 +32,7 @@ Progress = Callable[[str, int], None]
 class Survivors:
     """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
 
-    `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as far as pass 1 came;
+    `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as far as pass 1 came;
     `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of its first record
     and batch.
     """
@@ -43,6 +44,7 @@ class Survivors:
     full: bool = False
     keyless: int = 0
     first_keyless_offset: int = -1
+    batches: int = 0
     segment_records: list[int] = field(default_factory=list)
     record_start: list[int] = field(default_factory=list)
     batch_start: list[int] = field(default_factory=list)
@@ -56,6 +58,14 @@ class Survivors:
     def records_from(self, number: int) -> int:
         """Records in the segments that pass 1 read from segment `number` on."""
         return sum(self.segment_records[max(0, number - self.first_segment) :])
+
+    def reserve_nulls(self, batches: int) -> None:
+        """Room in `null_bits` for as many more."""
+        needed = (self.batches + batches + 7) // 8
+        if len(self.null_bits) < needed:
+            larger = np.zeros(max(needed, 2 * len(self.null_bits)), np.uint8)
+            larger[: len(self.null_bits)] = self.null_bits
+            self.null_bits = larger
 
     def check(self) -> None:
         """Assert that there is exactly one surviving bit a key of the map."""
@@ -86,8 +96,23 @@ class Followers:
         return aborted
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Records found in a stride; `first_ordinal[row]` is that of the row's first record.
+
+    `bytes_read` is the size of the stride in the last of its chunks, else 0. No chunk once the map is full.
+    """
+
+    chunk: Chunk | None
+    first_ordinal: np.ndarray
+    bytes_read: int
+
+
 class SurvivorBuilder:
-    """Reads dirty segments `first` .. `end` of a partition and builds its Survivors."""
+    """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
+
+    A thread reads the next stride and finds its records while those of the one before go into the map.
+    """
 
     def __init__(
         self, reader: SegmentReader, scanner: RecordScanner, offset_map: OffsetMap, seed: int
@@ -115,77 +140,76 @@ class SurvivorBuilder:
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
-        records = batches = 0
         for number in range(first, end):
-            survivors.record_start.append(records)
-            survivors.batch_start.append(batches)
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            in_segment = 0
-            for stride in self._reader.strides(path, segment.log_bytes):
-                refuse_unsupported(stride)
-                aborted = followers.follow(stride.table, number == first)
-                if not survivors.full:
-                    self._reserve_nulls(survivors, batches + len(stride.table))
-                    wanted = ~aborted & (stride.table["last_offset"] >= first_dirty_offset)
-                    self._map_stride(survivors, stride, wanted, number, in_segment, batches, first_dirty_offset)
-                in_segment += int(stride.table["record_count"].sum())
-                batches += len(stride.table)
-                on_progress("map", len(stride.raw))
-            survivors.segment_records.append(in_segment)
-            records += in_segment
+            found = self._find_records(survivors, path, segment.log_bytes, number, first_dirty_offset, followers)
+            for part in one_ahead(found):
+                if part.chunk is not None and not survivors.full:
+                    self._put(survivors, part.chunk, part.first_ordinal, first_dirty_offset)
+                on_progress("map", part.bytes_read)
             if survivors.full:
                 break
             survivors.latest_offset = (
                 segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
             ) - 1
         survivors.keyless, survivors.first_keyless_offset = int(self._keyless[0]), int(self._keyless[1])
-        survivors.bits = np.zeros((records + 7) // 8, np.uint8)
+        survivors.bits = np.zeros((sum(survivors.segment_records) + 7) // 8, np.uint8)
         starts = np.array(survivors.record_start, np.int64)
         mark_survivors(self._map.slots, starts, first, survivors.bits)
         return survivors
 
-    @staticmethod
-    def _reserve_nulls(survivors: Survivors, batches: int) -> None:
-        needed = (batches + 7) // 8
-        if len(survivors.null_bits) < needed:
-            larger = np.zeros(max(needed, 2 * len(survivors.null_bits)), np.uint8)
-            larger[: len(survivors.null_bits)] = survivors.null_bits
-            survivors.null_bits = larger
-
-    def _map_stride(
+    def _find_records(
         self,
         survivors: Survivors,
-        stride: Stride,
-        wanted: np.ndarray,
+        path: str,
+        log_bytes: int,
         number: int,
-        in_segment: int,
-        batches: int,
         from_offset: int,
-    ) -> None:
-        """Put the records of the wanted data batches; `in_segment` records and `batches` came before them."""
-        table = stride.table
-        counts = table["record_count"].astype(np.int64)
-        first_ordinal = (number << 32) + in_segment + np.cumsum(counts) - counts
-        wanted = wanted & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
-        for opened in self._reader.open_rows(stride, wanted):
-            for chunk in self._scanner.chunks(stride, opened):
-                n = len(chunk.records)
-                keyless = self._keyless.copy()
-                self._number(chunk, n, first_ordinal, from_offset)
-                self._scanner.hash_keys(chunk, self._seed)
-                done = self._map.put_all(self._scanner.low, self._scanner.high, self._scanner.ordinals, n)
-                if done < n:  # keyless records behind the mapped range are kept and no reason to refuse
-                    self._keyless = keyless
-                    self._number(chunk, done, first_ordinal, from_offset)
-                rewrite_kernels.note_nulls(chunk.records, n, survivors.null_bits, batches)
-                self._advance(survivors, chunk, done, from_offset)
-                if survivors.full:
-                    return
+        followers: Followers,
+    ) -> Generator[_Found, None, None]:
+        """The records of the wanted data batches of segment `number`, which is counted in `survivors`.
+
+        One item behind the map: what is found past the place where it was full is of no consequence.
+        """
+        survivors.record_start.append(sum(survivors.segment_records))
+        survivors.batch_start.append(survivors.batches)
+        survivors.segment_records.append(0)
+        for stride in self._reader.unhurried_strides(path, log_bytes):
+            refuse_unsupported(stride)
+            table = stride.table
+            aborted = followers.follow(table, number == survivors.first_segment)
+            counts = table["record_count"].astype(np.int64)
+            first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
+            if survivors.full:
+                yield _Found(None, first_ordinal, len(stride.raw))
+            else:
+                survivors.reserve_nulls(len(table))
+                wanted = ~aborted & (table["last_offset"] >= from_offset)
+                wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+                for opened in self._reader.open_rows(stride, wanted):
+                    for chunk in self._scanner.chunks(stride, opened):
+                        n = len(chunk.records)
+                        rewrite_kernels.note_nulls(chunk.records, n, survivors.null_bits, survivors.batches)
+                        is_last = chunk.end_row == len(table)
+                        yield _Found(chunk, first_ordinal, len(stride.raw) if is_last else 0)
+            survivors.segment_records[-1] += int(counts.sum())
+            survivors.batches += len(table)
+
+    def _put(self, survivors: Survivors, chunk: Chunk, first_ordinal: np.ndarray, from_offset: int) -> None:
+        n, columns = len(chunk.records), chunk.columns
+        keyless = self._keyless.copy()
+        self._number(chunk, n, first_ordinal, from_offset)
+        chunk.hash_keys(self._seed)
+        done = self._map.put_all(columns.low, columns.high, columns.ordinals, n)
+        if done < n:  # keyless records behind the mapped range are kept and no reason to refuse
+            self._keyless = keyless
+            self._number(chunk, done, first_ordinal, from_offset)
+        self._advance(survivors, chunk, done, from_offset)
 
     def _number(self, chunk: Chunk, n: int, first_ordinal: np.ndarray, from_offset: int) -> None:
         record_kernels.number_records(
-            chunk.records, n, first_ordinal, from_offset, self._scanner.ordinals, self._keyless
+            chunk.records, n, first_ordinal, from_offset, chunk.columns.ordinals, self._keyless
         )
 
     def _advance(self, survivors: Survivors, chunk: Chunk, done: int, from_offset: int) -> None:
@@ -197,6 +221,6 @@ class SurvivorBuilder:
             if last >= from_offset:
                 survivors.latest_offset = last
         if survivors.full:
-            put = (self._scanner.ordinals[:done] >= 0) & (chunk.records["row"][:done] == end_row)
+            put = (chunk.columns.ordinals[:done] >= 0) & (chunk.records["row"][:done] == end_row)
             if put.any():
                 survivors.latest_offset = int(chunk.records["offset"][:done][put][-1])

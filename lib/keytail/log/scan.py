@@ -17,31 +17,46 @@ CHUNK_RECORDS = 8192
 _NO_BITS = np.zeros(1, np.uint8)
 
 
+class Columns:
+    """What a chunk's records lie in, and room for what the steps on it note of each."""
+
+    def __init__(self, n: int) -> None:
+        self.records = np.empty(n, kernels.RECORD_TABLE)
+        self.low = np.empty(n, np.uint64)
+        self.high = np.empty(n, np.uint64)
+        self.ordinals = np.empty(n, np.int64)
+        self.found = np.empty(n, np.int64)
+        self.keep = np.empty(n, np.uint8)
+
+
 @dataclass
 class Chunk:
-    """Rows `first_row` .. `end_row` of a stride and the records of the opened ones among them (RECORD_TABLE)."""
+    """Rows `first_row` .. `end_row` of a stride and the records of the opened ones among them (RECORD_TABLE).
+
+    The chunk after the next one overwrites them, and their `columns`: one may be worked on while the next is made.
+    """
 
     stride: Stride
     opened: OpenedRows
     first_row: int
     end_row: int
     records: np.ndarray
+    columns: Columns
+
+    def hash_keys(self, seed: int) -> None:
+        """Hashes of the records' keys into the columns `low` and `high`."""
+        kernels.hash_keys(
+            self.stride.raw, self.opened.arena, self.opened.where, self.records, len(self.records),
+            np.uint64(seed), self.columns.low, self.columns.high,
+        )  # fmt: skip
 
 
 class RecordScanner:
     """Chunks of opened strides; hold one a task."""
 
     def __init__(self, chunk_records: int = CHUNK_RECORDS) -> None:
-        self._resize(chunk_records)
+        self._columns = [Columns(chunk_records), Columns(chunk_records)]
         self._out = np.zeros(4, np.int64)
-
-    def _resize(self, n: int) -> None:
-        self._records = np.empty(n, kernels.RECORD_TABLE)
-        self.low = np.empty(n, np.uint64)
-        self.high = np.empty(n, np.uint64)
-        self.ordinals = np.empty(n, np.int64)
-        self.found = np.empty(n, np.int64)
-        self.keep = np.empty(n, np.uint8)
 
     def chunks(
         self,
@@ -58,23 +73,17 @@ class RecordScanner:
         if first_bit is None:
             first_bit = np.full(len(stride.table), -1, np.int64)
         while row < opened.end:
+            columns = self._columns[0]
             kernels.scan_records(
                 stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
-                row, opened.end, bits, first_bit, self._records, self._out,
+                row, opened.end, bits, first_bit, columns.records, self._out,
             )  # fmt: skip
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != kernels.OK:
                 stride.fail_record(code, bad_row)
-            if next_row < opened.end and n == 0:
-                self._resize(int(stride.table["record_count"][next_row]))
-                if next_row == row:
-                    continue
-            yield Chunk(stride, opened, row, next_row, self._records[:n])
+            if next_row == row:  # a batch of more records than there is room for
+                self._columns[0] = Columns(int(stride.table["record_count"][row]))
+                continue
+            self._columns.reverse()
+            yield Chunk(stride, opened, row, next_row, columns.records[:n], columns)
             row = next_row
-
-    def hash_keys(self, chunk: Chunk, seed: int) -> None:
-        """Hashes of the chunk's keys into `low` and `high`."""
-        kernels.hash_keys(
-            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, len(chunk.records),
-            np.uint64(seed), self.low, self.high,
-        )  # fmt: skip

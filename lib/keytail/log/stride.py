@@ -8,10 +8,8 @@ kill the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -23,6 +21,7 @@ from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import batches as kernels
 from keytail.kernels import records as record_kernels
 from keytail.kernels.legacy import transcode_plain
+from keytail.log.ahead import one_ahead
 from keytail.log.fs import FileSystem
 
 # Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s where 32 MiB took 0.97 s.
@@ -63,7 +62,7 @@ CORRUPT_REMEDY = (
 class Stride:
     """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte lies at `position`.
 
-    Both are views into buffers that the next stride of the same reader overwrites.
+    Both are views into buffers that the stride after the next one of the same reader overwrites.
     """
 
     path: str
@@ -118,28 +117,24 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers; hold one a task.
-
-    While a stride is worked on, a thread reads and checks the next one into the second set of buffers; not so
-    without `read_ahead`, for work that takes less than handing over to a thread does.
-    """
+    """Reads segments into its own buffers, two sets in turn; hold one a task."""
 
     def __init__(
-        self,
-        fs: FileSystem,
-        stride_bytes: int = STRIDE_BYTES,
-        arena_bytes: int = ARENA_BYTES,
-        *,
-        read_ahead: bool = True,
+        self, fs: FileSystem, stride_bytes: int = STRIDE_BYTES, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._fs = fs
         self._stride_bytes = stride_bytes
-        self._reads_ahead = read_ahead
-        self._buffers = [_Buffers(stride_bytes)]
-        self._arena = np.empty(0, np.uint8)
+        self._buffers = [_Buffers(stride_bytes), _Buffers(stride_bytes)]
+        self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._arena_bytes = arena_bytes
 
     def strides(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Stride]:
+        """`unhurried_strides`, the next one read and checked in a thread while one is worked on."""
+        return one_ahead(self.unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail))
+
+    def unhurried_strides(
+        self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False
+    ) -> Generator[Stride, None, None]:
         """Strides of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
         Raises CorruptLog at the first byte that is no valid batch, and at a last batch that is cut; with
@@ -148,37 +143,17 @@ class SegmentReader:
         if start >= log_bytes:
             return
         fd = self._fs.open_read(path)
-        read = partial(self._read, fd, path, log_bytes, torn_tail)
+        position, last_offset = start, -1
         try:
-            stride = read(self._buffers[0], start, -1)
-            if self._reads_ahead and stride is not None and start + len(stride.raw) < log_bytes:
-                yield from self._read_ahead(read, stride, log_bytes)
-                return
-            while stride is not None:
-                position, last_offset = stride.position + len(stride.raw), int(stride.table["last_offset"][-1])
+            while position < log_bytes:
+                self._buffers.reverse()
+                stride = self._read(fd, path, log_bytes, torn_tail, self._buffers[0], position, last_offset)
+                if stride is None:
+                    return
+                position, last_offset = position + len(stride.raw), int(stride.table["last_offset"][-1])
                 yield stride
-                stride = read(self._buffers[0], position, last_offset) if position < log_bytes else None
         finally:
             self._fs.close(fd)
-
-    def _read_ahead(
-        self, read: Callable[[_Buffers, int, int], Stride | None], first: Stride, log_bytes: int
-    ) -> Iterator[Stride]:
-        """`first` and those behind it; damage is raised where it lies, after the strides before it."""
-        if len(self._buffers) == 1:
-            self._buffers.append(_Buffers(self._stride_bytes))
-        stride: Stride | None = first
-        turn = 0
-        with ThreadPoolExecutor(1, "read-ahead") as reader:
-            while stride is not None:
-                position = stride.position + len(stride.raw)
-                turn = 1 - turn
-                coming = None
-                if position < log_bytes:
-                    last_offset = int(stride.table["last_offset"][-1])
-                    coming = reader.submit(read, self._buffers[turn], position, last_offset)
-                yield stride
-                stride = coming.result() if coming is not None else None
 
     def _read(
         self,
@@ -250,8 +225,8 @@ class SegmentReader:
         """Open the record blocks of the rows that `wanted` (bool) names, in parts that cover all rows in order.
 
         Decompressed blocks, and those of messages of magic 0 and 1 turned into v2 records, lie in an arena that
-        the next part overwrites; a part holds about `arena_bytes`. Raises CorruptLog for a block that its codec
-        refuses.
+        the part after the next one overwrites; a part holds about `arena_bytes`. Raises CorruptLog for a block
+        that its codec refuses.
         """
         table = stride.table
         n = len(table)
@@ -262,28 +237,33 @@ class SegmentReader:
         is_old = table["magic"] < 2
         plain = wanted & is_old & (codecs == 0)
         used = 0
+        self._arenas.reverse()
         if plain.any():
             self._ensure_arena(int(table["size_bytes"][plain].sum(dtype=np.int64)), 0)
             _, used = transcode_plain(
-                stride.raw, stride.position, table, 0, n, where, start, size, self._arena, 0
+                stride.raw, stride.position, table, 0, n, where, start, size, self._arenas[0], 0
             )
         first, floor = 0, used
         for row in np.flatnonzero(wanted & (codecs != 0) & (table["record_count"] > 0)):
             block = self._unpack(stride, int(row), int(codecs[row]), int(start[row]), int(size[row]))
             if used > floor and used + len(block) > self._arena_bytes:
-                yield OpenedRows(first, int(row), self._arena, where, start, size)
+                yield OpenedRows(first, int(row), self._arenas[0], where, start, size)
                 first, used = int(row), floor
+                self._arenas.reverse()
+                self._ensure_arena(floor, 0)
+                self._arenas[0][:floor] = self._arenas[1][:floor]
             self._ensure_arena(used + len(block), used)
-            self._arena[used : used + len(block)] = block
+            self._arenas[0][used : used + len(block)] = block
             where[row], start[row], size[row] = record_kernels.IN_ARENA, used, len(block)
             used += len(block)
-        yield OpenedRows(first, n, self._arena, where, start, size)
+        yield OpenedRows(first, n, self._arenas[0], where, start, size)
 
     def _ensure_arena(self, n: int, used: int) -> None:
-        if len(self._arena) < n:
-            larger = np.empty(max(n, min(self._arena_bytes, 2 * len(self._arena))), np.uint8)
-            larger[:used] = self._arena[:used]
-            self._arena = larger
+        arena = self._arenas[0]
+        if len(arena) < n:
+            larger = np.empty(max(n, min(self._arena_bytes, 2 * len(arena))), np.uint8)
+            larger[:used] = arena[:used]
+            self._arenas[0] = larger
 
     @staticmethod
     def _unpack(stride: Stride, row: int, codec: int, start: int, size: int) -> np.ndarray:
