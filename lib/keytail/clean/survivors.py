@@ -22,7 +22,7 @@ from keytail.kernels.offset_map import mark_survivors
 from keytail.log.ahead import one_ahead
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
-from keytail.log.stride import SegmentReader, Stride, refuse_unsupported
+from keytail.log.stride import SegmentReader, refuse_unsupported
 from keytail.log.transactions import TransactionTracker
 
 Progress = Callable[[str, int], None]
@@ -32,9 +32,9 @@ Progress = Callable[[str, int], None]
 class Survivors:
     """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
 
-    `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as far as pass 1 came;
-    `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of its first record
-    and batch.
+    `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as
+    far as pass 1 came; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of
+    its first record and batch.
     """
 
     offset_map: OffsetMap
