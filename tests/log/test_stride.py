@@ -7,11 +7,12 @@ import pytest
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format.compression import compress
-from keytail.kernels.records import CLOSED
+from keytail.kernels.records import CLOSED, IN_RAW
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, refuse_unsupported
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.legacy import encode_single
 
 
 def batch(offset, n=3, codec=0, size=20):
@@ -72,6 +73,43 @@ def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codec
                 assert not (opened.where[chunk.records["row"]] == CLOSED).any()
         assert rows == list(range(len(stride.table)))
     assert seen == [r.offset for b in batches if b.base_offset in wanted_bases for r in b.records]
+
+
+@pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
+@pytest.mark.parametrize("magic", [2, 1])
+def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_bytes, magic):
+    """Two threads depend on it: one makes the next chunk while the other hashes the keys of this one."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    data = b""
+    for i in range(60):
+        codec = rng.choice([0, 1, 2, 3])
+        if magic == 1 and rng.random() < 0.3:
+            data += encode_single(Rec(10 * i, 1000, b"k%d" % i, b"v" * 30))
+        else:
+            data += batch(10 * i, n=1 + i % 4, codec=codec)
+    path = write(tmp_path, data)
+    reader, scanner = SegmentReader(LOCAL, 700, arena_bytes), RecordScanner(chunk_records=5)
+    before = None
+    chunks = 0
+    for stride in reader.unhurried_strides(path, len(data)):
+        for opened in reader.open_rows(stride, np.ones(len(stride.table), bool)):
+            for chunk in scanner.chunks(stride, opened):
+                if before is not None:
+                    assert _content(before[0]) == before[1]
+                before = (chunk, _content(chunk))
+                chunks += 1
+    assert chunks > 20
+
+
+def _content(chunk):
+    where = chunk.opened.where
+    keys = []
+    for record in chunk.records:
+        source = chunk.stride.raw if where[record["row"]] == IN_RAW else chunk.opened.arena
+        keys.append(source[record["body_start"] : record["body_start"] + record["body_bytes"]].tobytes())
+    return keys, chunk.stride.table.tobytes(), chunk.stride.raw.tobytes()
 
 
 @pytest.mark.parametrize("stride_bytes", [150, 1 << 20])

@@ -1,0 +1,73 @@
+"""What a generator makes one step ahead comes in order, and so does what it raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+
+import pytest
+
+from keytail.log.ahead import one_ahead
+
+
+def test_items_come_in_order_and_all_but_the_first_from_another_thread() -> None:
+    makers: list[int] = []
+
+    def items() -> Generator[int, None, None]:
+        for item in range(5):
+            makers.append(threading.get_ident())
+            yield item
+
+    assert list(one_ahead(items())) == [0, 1, 2, 3, 4]
+    assert makers[0] == threading.get_ident()
+    assert len(set(makers[1:])) == 1
+    assert makers[1] != makers[0]
+
+
+def test_nothing_comes_of_nothing() -> None:
+    assert list(one_ahead(item for item in ())) == []
+
+
+def test_the_next_item_is_made_while_one_is_worked_on() -> None:
+    made = [threading.Event() for _ in range(3)]
+
+    def items() -> Generator[int, None, None]:
+        for item, event in enumerate(made):
+            event.set()
+            yield item
+
+    for item in one_ahead(items()):
+        assert item == 2 or made[item + 1].wait(10)
+
+
+def test_an_error_comes_after_the_items_before_it() -> None:
+    def items() -> Generator[int, None, None]:
+        yield 1
+        yield 2
+        raise ValueError("third")
+
+    seen = []
+    with pytest.raises(ValueError, match="third"):
+        for item in one_ahead(items()):
+            seen.append(item)
+    assert seen == [1, 2]
+
+
+def test_left_early_it_has_run_one_item_ahead_and_is_closed() -> None:
+    made, closed = [], threading.Event()
+
+    def items() -> Generator[int, None, None]:
+        try:
+            for item in range(100):
+                made.append(item)
+                yield item
+        finally:
+            closed.set()
+
+    taken = one_ahead(items())
+    for item in taken:
+        if item == 3:
+            break
+    taken.close()  # type: ignore[attr-defined]
+    assert closed.is_set()
+    assert made == [0, 1, 2, 3, 4]
