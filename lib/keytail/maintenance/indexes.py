@@ -213,8 +213,8 @@ def _up_to_damage(fs: FileSystem, task: SegmentTask, found: Scan) -> Iterator[St
 
 
 def _strides(fs: FileSystem, task: SegmentTask, start: int, end: int) -> Iterator[Stride]:
-    reader = SegmentReader(fs, STRIDE_BYTES, read_ahead=False)
-    return reader.strides(task.path(names.LOG), end, start=start)
+    reader = SegmentReader(fs, STRIDE_BYTES)
+    return reader.unhurried_strides(task.path(names.LOG), end, start=start)
 
 
 def _add(task: SegmentTask, indexer: SegmentIndexer, stride: Stride) -> None:
