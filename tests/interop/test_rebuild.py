@@ -1,0 +1,173 @@
+"""Index files that keytail makes anew are, byte for byte, those of Kafka's own recovery of the same logs."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keytail.format.index import parse_txn_index
+from keytail.log.fs import LOCAL
+from keytail.log.partition import survey_log_dirs, survey_partition
+from keytail.maintenance.rebuild import plan_partition
+from keytail.spark.rebuild import PartitionOutcome, Rebuild
+from tests.interop.kafka import Kafka
+from tests.interop.traffic import Traffic, random_traffic
+
+pytestmark = pytest.mark.interop
+
+SEED = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 12
+INTERVALS = (0, 1, 512, 4096, 2**31 - 1)
+INDEXES = (".index", ".timeindex", ".txnindex")
+KINDS = {
+    "idempotent": {},
+    "transactional": {"transactional": True},
+    "old formats": {"legacy": True},
+}
+
+
+def traffic_of(rng: random.Random, kind: str, **more: bool) -> Traffic:
+    traffic = random_traffic(rng, **{"delete_records": False, **KINDS[kind], **more})
+    traffic.configs |= {"index.interval.bytes": rng.choice(INTERVALS), "segment.index.bytes": 65_536}
+    return traffic
+
+
+def index_files(partition: Path) -> dict[str, bytes]:
+    """By name; a transaction index without entries counts as none."""
+    found = {path.name: path.read_bytes() for path in partition.iterdir() if path.suffix in INDEXES}
+    return {name: data for name, data in found.items() if data or not name.endswith(".txnindex")}
+
+
+def rebuild(log_dir: Path, traffic: Traffic, *, clean: bool = True, **more: bool) -> PartitionOutcome:
+    """What the verb does to the only partition of a log dir."""
+    if clean:
+        (log_dir / ".kafka_cleanshutdown").touch()
+    (log_dir / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {traffic.log_start_offset}\n")
+    [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
+    [entry] = facts.partitions
+    surveyed = survey_partition(LOCAL, facts, entry)
+    assert surveyed.problems == ()
+    plan = plan_partition(
+        LOCAL,
+        surveyed,
+        index_interval_bytes=traffic.configs["index.interval.bytes"],
+        segment_index_bytes=traffic.configs["segment.index.bytes"],
+        run_id="r",
+        **more,
+    )
+    [outcome] = Rebuild([plan]).run()
+    assert outcome.problem is None, outcome.problem
+    assert not list(log_dir.rglob("*.clean"))
+    return outcome
+
+
+def copy_without(source: Path, target: Path, suffixes: tuple[str, ...] = INDEXES) -> Path:
+    shutil.copytree(source, target)
+    for path in target.iterdir():
+        if path.suffix in suffixes:
+            path.unlink()
+    return target
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+    print(f"KEYTAIL_SEED={SEED}")
+    aborted = 0
+    for number in range(LOGS):
+        traffic = traffic_of(random.Random(f"{SEED} {kind} {number}"), kind)
+        source = fast_dir / f"{number}" / "t-0"
+        for _ in range(2):
+            options = traffic.options
+            kafka.append(source, traffic.steps(), **options)
+        theirs = copy_without(source, fast_dir / f"{number}-kafka" / "t-0")
+        loaded = kafka.load(theirs, records=False, clean=False, **traffic.options)
+        assert any("Recovering unflushed segment" in line for line in loaded.repaired)
+        mine = copy_without(source, fast_dir / f"{number}-keytail" / "t-0")
+        found = rebuild(mine.parent, traffic, execute=True).result
+        assert found is not None
+        assert index_files(mine) == index_files(theirs), f"log {number}, {traffic.configs}"
+        aborted += sum(name.endswith(".txnindex") for name in index_files(mine))
+        assert len(found.wrong) == len(index_files(mine))
+        again = rebuild(mine.parent, traffic, rebuild_all=True).result
+        assert again is not None and not again.wrong
+        # What a broker had written is true, and the others of its files are made to what a recovery writes.
+        assert not rebuild(source.parent, traffic).result.wrong  # type: ignore[union-attr]
+        rebuild(source.parent, traffic, rebuild_all=True, execute=True)
+        assert index_files(source) == index_files(theirs)
+    assert (aborted > 0) == (kind == "transactional")
+
+
+@pytest.mark.parametrize("kind", ["idempotent", "transactional"])
+def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
+    """The log does not show any more where transactions began: what the files say of that stays."""
+    print(f"KEYTAIL_SEED={SEED}")
+    kept = 0
+    for number in range(LOGS):
+        traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)
+        partition, checkpoint = fast_dir / f"{number}" / "t-0", None
+        for _ in range(3):
+            options = traffic.options
+            kafka.append(partition, traffic.steps(), **options)
+            cleaned = kafka.clean(partition, checkpoint=checkpoint, only_if_cleanable=True, **traffic.options)
+            checkpoint = cleaned.end_offset if cleaned.cleaned else checkpoint
+        before = index_files(partition)
+        sound = rebuild(partition.parent, traffic).result
+        assert sound is not None
+        assert not sound.wrong, [(s.base_offset, v.suffix, v.why) for s, v in sound.wrong]
+        theirs = copy_without(partition, fast_dir / f"{number}-kafka" / "t-0")
+        kafka.load(theirs, records=False, clean=False, **traffic.options)
+        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0", (".index", ".timeindex"))
+        rebuild(mine.parent, traffic, execute=True)
+        after = index_files(mine)
+        for name, data in after.items():
+            if name.endswith(".txnindex"):
+                assert data == before[name]
+                kept += len(parse_txn_index(data))
+            else:
+                assert data == index_files(theirs)[name], (number, name)
+        assert after.keys() == before.keys()
+    assert (kept > 0) == (kind == "transactional")
+
+
+def test_what_the_transaction_index_says_is_served_alike_once_it_is_made_anew(kafka: Kafka, fast_dir: Path) -> None:
+    """Also from a log start offset within a transaction, and on logs that were cleaned."""
+    print(f"KEYTAIL_SEED={SEED}")
+    for number in range(LOGS):
+        rng = random.Random(f"{SEED} served {number}")
+        traffic = traffic_of(rng, "transactional", delete_records=True)
+        partition = fast_dir / f"{number}" / "t-0"
+        for _ in range(2):
+            options = traffic.options
+            kafka.append(partition, traffic.steps(), **options)
+        if rng.random() < 0.5:
+            kafka.clean(partition, only_if_cleanable=True, **traffic.options)
+        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
+        rebuild(mine.parent, traffic, execute=True)
+        before = kafka.load(partition, transactions=True, fetch=True, **traffic.options)
+        after = kafka.load(mine, transactions=True, fetch=True, **traffic.options)
+        assert after.repaired == before.repaired
+        assert (after.committed, after.records) == (before.committed, before.records)
+        assert after.fetch_mismatches == ()
+
+
+def test_times_are_found_again(kafka: Kafka, fast_dir: Path) -> None:
+    print(f"KEYTAIL_SEED={SEED}")
+    for number in range(LOGS):
+        rng = random.Random(f"{SEED} times {number}")
+        traffic = traffic_of(rng, rng.choice(list(KINDS)))
+        partition = fast_dir / f"{number}" / "t-0"
+        options = traffic.options
+        kafka.append(partition, traffic.steps(), **options)
+        asked = [traffic.clock_ms + rng.randint(-25_000, 2_000) for _ in range(20)]
+        mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0")
+        rebuild(mine.parent, traffic, execute=True)
+        before = kafka.load(partition, timestamps=asked, **traffic.options)
+        after = kafka.load(mine, timestamps=asked, **traffic.options)
+        assert after.timestamps == before.timestamps
+        assert [s.largest_timestamp_ms for s in after.segments if s.log_bytes] == [
+            s.largest_timestamp_ms for s in before.segments if s.log_bytes
+        ]
