@@ -344,4 +344,5 @@ def test_a_batch_larger_than_any_limit_is_still_cleaned(tmp_path: Path) -> None:
     home = log_dir(tmp_path / "logs", "t-0", segments={0: [one(0, b"0"), one(1, b"z"), large, one(53, b"y")], 54: []})
     result = compact(survey(home)[0], segment_bytes=1000, max_message_bytes=100)
     assert result is not None and bases(home / "t-0") == [0, 2, 53, 54]
+    assert result.large_batches == 1, "the others are copied as they are"
     assert offsets(home / "t-0") == list(range(1, 54))

@@ -210,6 +210,17 @@ def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     assert newest_by_key(records_of(log_dir / "t-0")) == before
 
 
+def test_batches_rebuilt_beyond_the_largest_message_are_told(tmp_path: Path) -> None:
+    log_dir, [task] = make(tmp_path / "logs", count=1)
+    notes: list[str] = []
+    result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
+    assert result.large_batches > 0
+    compaction(None, log_dir, [task], on_note=notes.append)._finish(task, Outcome(result, None))
+    assert [note.split(": ")[1] for note in notes] == [
+        f"{result.large_batches} rebuilt batches are larger than max.message.bytes"
+    ]
+
+
 def test_the_checkpoint_stays_when_replacing_fails(spark: Any, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
     before = records_of(log_dir / "t-0")

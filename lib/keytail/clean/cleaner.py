@@ -83,7 +83,7 @@ class CleaningTask:
 class CleaningResult:
     """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
 
-    `limits_met`: outputs that had to end inside a source.
+    `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
     """
 
     end_offset: int
@@ -98,6 +98,7 @@ class CleaningResult:
     markers_removed: int
     keys: int
     limits_met: int = 0
+    large_batches: int = 0
     phases_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -324,6 +325,7 @@ def _make_rewriter(
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
         old_horizon_ms=_old_horizon_ms(task),
+        max_message_bytes=task.config.max_message_bytes,
     )
 
 
@@ -413,6 +415,7 @@ def _result(
         markers_removed=counts.markers_removed,
         keys=survivors.offset_map.used,
         limits_met=writer.splits,
+        large_batches=counts.large_batches,
     )
 
 

@@ -15,7 +15,7 @@ from keytail.clean.producers import ActiveProducers
 from keytail.clean.survivors import Progress, Survivors
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, HEADER_BYTES, TRANSACTIONAL
 from keytail.format.compression import compress
 from keytail.kernels import rewrite as kernels
 from keytail.log.partition import SegmentFacts
@@ -34,13 +34,14 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class Counts:
-    """What a rewrite read and left."""
+    """What a rewrite read and left; `large_batches`: those rebuilt to more than `max.message.bytes`."""
 
     records_read: int = 0
     tombstones_removed: int = 0
     markers_removed: int = 0
     keyless: int = 0
     first_keyless_offset: int = -1
+    large_batches: int = 0
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Rewriter:
         now_ms: int,
         delete_retention_ms: int,
         old_horizon_ms: int,
+        max_message_bytes: int,
     ) -> None:
         self._reader = reader
         self._scanner = scanner
@@ -86,6 +88,7 @@ class Rewriter:
         self._first_uncleanable = first_uncleanable_offset
         self._now_ms = now_ms
         self._old_horizon_ms = old_horizon_ms
+        self._max_message_bytes = max_message_bytes
         # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
         horizon = now_ms + delete_retention_ms
         self._horizon_ms = horizon if horizon < 2**63 else -1
@@ -280,6 +283,8 @@ class Rewriter:
         compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
         if len(compressed):
             packed = self._compress(rebuilt, compressed)
+        large = rebuilt["block_bytes"] > self._max_message_bytes - HEADER_BYTES
+        self.counts.large_batches += int(np.count_nonzero(large))
         return rebuilt, packed
 
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:

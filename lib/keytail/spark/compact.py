@@ -196,6 +196,11 @@ class Compaction:
                 f"{row.name}: {result.limits_met} segments ended at a limit inside of what they were made from: "
                 f"segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
             )
+        if result.large_batches:
+            self.on_note(
+                f"{row.name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and "
+                f"replicas fetch them all the same, but sent again they would not be taken"
+            )
         return replace(
             row,
             status="compacted",
