@@ -22,6 +22,7 @@ RECORD_TABLE = np.dtype(
         ("body_bytes", "i4"),  # ... to the end of the record
         ("key_bytes", "i4"),  # -1: no key
         ("value_bytes", "i4"),  # -1: null
+        ("value_skip", "i4"),  # the value lies that far behind body_start, and the headers begin where it ends
         ("row", "i4"),  # row of its batch in the stride's table
         ("canonical", "i4"),  # 1: the body's varints are minimal and its nulls are -1, so it may be copied
     ],
@@ -196,6 +197,7 @@ def _scan_batch(
         value_bytes = max(value_bytes, np.int64(-1))
         if value_bytes > stop - q:
             return RECORD_SIZE_INVALID, n
+        value_start = q
         q += max(value_bytes, np.int64(0))
         mark = q
         headers, q = read_varint(a, q, stop)
@@ -223,6 +225,7 @@ def _scan_batch(
         record.body_bytes = stop - body
         record.key_bytes = key_bytes
         record.value_bytes = value_bytes
+        record.value_skip = value_start - body
         record.row = row
         record.canonical = 1 if canonical else 0
         n += 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.kernels import records as kernels
+from keytail.log.record_table import RecordTable
 from keytail.log.stride import OpenedRows, Stride
 
 CHUNK_RECORDS = 8192
@@ -42,6 +43,12 @@ class Chunk:
     end_row: int
     records: np.ndarray
     columns: Columns
+
+    @property
+    def record_table(self) -> RecordTable:
+        """The same records with what their spans lie in, for columns of keys, values and headers."""
+        stride, opened = self.stride, self.opened
+        return RecordTable(stride.table, self.records, stride.raw, opened.arena, opened.where)
 
     def hash_keys(self, seed: int) -> None:
         """Hashes of the records' keys into the columns `low` and `high`."""

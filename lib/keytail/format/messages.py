@@ -1,0 +1,210 @@
+"""Kafka's generated messages by a table of their fields: bytes to values, values to JSON (COORDINATOR.md, "Messages").
+
+A schema is a line: `name:type` with `?` where null is allowed, `/3+` or `/1` for the versions that have the field,
+`#0` for the tag of a tagged one, `=-1` for its default; `[type]` is an array, `(fields)` a structure. Errors are
+ValueError with the reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Reader: TypeAlias = Callable[["Buffer"], Any]
+
+_NUMBERS = {
+    "bool": struct.Struct(">?"),
+    "int8": struct.Struct(">b"),
+    "int16": struct.Struct(">h"),
+    "uint16": struct.Struct(">H"),
+    "int32": struct.Struct(">i"),
+    "int64": struct.Struct(">q"),
+}
+_LENGTHS = {"string": _NUMBERS["int16"], "bytes": _NUMBERS["int32"], "array": _NUMBERS["int32"]}
+_ABSENT: Any = {"string": "", "bytes": b"", "uuid": bytes(16), "bool": False}
+_TOKEN = re.compile(r"[\[\]()]|[A-Za-z0-9]+:|[a-z0-9]+|\?|/[0-9]+\+?|#[0-9]+|=-?[a-z0-9]+")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_TO_ESCAPE = re.compile('["\\\\\x00-\x1f]')
+
+
+class Uuid(bytes):
+    """Sixteen bytes that are shown as Kafka shows a topic's id."""
+
+
+@dataclass
+class Buffer:
+    """Bytes and how far they were read."""
+
+    data: bytes
+    at: int = 0
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.data) - self.at:
+            raise ValueError(f"{size} bytes are wanted where {len(self.data) - self.at} are left")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, layout: struct.Struct) -> Any:
+        return layout.unpack(self.take(layout.size))[0]
+
+    def uvarint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & 0xFFFFFFFF
+        raise ValueError("a variable-length number of more than 5 bytes")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a schema. `kind`: a scalar's name, "array" or "struct"; `parts` are what those two are made of."""
+
+    name: str
+    kind: str
+    parts: tuple[Field, ...] = ()
+    nullable: bool = False
+    first_version: int = 0
+    last_version: int = 2**15
+    tag: int | None = None
+    default: Any = None
+
+    def is_in(self, version: int) -> bool:
+        return self.first_version <= version <= self.last_version
+
+
+@dataclass(frozen=True)
+class Message:
+    """The fields of a message; from `flexible_from` on lengths are compact and fields may be tagged."""
+
+    fields: tuple[Field, ...]
+    flexible_from: int
+
+    def read(self, data: bytes, version: int, start: int = 0) -> dict[str, Any]:
+        """Its fields by name, in the schema's order; bytes behind them are passed over, as Kafka does it."""
+        return _structure(Buffer(data, start), self.fields, version, version >= self.flexible_from)
+
+
+NEVER_FLEXIBLE = 2**15
+
+
+def message(schema: str, flexible_from: int = NEVER_FLEXIBLE) -> Message:
+    """The message that a line of schema describes."""
+    tokens = _TOKEN.findall(schema)
+    assert "".join(tokens) == "".join(schema.split()), schema
+    fields, rest = _fields(tokens)
+    assert not rest, schema
+    return Message(fields, flexible_from)
+
+
+def _fields(tokens: list[str]) -> tuple[tuple[Field, ...], list[str]]:
+    fields = []
+    while tokens and tokens[0] != ")":
+        name = tokens[0][:-1]
+        kind, parts, tokens = _type(tokens[1:])
+        facts: dict[str, Any] = {}
+        while tokens and tokens[0][0] in "?/#=":
+            mark, text = tokens[0][0], tokens[0][1:]
+            tokens = tokens[1:]
+            if mark == "?":
+                facts["nullable"] = True
+            elif mark == "/":
+                facts["first_version"] = int(text.rstrip("+"))
+                facts["last_version"] = 2**15 if text.endswith("+") else int(text)
+            elif mark == "#":
+                facts["tag"] = int(text)
+            else:
+                facts["default"] = int(text)
+        if "default" not in facts:
+            facts["default"] = None if facts.get("nullable") else _ABSENT.get(kind, [] if kind == "array" else 0)
+        fields.append(Field(name, kind, parts, **facts))
+    return tuple(fields), tokens
+
+
+def _type(tokens: list[str]) -> tuple[str, tuple[Field, ...], list[str]]:
+    if tokens[0] == "[":
+        kind, parts, rest = _type(tokens[1:])
+        return "array", (Field("", kind, parts),), rest[1:]
+    if tokens[0] == "(":
+        parts, rest = _fields(tokens[1:])
+        return "struct", parts, rest[1:]
+    return tokens[0], (), tokens[1:]
+
+
+def _structure(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible: bool) -> dict[str, Any]:
+    values = {}
+    for field in fields:
+        if field.tag is None and field.is_in(version):
+            values[field.name] = _value(buffer, field, version, flexible)
+    if not flexible:
+        return values
+    tagged = _tagged(buffer, fields, version)
+    if not tagged:
+        return values
+    # In the schema's order, and without those that say nothing: as Kafka's own JSON has them.
+    every = values | tagged
+    return {field.name: every[field.name] for field in fields if field.name in every}
+
+
+def _tagged(buffer: Buffer, fields: tuple[Field, ...], version: int) -> dict[str, Any]:
+    found = {}
+    by_tag = {field.tag: field for field in fields if field.tag is not None and field.is_in(version)}
+    for _ in range(buffer.uvarint()):
+        tag, size = buffer.uvarint(), buffer.uvarint()
+        content = Buffer(buffer.take(size))
+        if tag in by_tag:
+            field = by_tag[tag]
+            value = _value(content, field, version, True)
+            if value != field.default:
+                found[field.name] = value
+    return found
+
+
+def _value(buffer: Buffer, field: Field, version: int, flexible: bool) -> Any:
+    kind = field.kind
+    if kind in _NUMBERS:
+        return buffer.number(_NUMBERS[kind])
+    if kind == "uuid":
+        return Uuid(buffer.take(16))
+    if kind == "struct":
+        if field.nullable and buffer.number(_NUMBERS["int8"]) < 0:
+            return None
+        return _structure(buffer, field.parts, version, flexible)
+    size = buffer.uvarint() - 1 if flexible else buffer.number(_LENGTHS[kind])
+    if size < 0:
+        if not field.nullable:
+            raise ValueError(f"{field.name or 'an item'} is null")
+        return None
+    if kind == "array":
+        if size > len(buffer.data) - buffer.at:
+            raise ValueError(f"{field.name} has {size} items in {len(buffer.data) - buffer.at} bytes")
+        return [_value(buffer, field.parts[0], version, flexible) for _ in range(size)]
+    content = buffer.take(size)
+    return content.decode("utf-8", "replace") if kind == "string" else content
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON as Kafka's tools print it: bytes in base64, ids as text, nothing escaped that need not be."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return f'"{_TO_ESCAPE.sub(_escaped, value)}"'
+    if isinstance(value, Uuid):
+        return f'"{base64.urlsafe_b64encode(value).decode().rstrip("=")}"'
+    if isinstance(value, bytes):
+        return f'"{base64.b64encode(value).decode()}"'
+    if isinstance(value, list):
+        return f"[{','.join(map(to_json, value))}]"
+    return "{" + ",".join(f'"{name}":{to_json(item)}' for name, item in value.items()) + "}"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    return _ESCAPES.get(character) or f"\\u{ord(character):04X}"

@@ -1,0 +1,109 @@
+"""Where in a log to begin so that a range of offsets or bytes is met, without reading it from its start.
+
+The offset index says where, if the log agrees: a batch at the entry's position that ends with the entry's offset.
+An index that does not rise, or whose entry the log contradicts, is not believed; then the log is read from byte 0.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import UsageProblem
+from keytail.format import index, names
+from keytail.kernels import dump as kernels
+from keytail.log.fs import FileSystem
+
+_HEADER_BYTES = 61
+
+
+@dataclass(frozen=True)
+class Range:
+    """Batches that hold offsets from `from_offset` on and below `to_offset`, and begin at or behind byte
+    `from_position` and before `to_position`. None: no bound."""
+
+    from_offset: int | None = None
+    to_offset: int | None = None
+    from_position: int | None = None
+    to_position: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, first, last in (
+            ("offset", self.from_offset, self.to_offset),
+            ("position", self.from_position, self.to_position),
+        ):
+            if min(first or 0, last or 0) < 0:
+                raise UsageProblem(f"--from-{name} and --to-{name} count from 0")
+            if first is not None and last is not None and last <= first:
+                raise UsageProblem(
+                    f"--to-{name} {last} is not above --from-{name} {first}",
+                    remedy=f"The first {name} beyond the range is meant",
+                )
+
+    @property
+    def is_all(self) -> bool:
+        return self == Range()
+
+    def rows(self, batches: np.ndarray) -> slice:
+        """Which rows (BATCH_TABLE, in the order of the file) are in it; it stops short of the end behind the last."""
+        first, stop = 0, len(batches)
+        last_offsets = np.maximum.accumulate(batches["last_offset"])
+        if self.from_offset is not None:
+            first = int(np.searchsorted(last_offsets, self.from_offset))
+        if self.from_position is not None:
+            first = max(first, int(np.searchsorted(batches["position"], self.from_position)))
+        if self.to_position is not None:
+            stop = int(np.searchsorted(batches["position"], self.to_position))
+        if self.to_offset is not None:
+            beyond = np.flatnonzero(batches["base_offset"] >= self.to_offset)
+            # The offset of an old message is that of its last record: others of it may be below.
+            beyond = beyond[batches["magic"][beyond] >= 2]
+            stop = min(stop, int(beyond[0]) if len(beyond) else stop)
+        return slice(min(first, stop), stop)
+
+    def records(self, offsets: np.ndarray) -> np.ndarray | None:
+        """Which records are in it (bool); None: all that stand in its batches."""
+        if self.from_offset is None and self.to_offset is None:
+            return None
+        low = self.from_offset if self.from_offset is not None else -(2**63)
+        high = self.to_offset if self.to_offset is not None else 2**63 - 1
+        return np.asarray((offsets >= low) & (offsets < high))
+
+
+def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
+    """A byte where a batch begins, at or before the range; and why it is byte 0, where the index was no help."""
+    if not wanted.from_offset and not wanted.from_position:
+        return 0, ""
+    path = os.path.splitext(log_path)[0] + names.INDEX
+    try:
+        entries = index.parse_offset_index(fs.read_bytes(path))
+    except FileNotFoundError:
+        return 0, f"there is no {os.path.basename(path)}: the log is read from its start"
+    offsets = entries["relative_offset"].astype(np.int64) + base
+    positions = entries["position"].astype(np.int64)
+    unused = np.flatnonzero(offsets[1:] == base)
+    used = int(unused[0]) + 1 if len(unused) else len(offsets)
+    offsets, positions = offsets[:used], positions[:used]
+    if (np.diff(offsets) <= 0).any() or (np.diff(positions) <= 0).any() or (positions < 0).any():
+        return 0, f"the entries of {path} do not rise, so it cannot be trusted: the log is read from its start"
+    slots = []
+    if wanted.from_offset is not None:
+        slots.append(int(np.searchsorted(offsets, wanted.from_offset, side="right")) - 1)
+    if wanted.from_position is not None:
+        slots.append(int(np.searchsorted(positions, wanted.from_position, side="right")) - 1)
+    slot = max(slots)
+    if slot < 0:
+        return 0, ""
+    if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
+        text = f"no batch at byte {positions[slot]} ends with offset {offsets[slot]}, as {path} says"
+        return 0, f"{text}, so it cannot be trusted: the log is read from its start"
+    return int(positions[slot]), ""
+
+
+def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int) -> bool:
+    out = np.zeros(4, np.int64)
+    head = np.frombuffer(fs.read_at(log_path, position, _HEADER_BYTES), np.uint8)
+    kernels.find_batch(head, len(head), 0, -(2**63), out)
+    return bool(out[0] == kernels.FOUND and out[3] == offset and position + out[2] <= size)

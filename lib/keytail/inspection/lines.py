@@ -1,0 +1,162 @@
+"""Templates of lines over named columns, and the writer that makes a kernel fill them in.
+
+A template names columns; whoever writes rows gives a mapping with an array for each name. Spans are named
+likewise. The kernel and its operations are those of `kernels/lines.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from keytail.kernels import lines as kernels
+
+Sink: TypeAlias = Callable[[memoryview], object]
+
+OUT_BYTES = 1 << 20
+_NO_ROWS = np.zeros(1, np.int64)
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span a row: in which buffer (int8), from where, how long (-1: null), both int64."""
+
+    where: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+
+
+@dataclass
+class Rows:
+    """`count` rows of columns by name: numbers (converted to int64) and spans."""
+
+    count: int
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    spans: Mapping[str, Span] = field(default_factory=dict)
+
+
+class Literals:
+    """The fixed texts of some templates."""
+
+    def __init__(self) -> None:
+        self._texts: list[bytes] = []
+
+    def add(self, *texts: str) -> int:
+        """The number of the first of them."""
+        first = len(self._texts)
+        self._texts += [text.encode() for text in texts]
+        return first
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.cumsum([0, *(len(text) for text in self._texts)]).astype(np.int64)
+        return np.frombuffer(b"".join(self._texts), np.uint8), ends
+
+
+class Template:
+    """What a line is made of, in order; `when` names a number column that must not be 0 for a piece to appear."""
+
+    def __init__(self, literals: Literals) -> None:
+        self._literals = literals
+        self._ops: list[tuple[int, int, int, int]] = []
+        self._numbers: list[str] = []
+        self._spans: list[str] = []
+
+    def text(self, text: str, when: str = "") -> Template:
+        return self._add(kernels.LITERAL, self._literals.add(text), 0, when)
+
+    def number(self, label: str, name: str, when: str = "") -> Template:
+        self.text(label, when)
+        return self._add(kernels.NUMBER, self._column(self._numbers, name), 0, when)
+
+    def word(self, label: str, name: str, words: Sequence[str], when: str = "") -> Template:
+        if label:
+            self.text(label, when)
+        return self._add(kernels.WORD, self._column(self._numbers, name), self._literals.add(*words), when)
+
+    def span(self, label: str, name: str, kind: int, when: str = "") -> Template:
+        """A span by one of the operations BYTES, TEXT, HEADER_KEYS and JSON_HEADERS."""
+        if label:
+            self.text(label, when)
+        return self._add(kind, self._column(self._spans, name), 0, when)
+
+    def json_value(self, name: str, span: str, when: str = "") -> Template:
+        """`,"name":...` of a span."""
+        self.text(",", when)
+        return self._add(kernels.JSON, self._column(self._spans, span), self._literals.add(f'"{name}"'), when)
+
+    def table(self, rows: Rows) -> tuple[np.ndarray, ...]:
+        """As `kernels.write_lines` wants it."""
+        numbers = np.empty((len(self._numbers), rows.count), np.int64)
+        for i, name in enumerate(self._numbers):
+            numbers[i] = rows.numbers[name]
+        where = np.empty((len(self._spans), rows.count), np.int8)
+        starts = np.empty((len(self._spans), rows.count), np.int64)
+        sizes = np.empty((len(self._spans), rows.count), np.int64)
+        for i, name in enumerate(self._spans):
+            span = rows.spans[name]
+            where[i], starts[i], sizes[i] = span.where, span.starts, span.sizes
+        return np.array(self._ops, np.int64).reshape(-1, 4), numbers, where, starts, sizes
+
+    def _add(self, kind: int, first: int, second: int, when: str) -> Template:
+        guard = self._column(self._numbers, when) if when else -1
+        self._ops.append((kind, first, second, guard))
+        return self
+
+    @staticmethod
+    def _column(names: list[str], name: str) -> int:
+        if name not in names:
+            names.append(name)
+        return names.index(name)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What spans lie in, by IN_RAW, IN_ARENA and IN_EXTRA."""
+
+    raw: np.ndarray = field(default_factory=lambda: _NOTHING)
+    arena: np.ndarray = field(default_factory=lambda: _NOTHING)
+    extra: np.ndarray = field(default_factory=lambda: _NOTHING)
+
+
+class LineWriter:
+    """Writes lines to a sink, by the megabyte."""
+
+    def __init__(self, sink: Sink, literals: Literals) -> None:
+        self._sink = sink
+        self._literals, self._literal_ends = literals.arrays()
+        self._out = np.empty(OUT_BYTES, np.uint8)
+        self._none = Template(Literals()).table(Rows(0))
+
+    def write(
+        self,
+        template: Template,
+        rows: Rows,
+        children: tuple[Template, Rows] | None = None,
+        first_child: np.ndarray | None = None,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """A line a row, and behind each those of its children `first_child[i]` .. `first_child[i + 1]`."""
+        if not rows.count:
+            return
+        buffers = buffers or Buffers()
+        parents = template.table(rows)
+        below = self._none if children is None else children[0].table(children[1])
+        if first_child is None:
+            first_child = np.zeros(rows.count + 1, np.int64)
+        state = np.array([0, -1, 0, 0], np.int64)
+        while True:
+            kernels.write_lines(
+                parents, below, first_child, buffers.raw, buffers.arena, buffers.extra,
+                self._literals, self._literal_ends, self._out, state,
+            )  # fmt: skip
+            used, needed = int(state[kernels.USED]), int(state[kernels.NEEDED])
+            if used:
+                self._sink(memoryview(self._out)[:used])
+            if not needed:
+                return
+            if needed > len(self._out):
+                self._out = np.empty(needed, np.uint8)

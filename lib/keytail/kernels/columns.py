@@ -1,0 +1,82 @@
+"""Spans of many records as contiguous columns: bytes, and where each value begins.
+
+The buffers are laid out as Arrow's large binaries and lists are, so that a caller hands them on without a copy.
+Spans were checked when the records were walked (`records.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.records import read_varint
+
+
+@njit
+def _copy(target, at, source, start, size):
+    for i in range(size):
+        target[at + i] = source[start + i]
+
+
+@kernel
+def gather(raw, arena, in_arena, starts, sizes, offsets, data):
+    """Copy spans one behind the other into `data` (uint8), which has room for all of them.
+
+    `in_arena` (bool) says which of the two arrays a span lies in; a size below 0 is a null. `offsets` (int64,
+    one more than spans) receives where each begins in `data`.
+    """
+    at = np.int64(0)
+    for i in range(len(starts)):
+        offsets[i] = at
+        size = max(np.int64(sizes[i]), np.int64(0))
+        if in_arena[i]:
+            _copy(data, at, arena, starts[i], size)
+        else:
+            _copy(data, at, raw, starts[i], size)
+        at += size
+    offsets[len(starts)] = at
+
+
+@njit
+def _header_spans(a, p, end, which, at, in_arena, key_starts, key_sizes, value_starts, value_sizes):
+    count, p = read_varint(a, p, end)
+    for _ in range(count):
+        if at < len(in_arena):
+            in_arena[at] = which
+        size, p = read_varint(a, p, end)
+        if at < len(in_arena):
+            key_starts[at] = p
+            key_sizes[at] = size
+        p += size
+        size, p = read_varint(a, p, end)
+        if at < len(in_arena):
+            value_starts[at] = p
+            value_sizes[at] = max(size, np.int64(-1))
+        p += max(size, np.int64(0))
+        at += 1
+    return at
+
+
+@kernel
+def header_spans(
+    raw, arena, in_arena, starts, ends, offsets, of_arena, key_starts, key_sizes, value_starts, value_sizes
+):
+    """Spans of all headers of the blocks `starts` .. `ends`; how many there are.
+
+    `offsets` (int64, one more than blocks) receives the number of each block's first header. The last five are
+    filled as far as they reach (of no elements: a call that only counts).
+    """
+    at = np.int64(0)
+    for i in range(len(starts)):
+        offsets[i] = at
+        if in_arena[i]:
+            at = _header_spans(
+                arena, starts[i], ends[i], True, at, of_arena, key_starts, key_sizes, value_starts, value_sizes
+            )
+        else:
+            at = _header_spans(
+                raw, starts[i], ends[i], False, at, of_arena, key_starts, key_sizes, value_starts, value_sizes
+            )
+    offsets[len(starts)] = at
+    return at

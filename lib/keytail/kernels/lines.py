@@ -1,0 +1,401 @@
+"""Writes rows of columns as lines of text, a template a kind of row: for output of millions of lines.
+
+A template is an array of operations, each of which appends something to the line: a literal, a number of a column,
+bytes of a span as they are, as text, or as JSON. Rows come in two levels, as batches and their records do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import copy_bytes
+from keytail.kernels.records import read_varint
+
+# Operations: int64[4] each, the first of these, two arguments, and the number column that must not be 0 (-1: none).
+LITERAL = 0  # literal a
+NUMBER = 1  # number column a
+WORD = 2  # literal b + number column a
+BYTES = 3  # span a as it is
+TEXT = 4  # span a, which is taken for UTF-8 as Java takes it: what is malformed becomes U+FFFD
+JSON = 5  # name (literal b) and value of span a: null, a string, or in base64 under <name>_base64
+HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
+JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as JSON does it
+JSON_HEADER_KEYS = 8  # the same without their values
+
+# Where a span lies.
+IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2
+
+PARENT, CHILD, USED, NEEDED = 0, 1, 2, 3
+
+# Inlined by LLVM whatever their size: a call that hands over an array counts references, and a line has 20 calls.
+_inlined = register_jitable(forceinline=True)
+
+_NUMBER_BYTES = 20
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_PAIRS = np.frombuffer(b"".join(b"%02d" % i for i in range(100)), np.uint8)
+_NULL = np.frombuffer(b"null", np.uint8)
+_KEY, _VALUE, _AS_BASE64 = (np.frombuffer(x, np.uint8) for x in (b'"key"', b'"value"', b'_base64"'))
+
+
+@_inlined
+def _append(out, p, text):
+    copy_bytes(out, p, text, 0, len(text))
+    return p + len(text)
+
+
+@_inlined
+def _number(out, p, value):
+    if value < 0:
+        out[p] = 45
+        p += 1
+    v = np.uint64(-value) if value < 0 else np.uint64(value)
+    digits = 1
+    bound = np.uint64(10)
+    while digits < 19 and v >= bound:
+        digits += 1
+        bound *= np.uint64(10)
+    q = p + digits
+    while v >= np.uint64(100):
+        rest = v % np.uint64(100)
+        v //= np.uint64(100)
+        q -= 2
+        out[q] = _PAIRS[rest * np.uint64(2)]
+        out[q + 1] = _PAIRS[rest * np.uint64(2) + np.uint64(1)]
+    if v >= np.uint64(10):
+        out[q - 2] = _PAIRS[v * np.uint64(2)]
+        out[q - 1] = _PAIRS[v * np.uint64(2) + np.uint64(1)]
+    else:
+        out[q - 1] = np.uint8(np.uint64(48) + v)
+    return p + digits
+
+
+@_inlined
+def _continues(b):
+    return b & 0xC0 == 0x80
+
+
+@_inlined
+def _character(a, p, end):
+    """(bytes, bytes to pass over when it is malformed) of the UTF-8 character at `p`: one of the two is 0.
+
+    What Java's String makes one replacement character of is passed over at once.
+    """
+    b1 = np.int64(a[p])
+    left = end - p
+    if b1 < 0x80:
+        return 1, 0
+    if b1 < 0xC2:
+        return 0, 1
+    if b1 < 0xE0:
+        return (2, 0) if left > 1 and _continues(a[p + 1]) else (0, 1)
+    b2 = np.int64(a[p + 1]) if left > 1 else np.int64(0)
+    if b1 < 0xF0:
+        bad_second = (b1 == 0xE0 and b2 & 0xE0 == 0x80) or not _continues(b2)
+        if left < 3:
+            return 0, (1 if left > 1 and bad_second else left)
+        if bad_second:
+            return 0, 1
+        if not _continues(a[p + 2]):
+            return 0, 2
+        return (0, 3) if b1 == 0xED and b2 >= 0xA0 else (3, 0)
+    if b1 > 0xF4:
+        return 0, 1
+    bad_second = (b1 == 0xF0 and b2 < 0x90) or (b1 == 0xF4 and b2 & 0xF0 != 0x80) or not _continues(b2)
+    if left < 4:
+        if left > 1 and bad_second:
+            return 0, 1
+        if left > 2 and not _continues(a[p + 2]):
+            return 0, 2
+        return 0, left
+    if bad_second:
+        return 0, 1
+    if not _continues(a[p + 2]):
+        return 0, 2
+    return (4, 0) if _continues(a[p + 3]) else (0, 3)
+
+
+@_inlined
+def _ascii_bytes(a, p, end):
+    """How many bytes from `p` on are ASCII."""
+    q = p
+    while q < end and a[q] < 0x80:
+        q += 1
+    return q - p
+
+
+@_inlined
+def _is_plain(a, start, end):
+    """Whether all bytes are ASCII that JSON need not escape; without an early end, so that it runs in vectors."""
+    special = np.uint8(0)
+    for i in range(start, end):
+        b = a[i]
+        special |= np.uint8(b < 0x20) | np.uint8(b >= 0x80) | np.uint8(b == 34) | np.uint8(b == 92)
+    return special == 0
+
+
+@_inlined
+def _is_ascii(a, start, end):
+    bits = np.uint8(0)
+    for i in range(start, end):
+        bits |= a[i]
+    return bits < 0x80
+
+
+@_inlined
+def _text(out, p, a, start, end):
+    if _is_ascii(a, start, end):
+        copy_bytes(out, p, a, start, end - start)
+        return p + end - start
+    while start < end:
+        n = _ascii_bytes(a, start, end)
+        if n == 0:
+            n, skipped = _character(a, start, end)
+            if n == 0:
+                out[p] = 0xEF
+                out[p + 1] = 0xBF
+                out[p + 2] = 0xBD
+                p += 3
+                start += skipped
+                continue
+        copy_bytes(out, p, a, start, n)
+        p += n
+        start += n
+    return p
+
+
+@_inlined
+def _json_string(out, p, a, start, end):
+    """Position behind the bytes as a JSON string, quotes included; -1 for what is no UTF-8."""
+    out[p] = 34
+    p += 1
+    if _is_plain(a, start, end):
+        copy_bytes(out, p, a, start, end - start)
+        p += end - start
+        out[p] = 34
+        return p + 1
+    while start < end:
+        q = start
+        while q < end and a[q] < 0x80 and a[q] >= 0x20 and a[q] != 34 and a[q] != 92:
+            q += 1
+        if q > start:
+            copy_bytes(out, p, a, start, q - start)
+            p += q - start
+            start = q
+            continue
+        b = a[start]
+        if b >= 0x80:
+            n, _ = _character(a, start, end)
+            if n == 0:
+                return np.int64(-1)
+            copy_bytes(out, p, a, start, n)
+            p += n
+            start += n
+            continue
+        out[p] = 92
+        if b in (34, 92):
+            out[p + 1] = b
+            p += 2
+        elif b == 10:
+            out[p + 1] = 110
+            p += 2
+        else:
+            out[p + 1] = 117
+            out[p + 2] = 48
+            out[p + 3] = 48
+            out[p + 4] = _HEX[b >> 4]
+            out[p + 5] = _HEX[b & 15]
+            p += 6
+        start += 1
+    out[p] = 34
+    return p + 1
+
+
+@_inlined
+def _base64(out, p, a, start, end):
+    out[p] = 34
+    p += 1
+    while start < end:
+        n = min(end - start, 3)
+        bits = np.int64(a[start]) << 16
+        if n > 1:
+            bits |= np.int64(a[start + 1]) << 8
+        if n > 2:
+            bits |= np.int64(a[start + 2])
+        for i in range(4):
+            out[p + i] = _BASE64[(bits >> (18 - 6 * i)) & 63] if i <= n else 61
+        p += 4
+        start += n
+    out[p] = 34
+    return p + 1
+
+
+@_inlined
+def _json_value(out, p, name, a, start, size):
+    """`"name":value`; `name` comes with its quotes."""
+    p = _append(out, p, name)
+    at = p
+    out[p] = 58
+    p += 1
+    if size < 0:
+        return _append(out, p, _NULL)
+    done = _json_string(out, p, a, start, start + size)
+    if done >= 0:
+        return done
+    p = _append(out, at - 1, _AS_BASE64)
+    out[p] = 58
+    return _base64(out, p + 1, a, start, start + size)
+
+
+@_inlined
+def _header_keys(out, p, a, q, end):
+    out[p] = 91
+    p += 1
+    count, q = read_varint(a, q, end)
+    for i in range(count):
+        if i:
+            out[p] = 44
+            p += 1
+        n, q = read_varint(a, q, end)
+        p = _text(out, p, a, q, q + n)
+        q += n
+        n, q = read_varint(a, q, end)
+        q += max(n, np.int64(0))
+    out[p] = 93
+    return p + 1
+
+
+@_inlined
+def _json_headers(out, p, a, q, end, with_values):
+    out[p] = 91
+    p += 1
+    count, q = read_varint(a, q, end)
+    for i in range(count):
+        if i:
+            out[p] = 44
+            p += 1
+        out[p] = 123
+        n, q = read_varint(a, q, end)
+        p = _json_value(out, p + 1, _KEY, a, q, n)
+        q += n
+        n, q = read_varint(a, q, end)
+        if with_values:
+            out[p] = 44
+            p = _json_value(out, p + 1, _VALUE, a, q, n)
+        q += max(n, np.int64(0))
+        out[p] = 125
+        p += 1
+    out[p] = 93
+    return p + 1
+
+
+@_inlined
+def _span(out, p, kind, a, start, size, name):
+    end = start + max(size, 0)
+    if kind == BYTES:
+        copy_bytes(out, p, a, start, end - start)
+        return p + end - start
+    if kind == TEXT:
+        return _text(out, p, a, start, end)
+    if kind == JSON:
+        return _json_value(out, p, name, a, start, size)
+    if kind == HEADER_KEYS:
+        return _header_keys(out, p, a, start, end)
+    return _json_headers(out, p, a, start, end, kind == JSON_HEADERS)
+
+
+@_inlined
+def _fixed_bytes(table, literal_ends):
+    """No line is longer, without what its spans become."""
+    ops = table[0]
+    most = np.int64(0)
+    for i in range(ops.shape[0]):
+        kind = ops[i, 0]
+        if kind == LITERAL:
+            most += literal_ends[ops[i, 1] + 1] - literal_ends[ops[i, 1]]
+        else:
+            most += 2 * _NUMBER_BYTES if kind <= WORD else 64
+    return most
+
+
+@_inlined
+def _span_bytes(table, row):
+    """Nor is what its spans become: of the two bytes that a header takes at least, names and quotes are made."""
+    ops, _numbers, _where, _starts, sizes = table
+    most = np.int64(0)
+    for i in range(ops.shape[0]):
+        kind = ops[i, 0]
+        if kind > WORD:
+            most += max(sizes[ops[i, 1], row], np.int64(0)) * (32 if kind >= JSON_HEADERS else 6)
+    return most
+
+
+@_inlined
+def _line(out, p, table, row, raw, arena, extra, literals, literal_ends):
+    ops, numbers, where, starts, sizes = table
+    for i in range(ops.shape[0]):
+        guard = ops[i, 3]
+        if guard >= 0 and numbers[guard, row] == 0:
+            continue
+        kind = ops[i, 0]
+        column = ops[i, 1]
+        if kind == NUMBER:
+            p = _number(out, p, numbers[column, row])
+        elif kind <= WORD:
+            k = column if kind == LITERAL else ops[i, 2] + numbers[column, row]
+            n = literal_ends[k + 1] - literal_ends[k]
+            copy_bytes(out, p, literals, literal_ends[k], n)
+            p += n
+        else:
+            first = literal_ends[ops[i, 2]] if kind == JSON else np.int64(0)
+            name = literals[first : literal_ends[ops[i, 2] + 1] if kind == JSON else 0]
+            start, size = starts[column, row], sizes[column, row]
+            if where[column, row] == IN_RAW:
+                p = _span(out, p, kind, raw, start, size, name)
+            elif where[column, row] == IN_ARENA:
+                p = _span(out, p, kind, arena, start, size, name)
+            else:
+                p = _span(out, p, kind, extra, start, size, name)
+    return p
+
+
+@kernel
+def write_lines(parents, children, first_child, raw, arena, extra, literals, literal_ends, out, state):
+    """Append a line for each parent row, and behind it those of its children, to `out` while they fit.
+
+    Either table is (ops int64[k, 4], numbers int64[columns, rows], and of spans where int8, starts int64 and
+    sizes int64, each [columns, rows]). `first_child` is int64[parents + 1]. `state` is int64[4]: the next parent
+    row, its next child (-1: the parent's own line), bytes used, and, when the next line might not fit, the bytes
+    it may need, else 0: call again with `out` empty. `literal_ends` (int64) has one more item than literals.
+    Words are at most 40 bytes long.
+    """
+    parent = state[PARENT]
+    child = state[CHILD]
+    p = np.int64(0)
+    needed = np.int64(0)
+    parent_bytes = _fixed_bytes(parents, literal_ends)
+    child_bytes = _fixed_bytes(children, literal_ends)
+    while parent < len(first_child) - 1:
+        if child < 0:
+            needed = parent_bytes + _span_bytes(parents, parent)
+            if needed > len(out) - p:
+                break
+            p = _line(out, p, parents, parent, raw, arena, extra, literals, literal_ends)
+            child = first_child[parent]
+        while child < first_child[parent + 1]:
+            needed = child_bytes + _span_bytes(children, child)
+            if needed > len(out) - p:
+                break
+            p = _line(out, p, children, child, raw, arena, extra, literals, literal_ends)
+            child += 1
+        if child < first_child[parent + 1]:
+            break
+        needed = 0
+        parent += 1
+        child = -1
+    state[PARENT] = parent
+    state[CHILD] = child
+    state[USED] = p
+    state[NEEDED] = needed if parent < len(first_child) - 1 else 0
