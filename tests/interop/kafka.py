@@ -213,6 +213,7 @@ def step_marker(
     timestamp_ms: int,
     coordinator_epoch: int = 0,
     transaction_version: int = 0,
+    leader_epoch: int = 0,
 ) -> dict[str, Any]:
     """A transaction marker, "COMMIT" or "ABORT". With version 2 its epoch must be above the data's."""
     return {
@@ -223,6 +224,7 @@ def step_marker(
             "t": timestamp_ms,
             "coordinator_epoch": coordinator_epoch,
             "transaction_version": transaction_version,
+            "leader_epoch": leader_epoch,
         }
     }
 
@@ -394,6 +396,11 @@ class Kafka:
             map_slots=slots_for(map_max_entries),
         )
         return list(answer["seconds"]), _opened(Cleaned, answer)
+
+    def bench_recover(self, partition: Path, base_offsets: Sequence[int], **options: Any) -> float:
+        """Seconds of LogSegment.recover of these segments, which writes their indexes anew, in place."""
+        answer = self._ask("bench_recover", partition, options, base_offsets=list(base_offsets))
+        return float(answer["seconds"])
 
     def close(self) -> None:
         process, self._process = self._process, None

@@ -233,10 +233,10 @@ class Traffic:
         if self.rng.random() < self.bumped_share:  # protocol version 2: the marker's epoch is the next one's
             producer.epoch += 1
             producer.next_sequence = 0
-            return [
-                step_marker(kind, producer.producer_id, producer.epoch, self.clock_ms, transaction_version=2)
-            ]
-        return [step_marker(kind, producer.producer_id, producer.epoch, self.clock_ms)]
+            options = {"transaction_version": 2, "leader_epoch": self.leader_epoch}
+        else:
+            options = {"leader_epoch": self.leader_epoch}
+        return [step_marker(kind, producer.producer_id, producer.epoch, self.clock_ms, **options)]
 
 
 def random_traffic(

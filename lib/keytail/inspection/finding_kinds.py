@@ -320,8 +320,8 @@ _EPOCHS = {
     ),
     "epochs-missing": Kind(
         "warning",
-        "there is no entry for leader epoch {epoch}, of which the log has batches from offset {first} on",
-        "Tells followers that it does not know the epoch: they truncate to the high watermark",
+        "there is no entry, but the log has batches of leader epochs up to {epoch} from offset {first} on",
+        "Tells followers that it knows no epoch: they truncate to the high watermark",
         _REBUILD_EPOCHS,
     ),
     "epochs-wrong": Kind(

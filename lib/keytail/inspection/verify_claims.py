@@ -67,31 +67,32 @@ class EpochCheck:
 
     def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int) -> None:
         """Every batch above the log start lies under the entry of its epoch."""
-        missing = set()
+        if not len(starts):
+            self._check_missing(without_epoch)
+            return
         for number, run in enumerate(self._runs):
+            # What lies below the first entry proves nothing: a message of an old format empties the file when it is
+            # appended, and may be gone by now.
             epoch, last = int(run[columns.RUN_EPOCH]), int(run[columns.RUN_LAST_BASE])
-            first = max(int(run[columns.RUN_BASE]), self._scope.log_start)
+            first = max(int(run[columns.RUN_BASE]), self._scope.log_start, int(starts[0]))
             if last < first:
                 continue
             i = int(np.searchsorted(starts, first, side="right")) - 1
-            if i < 0:
-                # Messages of an old format empty the file when they are appended; after a crash the log start that
-                # cut the file may not be on disk.
-                sure = without_epoch == 0 and self._scope.claims.clean_shutdown
-                if sure and epoch >= 0 and epoch not in missing:
-                    missing.add(epoch)
-                    self._scope.findings.add(
-                        "epochs-missing", names.LEADER_EPOCHS, offset=first, epoch=epoch, first=first
-                    )
-                if not len(starts) or last < starts[0]:
-                    continue
-                i, first = 0, int(starts[0])
             behind = int(np.searchsorted(starts, last, side="right")) - 1
             if epochs[i] != epoch:
                 self._add_wrong(number, epoch, int(epochs[i]), first)
             elif behind != i:
                 facts: dict[str, Any] = {"epoch": epoch, "stated": int(epochs[i + 1]), "first": int(starts[i + 1])}
                 self._scope.findings.add("epochs-wrong", names.LEADER_EPOCHS, offset=int(starts[i + 1]), **facts)
+
+    def _check_missing(self, without_epoch: int) -> None:
+        """A file without entries, of a log in which every batch has an epoch and the newest one is there."""
+        runs = [run for run in self._runs if run[columns.RUN_LAST_BASE] >= self._scope.log_start]
+        # After a crash the file may have been cut at a log start that is not on disk yet.
+        if runs and not without_epoch and self._scope.claims.clean_shutdown:
+            first = max(int(runs[0][columns.RUN_BASE]), self._scope.log_start)
+            facts: dict[str, Any] = {"epoch": int(runs[-1][columns.RUN_EPOCH]), "first": first}
+            self._scope.findings.add("epochs-missing", names.LEADER_EPOCHS, offset=first, **facts)
 
     def _add_wrong(self, number: int, epoch: int, stated: int, first: int) -> None:
         """The log is wrong where its own epochs do not rise, else the file."""
