@@ -292,6 +292,35 @@ def _refuse_master(submitted: bool, master: str | None) -> None:
         )
 
 
+@app.command()
+@_reported
+def lookup(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    offset: o.Offset = None,
+    timestamp: o.Timestamp = None,
+    explain: o.Explain = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only.
+
+    keytail lookup --log-dirs /var/kafka --partitions orders-0 --timestamp 2023-11-14T22:13:20Z --explain
+    """
+    from keytail.app import lookup as story  # noqa: PLC0415 (--help and --version stay fast)
+
+    configuration = read_configuration(config, (), False)
+    choice = _choice(configuration, log_dirs, topic, topic_list, partitions)
+    rows = story.lookup(choice, offset=offset, timestamp=timestamp, explain=explain)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        story.print_table(rows)
+    raise typer.Exit(story.exit_status(rows))
+
+
 def _after_plan(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "would-compact" for row in rows):
         return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."

@@ -222,6 +222,29 @@ SharedStorage = Annotated[
         rich_help_panel=_SAFETY,
     ),
 ]
+Offset = Annotated[
+    int | None,
+    typer.Option(
+        "--offset",
+        metavar="N",
+        help="Find the first record at this offset or behind it.",
+        rich_help_panel=_RUN,
+    ),
+]
+Timestamp = Annotated[
+    str | None,
+    typer.Option(
+        "--timestamp",
+        metavar="MS-OR-TIME",
+        help="Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z "
+        "(UTC unless it names a zone).",
+        rich_help_panel=_RUN,
+    ),
+]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Say each step of the search, with its numbers.", rich_help_panel=_RUN),
+]
 OutputFlag = Annotated[
     Output,
     typer.Option(
