@@ -17,6 +17,7 @@ TXN_INDEX = ".txnindex"
 SNAPSHOT = ".snapshot"
 # The files that a segment is made of, in the order in which they are renamed.
 SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+INDEX_SUFFIXES = (INDEX, TIME_INDEX, TXN_INDEX)
 CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
 
 # Where such a file stands in a replacement, after the whole name.

@@ -19,7 +19,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import log_end
 
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
-_INDEXES = tuple(suffix for suffix in names.SEGMENT_SUFFIXES if suffix != names.LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +221,7 @@ def _finish(fs: FileSystem, path: str, outputs: Sequence[int], end: int, replace
     for base in late:  # the log first, and alone: while it is live, its indexes must be
         _set_aside(fs, path, base, there, (names.LOG,))
         fs.fsync_dir(path)
-        _set_aside(fs, path, base, there, _INDEXES)
+        _set_aside(fs, path, base, there, names.INDEX_SUFFIXES)
     # A broker deletes what lies between the `.log.swap` files that are left: ascending, and one after the
     # other, the final ones always lie below.
     for base in outputs:
@@ -230,7 +229,7 @@ def _finish(fs: FileSystem, path: str, outputs: Sequence[int], end: int, replace
         fs.fsync_dir(path)
     # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
     for base in outputs:
-        _promote(fs, path, base, there, _INDEXES)
+        _promote(fs, path, base, there, names.INDEX_SUFFIXES)
     for base in bases:
         snapshot = names.segment_file(base, names.SNAPSHOT)
         if base not in outputs and snapshot in there:
@@ -403,7 +402,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
         if present.issuperset(swaps):
             continue
         # A broker would go on with an index of zeros; without any index file it rebuilds all of them.
-        for suffix in _INDEXES:
+        for suffix in names.INDEX_SUFFIXES:
             swap = names.segment_file(base, suffix + names.SWAP)
             if swap in present:
                 fs.unlink(os.path.join(path, swap))

@@ -1,0 +1,213 @@
+"""A torn tail: where a log stops being valid, and the cut there that a broker makes when it recovers the log.
+
+What a crash left half-written may be cut; damage below the recovery point, or after a clean shutdown, is not of
+that kind and is refused. TAIL.md beside this file has the order of the cut and every state on disk. Whether
+anything is cut is left to the caller, who holds the locks and has resolved leftovers of replacements.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.batch import CRC_START, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
+from keytail.kernels.native import crc32c
+from keytail.log.checkpoint import update_offset
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.stride import SegmentReader
+
+_MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
+_LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """Where a segment stops being valid. `what` is wrong there.
+
+    `broker_cuts`: a broker that recovers the segment ends it here too. It does not look at all that a reader
+    can find wrong.
+    """
+
+    base_offset: int
+    byte_position: int  # valid batches end here
+    next_offset: int  # of the last valid batch; the base offset where there is none
+    log_bytes: int
+    what: str
+    broker_cuts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is cut, and what goes with it. Offsets from `next_offset` to `lost_end` are lost.
+
+    `lost_end` is what the headers behind the tear say; of bytes that have none nothing can be told. Checkpoints
+    are None where they stay as they are. `removed` are the names of files.
+    """
+
+    tail: TornTail
+    lost_end: int
+    removed: tuple[str, ...]
+    removed_segments: tuple[int, ...]
+    cleaner_checkpoint: int | None
+    high_watermark: int | None
+    acknowledged_until: int | None  # lost offsets below this one lay below the high watermark
+
+    @property
+    def next_offset(self) -> int:
+        return self.tail.next_offset
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.tail.log_bytes - self.tail.byte_position
+
+
+def find_torn_tail(
+    fs: FileSystem, reader: SegmentReader, facts: PartitionFacts, *, from_offset: int = 0
+) -> TornTail | None:
+    """The first invalid byte in the segments from the one that holds `from_offset` on; None: all is valid."""
+    for segment in recovered_segments(facts.segments, from_offset):
+        path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+        next_offset = segment.base_offset
+        try:
+            for stride in reader.strides(path, segment.log_bytes):
+                next_offset = int(stride.table["last_offset"][-1]) + 1
+        except CorruptLog as damage:
+            return torn_tail(fs, facts.path, segment, next_offset, damage)
+    return None
+
+
+def recovered_segments(segments: Sequence[SegmentFacts], recovery_point: int) -> Sequence[SegmentFacts]:
+    """Those that a broker recovers after a crash: from the one that holds the recovery point on."""
+    first = max((n for n, segment in enumerate(segments) if segment.base_offset <= recovery_point), default=0)
+    return segments[first:]
+
+
+def torn_tail(
+    fs: FileSystem, partition_path: str, segment: SegmentFacts, next_offset: int, damage: CorruptLog
+) -> TornTail:
+    """Of a segment that was read up to `damage`; `next_offset` is behind its last valid batch."""
+    assert damage.byte_position is not None
+    path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+    cuts = _broker_cuts(fs, path, damage.byte_position, segment.log_bytes)
+    return TornTail(segment.base_offset, damage.byte_position, next_offset, segment.log_bytes, damage.what, cuts)
+
+
+def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
+    """Whether a broker's recovery takes these bytes for no batch (TAIL.md, "What a broker does")."""
+    head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
+    if len(head) < _LEAST_BYTES:
+        return True
+    length = int.from_bytes(head[8:12], "big", signed=True)
+    magic = int.from_bytes(head[_MAGIC_AT:], "big", signed=True)
+    size_bytes = LENGTH_PREFIX_BYTES + length
+    if length < MIN_RECORD_OVERHEAD_BYTES or position + size_bytes > log_bytes or not 0 <= magic <= 2:
+        return True
+    if magic == 2 and size_bytes < HEADER_BYTES:
+        return True
+    batch = fs.read_at(path, position, size_bytes)
+    if magic < 2:
+        crc = int.from_bytes(batch[_LEGACY_CRC_AT:_MAGIC_AT], "big")
+        return crc != zlib.crc32(batch[_MAGIC_AT:])
+    crc = int.from_bytes(batch[_CRC_AT:CRC_START], "big")
+    return crc != int(crc32c(np.frombuffer(batch, np.uint8), CRC_START, size_bytes - CRC_START))
+
+
+def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Cut:
+    """What a cut at `tail` takes away. Refused where a cut is not what the damage calls for.
+
+    `file_names` is the listing of the partition directory.
+    """
+    _refuse(facts, tail)
+    listed = [names.parse_file_name(name) for name in sorted(file_names)]
+    removed = [
+        file
+        for file in listed
+        if file.kind == "live"
+        and file.base_offset is not None
+        and file.base_offset > (tail.next_offset if file.suffix == names.SNAPSHOT else tail.base_offset)
+    ]
+    checkpoint, high_watermark = facts.cleaner_checkpoint, facts.high_watermark
+    lost_end = max(facts.log_end_offset, tail.next_offset)
+    return Cut(
+        tail,
+        lost_end,
+        tuple(file.name for file in removed),
+        tuple(file.base_offset for file in removed if file.suffix == names.LOG and file.base_offset is not None),
+        tail.base_offset if checkpoint is not None and checkpoint > tail.base_offset else None,
+        tail.next_offset if high_watermark is not None and high_watermark > tail.next_offset else None,
+        min(high_watermark, lost_end) if high_watermark is not None and high_watermark > tail.next_offset else None,
+    )
+
+
+def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
+    why = ""
+    recovered = recovered_segments(facts.segments, facts.recovery_point)
+    if facts.clean_shutdown:
+        why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} is there), so this is no write that was cut off"
+    elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered[0].base_offset:
+        why = f"it lies below the recovery point {facts.recovery_point}, up to which all was written to disk once"
+    elif not tail.broker_cuts:
+        why = "a broker that recovers the log would not cut it here"
+    elif tail.next_offset < facts.log_start_offset:
+        why = f"it lies below the log start offset {facts.log_start_offset}, so a broker would drop all that is left"
+    if why:
+        raise Refused(
+            f"the log is not cut at its first invalid byte ({tail.what}): {why}",
+            path=os.path.join(facts.path, names.segment_file(tail.base_offset, names.LOG)),
+            byte_position=tail.byte_position,
+            offset=tail.next_offset,
+            remedy="If another replica is intact, delete this partition's directory and let the broker fetch it again",
+        )
+
+
+def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collection[tuple[str, int]]) -> None:
+    """Cuts the log, in the order of TAIL.md. The segment is left without index files.
+
+    `hosted` are the partitions of the log dir, whose entries the checkpoints keep. Killed at any moment, the same
+    can be found, planned and done again.
+    """
+    log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
+    _refuse_changed(fs, log_path, cut)
+    key = (facts.topic, facts.partition)
+    for name, offset in (
+        (names.CLEANER_CHECKPOINT, cut.cleaner_checkpoint),
+        (names.HIGH_WATERMARK_CHECKPOINT, cut.high_watermark),
+    ):
+        if offset is not None:
+            update_offset(fs, os.path.join(facts.log_dir, name), key, offset, hosted=hosted)
+    _unlink(fs, facts.path, reversed(cut.removed))
+    # Only now: a broker that finds no index makes it, cuts the log on the way, and then keeps what comes behind.
+    _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
+    fd = fs.open_write(log_path)
+    try:
+        fs.truncate(fd, cut.tail.byte_position)
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+
+
+def _refuse_changed(fs: FileSystem, log_path: str, cut: Cut) -> None:
+    size_bytes = fs.stat(log_path).size_bytes
+    if size_bytes != cut.tail.log_bytes:
+        raise Refused(
+            f"the file has {size_bytes} bytes, but {cut.tail.log_bytes} when it was looked at; nothing was changed",
+            path=log_path,
+            remedy="Something else writes to this directory; stop it and run again",
+        )
+
+
+def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
+    """Those that are there, for good."""
+    there = {entry.name for entry in fs.scan(path)}
+    gone = [name for name in file_names if name in there]
+    for name in gone:
+        fs.unlink(os.path.join(path, name))
+    if gone:
+        fs.fsync_dir(path)
