@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.clean import proof as proof_module
-from keytail.clean import proof_keys
+from keytail.clean import proof_keys, proof_state
 from keytail.clean.proof import ProofReport, prove
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL
@@ -159,7 +158,7 @@ def test_a_correct_compaction_passes(tmp_path, codec, timestamp_type):
 
 
 def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_module, "Window", lambda fs: Window(fs, 64))
+    monkeypatch.setattr(proof_state, "Window", lambda fs: Window(fs, 64))
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     monkeypatch.setattr(proof_keys, "_NOTES", 1)
     monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)
@@ -170,7 +169,7 @@ def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch
 
 
 def test_memory_beyond_the_bound_is_an_error_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_module, "_LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
     keys = _example().prove(tmp_path).keys
     # Two thirds of the memory are the largest table, of which one slot stays free.

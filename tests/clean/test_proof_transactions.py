@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.clean import proof as proof_module
-from keytail.clean import proof_markers
+from keytail.clean import proof_markers, proof_state
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.window import Window
 from tests.clean.proof_case import NOW, RETENTION, Case
@@ -543,7 +542,7 @@ def _random_losses(case: Case, rng: random.Random, directory: Path) -> None:
 
 
 def test_markers_beyond_the_memory_are_an_error_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(proof_module, "_LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
     monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 4)
     case = _example()
     with pytest.raises(KeytailError, match="memory"):

@@ -1,0 +1,88 @@
+"""Messages of magic 0 and 1 under proof: one at a time in Python, since what stays of them becomes a v2 batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keytail.clean.proof_legacy import Message, kept_offsets, read_message
+from keytail.clean.proof_output import finish_output, start_output
+from keytail.clean.proof_state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
+from keytail.errors import CorruptLog, KeytailError
+from keytail.kernels import proof as kernels
+from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
+
+if TYPE_CHECKING:
+    from keytail.log.partition import SegmentFacts
+
+
+def prove_message(proof: Proof, segment: SegmentFacts) -> None:
+    """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
+    state, source, window = proof.state, proof.source, proof.output
+    p, q = int(state[kernels.SOURCE_FROM]), int(state[kernels.OUTPUT_FROM])
+    size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
+    try:
+        message = read_message(source.bytes[p : p + size].tobytes())
+        if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
+            raise ValueError(SOURCE[kernels.SOURCE_ORDER])
+    except ValueError as problem:
+        position = source.position + p
+        raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY) from problem
+    ends = q == state[kernels.OUTPUT_TO]
+    if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
+        finish_output(proof)
+        start_output(proof)
+        return
+    kept: set[int] = set()
+    base = -1 if ends else int.from_bytes(window.bytes[q : q + 8].tobytes(), "big", signed=True)
+    if not ends and base <= message.last_offset:
+        q_size = int.from_bytes(window.bytes[q + 8 : q + 12].tobytes(), "big") + 12
+        try:
+            if base < message.first_offset:
+                raise ValueError("is none of the source at this place")
+            batch = window.bytes[q : q + q_size].tobytes()
+            kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
+        except ValueError as problem:
+            raise KeytailError(
+                f"a batch in the place of a message of magic 0 or 1 {problem}",
+                path=window.path,
+                byte_position=window.position + q,
+                offset=base,
+                remedy=REMEDY,
+            ) from problem
+        state[kernels.OUTPUT_FROM] += q_size
+        state[kernels.OUTPUT_CHECKED] = 0
+        state[kernels.BATCHES_KEPT] += 1
+    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE]:
+        proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
+    _note_message(proof, message, kept, segment)
+    state[kernels.SOURCE_FROM] += size
+    state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
+    state[kernels.BATCHES_READ] += 1
+    state[kernels.RECORDS_READ] += len(message.records)
+    state[kernels.RECORDS_KEPT] += len(kept)
+
+
+def _note_message(proof: Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:
+    """What became of each record into the table of keys; raises for one that must not be gone."""
+    state = proof.state
+    proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
+    notes = proof.keys.notes
+    old = segment.log_mtime_ns // 1_000_000 <= proof.legacy_horizon_ms
+    noted = key_at = 0
+    for record in message.records:
+        is_kept, expired = record.offset in kept, old and record.value is None
+        if record.offset >= state[kernels.END_OFFSET]:
+            if not is_kept:
+                proof.lost(kernels.LOST_BEYOND_END, record.offset)
+        elif record.key is None:
+            if not is_kept and not state[kernels.DROP_KEYLESS]:
+                proof.lost(kernels.LOST_KEYLESS, record.offset)
+        elif record.offset >= state[kernels.FIRST_DIRTY] or not (is_kept or expired):
+            became = KEPT if is_kept else EXPIRED if expired else DROPPED
+            notes.pending[:, noted] = (key_at, len(record.key), record.offset, became)
+            notes.keys[key_at : key_at + len(record.key)] = np.frombuffer(record.key, dtype=np.uint8)
+            key_at += len(record.key)
+            noted += 1
+    state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at

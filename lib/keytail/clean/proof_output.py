@@ -1,0 +1,128 @@
+"""The outputs that a proof reads: opened one after the other, and nothing left over in them or in their indexes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keytail.clean.proof_markers import check_txn_index
+from keytail.clean.proof_state import REMEDY, Proof
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.kernels import proof as kernels
+from keytail.log.window import Window
+
+if TYPE_CHECKING:
+    from keytail.log.replace import CleanFile
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output segment that is being read, with its index files."""
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int
+    index: np.ndarray
+    time_index: np.ndarray
+    txn_index: bytes
+    paths: dict[str, str]
+
+
+def start_output(proof: Proof) -> None:
+    """Open the next output."""
+    segment, end_offset = proof.waiting.pop(0)
+    files = {file.suffix: file for file in segment.files}
+    log = files[names.LOG]
+    open_checked(proof, proof.output, f"{proof.path}/{log.name}", log.size_bytes)
+    txn = files.get(names.TXN_INDEX)
+    proof.current = output = Output(
+        segment.base_offset,
+        end_offset,
+        log.size_bytes,
+        np.frombuffer(_read_index(proof, files[names.INDEX]), dtype=np.uint8),
+        np.frombuffer(_read_index(proof, files[names.TIME_INDEX]), dtype=np.uint8),
+        _read_index(proof, txn) if txn is not None else b"",
+        {suffix: f"{proof.path}/{file.name}" for suffix, file in files.items()},
+    )
+    for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
+        if len(data) > proof.segment_index_bytes:
+            raise KeytailError(
+                f"the index has {len(data)} bytes, more than the {proof.segment_index_bytes} that a broker reads",
+                path=output.paths[suffix],
+                byte_position=proof.segment_index_bytes,
+                remedy=REMEDY,
+            )
+    state = proof.state
+    state[kernels.OUTPUT_NUMBER] += 1
+    for at, value in (
+        (kernels.OUTPUT_FROM, 0),
+        (kernels.OUTPUT_BASE, segment.base_offset),
+        (kernels.NEXT_OUTPUT_BASE, end_offset),
+        (kernels.OUTPUT_CHECKED, 0),
+        (kernels.SINCE_LAST_ENTRY, 0),
+        (kernels.MAX_TIMESTAMP, -1),
+        (kernels.MAX_TIMESTAMP_OFFSET, segment.base_offset),
+        (kernels.LAST_TIME_ENTRY, -1),
+        (kernels.INDEX_AT, 0),
+        (kernels.TIME_AT, 0),
+    ):
+        state[at] = value
+
+
+def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
+    """Raises unless the file is as large as it was when it was planned with, or written."""
+    found = proof.fs.stat(path).size_bytes
+    if found != size_bytes:
+        what = f"the file has {found} bytes instead of {size_bytes}"
+        raise KeytailError(what, path=path, remedy=REMEDY)
+    window.open(path, size_bytes)
+
+
+def _read_index(proof: Proof, file: CleanFile) -> bytes:
+    path = f"{proof.path}/{file.name}"
+    data = proof.fs.read_bytes(path)
+    if len(data) != file.size_bytes:
+        what = f"the file has {len(data)} bytes instead of {file.size_bytes}"
+        raise KeytailError(what, path=path, remedy=REMEDY)
+    return data
+
+
+def finish_output(proof: Proof) -> None:
+    """Nothing is left over in the current output or in its indexes."""
+    state, window, output = proof.state, proof.output, proof.current
+    assert output is not None
+    proof.show_windows()
+    while (code := kernels.end_of_output(window.bytes, state)) == kernels.NEED_OUTPUT:
+        window.advance(int(state[kernels.OUTPUT_FROM]), 61)
+        state[kernels.OUTPUT_FROM] = 0
+        proof.show_windows()
+    if code == 0:
+        code = kernels.close_time_index(state, output.time_index)
+    if code != 0:
+        proof.fail(code)
+    ends = (
+        (names.INDEX, output.index, kernels.INDEX_AT),
+        (names.TIME_INDEX, output.time_index, kernels.TIME_AT),
+    )
+    for suffix, data, at in ends:
+        if state[at] != len(data):
+            raise KeytailError(
+                "the index has more bytes than the segment earns",
+                path=output.paths[suffix],
+                byte_position=int(state[at]),
+                remedy=REMEDY,
+            )
+    if output.txn_index:
+        proof.know_markers()
+    check_txn_index(
+        output.txn_index,
+        output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
+        proof.markers,
+        int(state[kernels.OUTPUT_NUMBER]),
+        int(state[kernels.LOG_START]),
+        REMEDY,
+    )
+    proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
