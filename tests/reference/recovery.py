@@ -1,0 +1,35 @@
+"""Which logs a broker of Kafka ends with that starts after an unclean shutdown; shares no code with keytail."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.reference.batches import decode_log
+
+
+def recovered_logs(partition_dir: Path, recovery_point: int) -> dict[int, bytes]:
+    """Contents by base offset. For directories without `.swap` and `.cleaned` files."""
+    names = {path.name for path in partition_dir.iterdir() if not path.name.endswith(".deleted")}
+    logs = {int(name[:20]): (partition_dir / name).read_bytes() for name in sorted(names) if name.endswith(".log")}
+    for base in logs:
+        if f"{base:020d}.index" not in names:
+            logs[base] = logs[base][: valid_bytes(logs[base])]
+    first = max([base for base in logs if base <= recovery_point], default=min(logs))
+    for base in [base for base in logs if base >= first]:
+        valid = valid_bytes(logs[base])
+        if valid < len(logs[base]):
+            logs[base] = logs[base][:valid]
+            return {other: log for other, log in logs.items() if other <= base}
+    return logs
+
+
+def valid_bytes(log: bytes) -> int:
+    """Where the first batch begins that is none."""
+    try:
+        decode_log(log)
+    except ValueError as damage:
+        found = re.match(r"batch at byte (\d+)", str(damage))
+        assert found is not None, damage
+        return int(found[1])
+    return len(log)
