@@ -1,0 +1,133 @@
+"""Stop before every file operation of a cut: a broker that recovers what is left, and keytail run again, end with
+the same log; and the states that TAIL.md tabulates."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keytail.log.fs import LOCAL
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.partitions import PARTITION, log_of
+from tests.maintenance.torn import AFTER, CHECKPOINTS, Torn, checkpoints_of, cut, find, logs_of, torn_logs
+
+CUT = {0: log_of(range(10)), 10: log_of(range(10, 15))}
+HOLE = {**CUT, 20: log_of(range(20, 30)), 30: log_of(range(30, 34))}
+CASES = {
+    "segments behind it": Torn(),
+    "in the last segment": Torn({base: log for base, log in torn_logs().items() if base <= 10}, (10, 15)),
+    "nothing of the segment is valid": Torn({**torn_logs(), 10: bytes(400)}, (10, 20), {**CHECKPOINTS, **{
+        "recovery-point-offset-checkpoint": 10}}),
+}  # fmt: skip
+
+
+def files_of(root: Path) -> set[str]:
+    return {path.name for path in (root / PARTITION).iterdir()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
+    torn = CASES[case]
+    torn.make(tmp_path / "origin")
+    expected = torn.recovered(tmp_path / "origin")
+    assert expected != torn.logs
+    torn.make(tmp_path / "whole")
+    cut(LOCAL, tmp_path / "whole")
+    left, after = files_of(tmp_path / "whole"), checkpoints_of(tmp_path / "whole")
+    counts = Counts()
+
+    def check(state: State) -> None:
+        assert torn.recovered(state.root) == expected, "a broker ends with another log"
+        found = checkpoints_of(state.root)
+        was_cut = logs_of(state.root)[10] == expected[10]
+        assert not was_cut or (found == after and files_of(state.root) == left), "the log is cut too early"
+        assert not state.action_ended or was_cut
+        cut(LOCAL, state.root)
+        assert logs_of(state.root) == expected
+        assert files_of(state.root) - {"cleaner-offset-checkpoint.tmp"} == left
+        assert checkpoints_of(state.root) == after
+
+    for_every_stop(torn.make, cut, check, work_dir=tmp_path / "work", counts=counts)
+    print(counts)
+    assert counts.distinct_states > 10
+
+
+def remove(root: Path, *file_names: str) -> None:
+    for name in file_names:
+        (root / PARTITION / name).unlink()
+
+
+def segment(base: int) -> tuple[str, ...]:
+    return tuple(f"{base:020d}{suffix}" for suffix in (".log", ".index", ".timeindex", ".snapshot"))
+
+
+def row_1(root: Path) -> None:
+    pass
+
+
+def row_2(root: Path) -> None:
+    for name, offset in AFTER.items():
+        (root / name).write_text(f"0\n2\norders 0 {offset}\nother 1 3\n")
+
+
+def row_3(root: Path) -> None:
+    row_2(root)
+    remove(root, *segment(30), f"{34:020d}.snapshot")
+
+
+def row_4(root: Path) -> None:
+    row_3(root)
+    remove(root, f"{20:020d}.log")
+
+
+def row_5(root: Path) -> None:
+    row_3(root)
+    remove(root, *segment(20))
+
+
+def row_6(root: Path) -> None:
+    row_5(root)
+    remove(root, f"{10:020d}.index", f"{10:020d}.timeindex")
+
+
+def row_7(root: Path) -> None:
+    row_6(root)
+    (root / PARTITION / f"{10:020d}.log").write_bytes(CUT[10])
+
+
+def row_8(root: Path) -> None:
+    remove(root, f"{10:020d}.index")
+
+
+def row_9(root: Path) -> None:
+    (root / PARTITION / f"{10:020d}.log").write_bytes(CUT[10])
+
+
+# What a broker ends with, and what keytail does.
+ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]]] = {
+    1: (row_1, CUT, CUT),
+    2: (row_2, CUT, CUT),
+    3: (row_3, CUT, CUT),
+    4: (row_4, CUT, CUT),
+    5: (row_5, CUT, CUT),
+    6: (row_6, CUT, CUT),
+    7: (row_7, CUT, CUT),
+    8: (row_8, HOLE, CUT),
+    9: (row_9, HOLE, HOLE),
+}
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_a_row_of_the_table(number: int, tmp_path: Path) -> None:
+    build, broker, keytail = ROWS[number]
+    torn = Torn()
+    torn.make(tmp_path / "d")
+    build(tmp_path / "d")
+    assert torn.recovered(tmp_path / "d") == broker
+    shutil.copytree(tmp_path / "d", tmp_path / "again")
+    assert (find(tmp_path / "again") is None) == (number in (7, 9))
+    cut(LOCAL, tmp_path / "again")
+    assert logs_of(tmp_path / "again") == keytail
