@@ -6,8 +6,9 @@ Parsing only: what contradicts the machine (a missing directory, a clock) is fou
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -15,6 +16,8 @@ _SELECT = "Which partitions"
 _CONFIG = "Configuration"
 _RUN = "How to run"
 _SAFETY = "Statements that only you can make"
+
+E = TypeVar("E", bound=StrEnum)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -40,6 +43,22 @@ def size_bytes(text: str) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; give bytes, or a number with k, m, g or t as in 512m")
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _one_of(kind: type[E]) -> Callable[[str], E]:
+    """A value of `kind` by its name. Typer's own way of choosing says "Value error" before what is wrong."""
+
+    def parse(text: str) -> E:
+        try:
+            return kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}") from None
+
+    return parse
+
+
+def _choices(kind: type[StrEnum]) -> str:
+    return "|".join(kind)
 
 
 LogDirs = Annotated[
@@ -173,6 +192,8 @@ GroupingFlag = Annotated[
     Grouping,
     typer.Option(
         "--grouping",
+        metavar=_choices(Grouping),
+        parser=_one_of(Grouping),
         help="How segments are merged. measured: by the bytes that are left of them. kafka: by those before, as "
         "Kafka's cleaner does, whose first pass merges little and leaves empty segments, which spoil time lookups.",
         rich_help_panel=_RUN,
@@ -210,6 +231,8 @@ HighWatermarkFlag = Annotated[
     HighWatermark,
     typer.Option(
         "--high-watermark",
+        metavar=_choices(HighWatermark),
+        parser=_one_of(HighWatermark),
         help="log-end states that this copy never rejoins a cluster, or that all replicas were stopped.",
         rich_help_panel=_SAFETY,
     ),
@@ -249,6 +272,8 @@ OutputFlag = Annotated[
     Output,
     typer.Option(
         "--output",
+        metavar=_choices(Output),
+        parser=_one_of(Output),
         help="json: an array of rows on standard output, and all else on standard error.",
         rich_help_panel=_RUN,
     ),

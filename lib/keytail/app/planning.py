@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from keytail.app.selection import Chosen, Configuration
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
+from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -101,8 +102,8 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
         return clock_ms
     if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
         raise Refused(
-            f"--now {now_ms} is {abs(now_ms - clock_ms)} ms away from the clock ({clock_ms}): by a wrong time "
-            "tombstones leave too early",
+            f"--now {now_ms} is {duration_text(abs(now_ms - clock_ms))} away from the clock ({clock_ms}): by a wrong "
+            "time tombstones leave too early",
             remedy="Leave --now out, or state with --unsafe-clock that this time is meant",
         )
     return now_ms

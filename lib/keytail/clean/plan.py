@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from keytail.durations import duration_text
+
 if TYPE_CHECKING:
     from keytail.log.partition import PartitionFacts, SegmentFacts
     from keytail.log.producers import Unstable
@@ -254,10 +256,11 @@ def _first_uncleanable(
         a, b = _inactive_from(facts.segments, first_dirty)
         for segment in facts.segments[a:b]:
             age_ms = now_ms - segment.largest_timestamp_ms
-            if age_ms < config.min_compaction_lag_ms:
+            lag_ms = config.min_compaction_lag_ms
+            if age_ms < lag_ms:
                 why = (
-                    f"the segment at offset {segment.base_offset} is {age_ms} ms old, "
-                    f"younger than min.compaction.lag.ms {config.min_compaction_lag_ms}"
+                    f"the segment at offset {segment.base_offset} is {duration_text(age_ms)} old, younger than "
+                    f"min.compaction.lag.ms {lag_ms} ({duration_text(lag_ms)})"
                 )
                 bounds.append((segment.base_offset, "min.compaction.lag.ms", why))
                 break
@@ -317,7 +320,7 @@ def refusals(
     newest_ms = max((s.log_mtime_ns // 1_000_000 for s in facts.segments), default=now_ms)
     if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
         reasons.append(
-            f"the clock ({now_ms} ms) is {newest_ms - now_ms} ms older than the newest segment "
+            f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} older than the newest segment "
             f"(modified at {newest_ms} ms): set the clock right"
         )
     return reasons

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from keytail.durations import duration_text
 from keytail.format import names
 from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry, parse_snapshot
@@ -217,7 +218,7 @@ def first_unstable(
         state = producers.states[producer_id]
         why = (
             f"open transaction of producer id {producer_id}, epoch {state.epoch}, first offset {offset}, "
-            f"age {now_ms - state.timestamp_ms} ms"
+            f"age {duration_text(now_ms - state.timestamp_ms)}"
         )
     else:
         why = f"the transaction from offset {offset} on ended at or above the high watermark {limit}"

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytail.durations import duration_text
+
+_MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
+
+
+@pytest.mark.parametrize(
+    "ms, text",
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1 s"),
+        (1500, "1 s 500 ms"),
+        (60_000, "1 min"),
+        (11_520_000, "3 h 12 min"),
+        (3_600_059_999, "41 d 16 h"),
+        (86_400_000 * 1500, "1,500 d"),
+        (-11_520_000, "-3 h 12 min"),
+    ],
+)
+def test_two_units_say_it(ms: int, text: str) -> None:
+    assert duration_text(ms) == text
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_what_is_said_is_at_most_a_smaller_unit_off(ms: int) -> None:
+    words = duration_text(ms).replace(",", "").split()
+    said = sum(int(count) * _MS[unit] for count, unit in zip(words[::2], words[1::2], strict=True))
+    assert 0 <= ms - said
+    assert ms - said < max(1, ms // 2) or ms == said
