@@ -29,7 +29,7 @@ from tests.maintenance.torn import (
     plan,
     torn_logs,
 )
-from tests.reference.batches import Rec, encode_batch
+from tests.reference.batches import Rec, decode_log, encode_batch
 
 WHOLE = log_of(range(10, 15))
 BATCH = log_of(range(15, 17))
@@ -162,7 +162,8 @@ def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
         victim = rng.choice([base for base in logs if logs[base]] or [80])
         log = logs[victim]
         if log and rng.random() < 0.5:
-            logs[victim] = flipped(log, rng.randrange(len(log)))
+            batch = rng.choice(decode_log(log))  # of which the offset may be anything a broker would split for
+            logs[victim] = flipped(log, batch.position + rng.randrange(8, batch.size))
         else:
             logs[victim] = log[: rng.randint(0, len(log))] + rng.randbytes(rng.randint(0, 90))
         recovery_point = rng.choice([0, 0, victim, 80])
