@@ -238,6 +238,47 @@ def verify(
     raise typer.Exit(verification.exit_status(rows))
 
 
+@app.command()
+@_reported
+def describe(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    every: o.AllSettings = False,
+    records: o.CountRecords = False,
+    now: o.Now = None,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Say what partitions hold, whether a compaction is due, what is in its way, and which settings hold.
+
+    keytail describe --log-dirs /var/kafka --config server.properties --topic orders --all
+    """
+    from keytail.app import describe as verb  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.app.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
+
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    rows = verb.describe(
+        _choice(configuration, log_dirs, topic, topic_list, partitions),
+        configuration,
+        Rules(
+            now_ms=check_clock(now, execute=False, unsafe_clock=False),
+            high_watermark="log-end" if high_watermark is o.HighWatermark.log_end else "checkpoint",
+        ),
+        every_setting=every,
+        count_records=records,
+    )
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verb.print_table(rows, every_setting=every)
+    raise typer.Exit(verb.exit_status(rows))
+
+
 @app.command("rebuild-index")
 @_reported
 def rebuild_index(

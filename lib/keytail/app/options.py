@@ -268,6 +268,14 @@ Explain = Annotated[
     bool,
     typer.Option("--explain", help="Say each step of the search, with its numbers.", rich_help_panel=_RUN),
 ]
+AllSettings = Annotated[
+    bool,
+    typer.Option("--all", help="Show every setting, Kafka's defaults too, each with where it comes from."),
+]
+CountRecords = Annotated[
+    bool,
+    typer.Option("--records", help="Count the records: reads every batch. Without it only offsets are known."),
+]
 OutputFlag = Annotated[
     Output,
     typer.Option(
