@@ -17,7 +17,6 @@ from keytail.kernels import lines as kernels
 Sink: TypeAlias = Callable[[memoryview], object]
 
 OUT_BYTES = 1 << 20
-_NO_ROWS = np.zeros(1, np.int64)
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -88,18 +87,12 @@ class Template:
         self.text(",", when)
         return self._add(kernels.JSON, self._column(self._spans, span), self._literals.add(f'"{name}"'), when)
 
-    def table(self, rows: Rows) -> tuple[np.ndarray, ...]:
-        """As `kernels.write_lines` wants it."""
-        numbers = np.empty((len(self._numbers), rows.count), np.int64)
-        for i, name in enumerate(self._numbers):
-            numbers[i] = rows.numbers[name]
-        where = np.empty((len(self._spans), rows.count), np.int8)
-        starts = np.empty((len(self._spans), rows.count), np.int64)
-        sizes = np.empty((len(self._spans), rows.count), np.int64)
-        for i, name in enumerate(self._spans):
-            span = rows.spans[name]
-            where[i], starts[i], sizes[i] = span.where, span.starts, span.sizes
-        return np.array(self._ops, np.int64).reshape(-1, 4), numbers, where, starts, sizes
+    def operations(self) -> np.ndarray:
+        return np.array(self._ops, np.int64).reshape(-1, 4)
+
+    def columns(self, rows: Rows) -> tuple[list[np.ndarray], list[Span]]:
+        """Those that the operations count, in their order."""
+        return [rows.numbers[name] for name in self._numbers], [rows.spans[name] for name in self._spans]
 
     def _add(self, kind: int, first: int, second: int, when: str) -> Template:
         guard = self._column(self._numbers, when) if when else -1
@@ -129,7 +122,6 @@ class LineWriter:
         self._sink = sink
         self._literals, self._literal_ends = literals.arrays()
         self._out = np.empty(OUT_BYTES, np.uint8)
-        self._none = Template(Literals()).table(Rows(0))
 
     def write(
         self,
@@ -143,15 +135,14 @@ class LineWriter:
         if not rows.count:
             return
         buffers = buffers or Buffers()
-        parents = template.table(rows)
-        below = self._none if children is None else children[0].table(children[1])
+        table = self._table(template, rows, *(children or (Template(Literals()), Rows(0))))
         if first_child is None:
             first_child = np.zeros(rows.count + 1, np.int64)
         state = np.array([0, -1, 0, 0], np.int64)
         while True:
             kernels.write_lines(
-                parents, below, first_child, buffers.raw, buffers.arena, buffers.extra,
-                self._literals, self._literal_ends, self._out, state,
+                table.ops, table.layout, first_child, table.numbers, table.where, table.starts, table.sizes,
+                (buffers.raw, buffers.arena, buffers.extra), self._literals, self._literal_ends, self._out, state,
             )  # fmt: skip
             used, needed = int(state[kernels.USED]), int(state[kernels.NEEDED])
             if used:
@@ -160,3 +151,36 @@ class LineWriter:
                 return
             if needed > len(self._out):
                 self._out = np.empty(needed, np.uint8)
+
+    def _table(self, template: Template, rows: Rows, below: Template, children: Rows) -> _Table:
+        """Both kinds of rows in one set of arrays, as `kernels.write_lines` wants them."""
+        columns = [template.columns(rows), below.columns(children)]
+        counts = [rows.count, children.count]
+        numbers = np.empty(sum(len(c[0]) * n for c, n in zip(columns, counts, strict=True)), np.int64)
+        spans = sum(len(c[1]) * n for c, n in zip(columns, counts, strict=True))
+        where, starts, sizes = np.empty(spans, np.int8), np.empty(spans, np.int64), np.empty(spans, np.int64)
+        layout = np.zeros((2, 6), np.int64)
+        ops = [template.operations(), below.operations()]
+        op_at = number_at = span_at = 0
+        for i, (of_numbers, of_spans) in enumerate(columns):
+            most = kernels.fixed_bytes(ops[i], self._literal_ends)
+            layout[i] = op_at, op_at + len(ops[i]), number_at, span_at, counts[i], most
+            op_at += len(ops[i])
+            for column in of_numbers:
+                numbers[number_at : number_at + counts[i]] = column
+                number_at += counts[i]
+            for span in of_spans:
+                some = slice(span_at, span_at + counts[i])
+                where[some], starts[some], sizes[some] = span.where, span.starts, span.sizes
+                span_at += counts[i]
+        return _Table(np.concatenate(ops), layout, numbers, where, starts, sizes)
+
+
+@dataclass(frozen=True)
+class _Table:
+    ops: np.ndarray
+    layout: np.ndarray
+    numbers: np.ndarray
+    where: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray

@@ -36,8 +36,15 @@ _NUMBER_BYTES = 20
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _PAIRS = np.frombuffer(b"".join(b"%02d" % i for i in range(100)), np.uint8)
+_LOW_BITS = np.uint64(0x0101010101010101)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_UPPER_BITS = np.uint64(0xE0E0E0E0E0E0E0E0)  # of a byte below 0x20 none is set
+_QUOTES = np.uint64(0x2222222222222222)
+_BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 _NULL = np.frombuffer(b"null", np.uint8)
-_KEY, _VALUE, _AS_BASE64 = (np.frombuffer(x, np.uint8) for x in (b'"key"', b'"value"', b'_base64"'))
+_NAMES = np.frombuffer(b'"key""value"', np.uint8)
+_KEY_BYTES, _VALUE_BYTES = 5, 7
+_AS_BASE64 = np.frombuffer(b'_base64"', np.uint8)
 
 
 @_inlined
@@ -127,21 +134,54 @@ def _ascii_bytes(a, p, end):
 
 
 @_inlined
+def _has_zero(word):
+    """Some bit, if any of the eight bytes is zero (or, behind such a one, 1)."""
+    return (word - _LOW_BITS) & ~word & _HIGH_BITS
+
+
+@_inlined
+def _word(a, p):
+    """Eight bytes from `p` (uint64: a signed index might count from the end, which costs a comparison a byte)."""
+    return (
+        np.uint64(a[p])
+        | np.uint64(a[p + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(a[p + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(a[p + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(a[p + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(a[p + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(a[p + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(a[p + np.uint64(7)]) << np.uint64(56)
+    )
+
+
+@_inlined
 def _is_plain(a, start, end):
-    """Whether all bytes are ASCII that JSON need not escape; without an early end, so that it runs in vectors."""
-    special = np.uint8(0)
-    for i in range(start, end):
-        b = a[i]
-        special |= np.uint8(b < 0x20) | np.uint8(b >= 0x80) | np.uint8(b == 34) | np.uint8(b == 92)
-    return special == 0
+    """Whether all bytes are ASCII that JSON need not escape; eight at a time."""
+    special = np.uint64(0)
+    p, stop = np.uint64(start), np.uint64(end)
+    while p + np.uint64(8) <= stop:
+        word = _word(a, p)
+        special |= word | _has_zero(word & _UPPER_BITS) | _has_zero(word ^ _QUOTES) | _has_zero(word ^ _BACKSLASHES)
+        p += np.uint64(8)
+    while p < stop:
+        b = a[p]
+        if b < 0x20 or b >= 0x80 or b == 34 or b == 92:  # noqa: PLR1714 (a tuple would be built)
+            return False
+        p += np.uint64(1)
+    return special & _HIGH_BITS == 0
 
 
 @_inlined
 def _is_ascii(a, start, end):
-    bits = np.uint8(0)
-    for i in range(start, end):
-        bits |= a[i]
-    return bits < 0x80
+    bits = np.uint64(0)
+    p, stop = np.uint64(start), np.uint64(end)
+    while p + np.uint64(8) <= stop:
+        bits |= _word(a, p)
+        p += np.uint64(8)
+    while p < stop:
+        bits |= np.uint64(a[p])
+        p += np.uint64(1)
+    return bits & _HIGH_BITS == 0
 
 
 @_inlined
@@ -233,9 +273,10 @@ def _base64(out, p, a, start, end):
 
 
 @_inlined
-def _json_value(out, p, name, a, start, size):
-    """`"name":value`; `name` comes with its quotes."""
-    p = _append(out, p, name)
+def _json_value(out, p, names, name_start, name_bytes, a, start, size):
+    """`"name":value`; the name comes with its quotes."""
+    copy_bytes(out, p, names, name_start, name_bytes)
+    p += name_bytes
     at = p
     out[p] = 58
     p += 1
@@ -278,12 +319,12 @@ def _json_headers(out, p, a, q, end, with_values):
             p += 1
         out[p] = 123
         n, q = read_varint(a, q, end)
-        p = _json_value(out, p + 1, _KEY, a, q, n)
+        p = _json_value(out, p + 1, _NAMES, 0, _KEY_BYTES, a, q, n)
         q += n
         n, q = read_varint(a, q, end)
         if with_values:
             out[p] = 44
-            p = _json_value(out, p + 1, _VALUE, a, q, n)
+            p = _json_value(out, p + 1, _NAMES, _KEY_BYTES, _VALUE_BYTES, a, q, n)
         q += max(n, np.int64(0))
         out[p] = 125
         p += 1
@@ -292,7 +333,7 @@ def _json_headers(out, p, a, q, end, with_values):
 
 
 @_inlined
-def _span(out, p, kind, a, start, size, name):
+def _span(out, p, kind, a, start, size, literals, name_start, name_bytes):
     end = start + max(size, 0)
     if kind == BYTES:
         copy_bytes(out, p, a, start, end - start)
@@ -300,102 +341,88 @@ def _span(out, p, kind, a, start, size, name):
     if kind == TEXT:
         return _text(out, p, a, start, end)
     if kind == JSON:
-        return _json_value(out, p, name, a, start, size)
+        return _json_value(out, p, literals, name_start, name_bytes, a, start, size)
     if kind == HEADER_KEYS:
         return _header_keys(out, p, a, start, end)
     return _json_headers(out, p, a, start, end, kind == JSON_HEADERS)
 
 
-@_inlined
-def _fixed_bytes(table, literal_ends):
-    """No line is longer, without what its spans become."""
-    ops = table[0]
-    most = np.int64(0)
-    for i in range(ops.shape[0]):
-        kind = ops[i, 0]
-        if kind == LITERAL:
-            most += literal_ends[ops[i, 1] + 1] - literal_ends[ops[i, 1]]
-        else:
-            most += 2 * _NUMBER_BYTES if kind <= WORD else 64
-    return most
-
-
-@_inlined
-def _span_bytes(table, row):
-    """Nor is what its spans become: of the two bytes that a header takes at least, names and quotes are made."""
-    ops, _numbers, _where, _starts, sizes = table
-    most = np.int64(0)
-    for i in range(ops.shape[0]):
-        kind = ops[i, 0]
-        if kind > WORD:
-            most += max(sizes[ops[i, 1], row], np.int64(0)) * (32 if kind >= JSON_HEADERS else 6)
-    return most
-
-
-@_inlined
-def _line(out, p, table, row, raw, arena, extra, literals, literal_ends):
-    ops, numbers, where, starts, sizes = table
-    for i in range(ops.shape[0]):
-        guard = ops[i, 3]
-        if guard >= 0 and numbers[guard, row] == 0:
-            continue
-        kind = ops[i, 0]
-        column = ops[i, 1]
-        if kind == NUMBER:
-            p = _number(out, p, numbers[column, row])
-        elif kind <= WORD:
-            k = column if kind == LITERAL else ops[i, 2] + numbers[column, row]
-            n = literal_ends[k + 1] - literal_ends[k]
-            copy_bytes(out, p, literals, literal_ends[k], n)
-            p += n
-        else:
-            first = literal_ends[ops[i, 2]] if kind == JSON else np.int64(0)
-            name = literals[first : literal_ends[ops[i, 2] + 1] if kind == JSON else 0]
-            start, size = starts[column, row], sizes[column, row]
-            if where[column, row] == IN_RAW:
-                p = _span(out, p, kind, raw, start, size, name)
-            elif where[column, row] == IN_ARENA:
-                p = _span(out, p, kind, arena, start, size, name)
-            else:
-                p = _span(out, p, kind, extra, start, size, name)
-    return p
-
-
 @kernel
-def write_lines(parents, children, first_child, raw, arena, extra, literals, literal_ends, out, state):
+def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers, literals, literal_ends, out, state):
     """Append a line for each parent row, and behind it those of its children, to `out` while they fit.
 
-    Either table is (ops int64[k, 4], numbers int64[columns, rows], and of spans where int8, starts int64 and
-    sizes int64, each [columns, rows]). `first_child` is int64[parents + 1]. `state` is int64[4]: the next parent
-    row, its next child (-1: the parent's own line), bytes used, and, when the next line might not fit, the bytes
-    it may need, else 0: call again with `out` empty. `literal_ends` (int64) has one more item than literals.
-    Words are at most 40 bytes long.
+    Of either kind of row `layout` (int64[2, 6]: parents, children) says: its operations in `ops` (int64[k, 4])
+    from and to; where its number columns begin in `numbers` (int64) and its span columns in `where` (int8),
+    `starts` and `sizes` (int64), each of as many items as there are rows, the fifth; and the most bytes of a line
+    but for its spans. `first_child` is int64[parents + 1]; `buffers` are the arrays that spans lie in. `state` is
+    int64[4]: the next parent row, its next child (-1: the parent's own line), bytes used, and, when the next line
+    might not fit, the bytes it may need, else 0: call again, with `out` empty. `literal_ends` (int64) has one
+    more item than literals.
+
+    One loop for both kinds, and for the frequent operations no calls: each array that is handed to a function
+    has its references counted, which takes as long as a literal.
     """
+    raw, arena, extra = buffers
+    parents = len(first_child) - 1
     parent = state[PARENT]
     child = state[CHILD]
     p = np.int64(0)
     needed = np.int64(0)
-    parent_bytes = _fixed_bytes(parents, literal_ends)
-    child_bytes = _fixed_bytes(children, literal_ends)
-    while parent < len(first_child) - 1:
-        if child < 0:
-            needed = parent_bytes + _span_bytes(parents, parent)
-            if needed > len(out) - p:
-                break
-            p = _line(out, p, parents, parent, raw, arena, extra, literals, literal_ends)
-            child = first_child[parent]
-        while child < first_child[parent + 1]:
-            needed = child_bytes + _span_bytes(children, child)
-            if needed > len(out) - p:
-                break
-            p = _line(out, p, children, child, raw, arena, extra, literals, literal_ends)
-            child += 1
-        if child < first_child[parent + 1]:
+    while parent < parents:
+        kind_of_row = 0 if child < 0 else 1
+        row = parent if child < 0 else child
+        if child >= first_child[parent + 1]:
+            parent += 1
+            child = -1
+            continue
+        ops_from, ops_to = layout[kind_of_row, 0], layout[kind_of_row, 1]
+        number_base, span_base = layout[kind_of_row, 2], layout[kind_of_row, 3]
+        rows = layout[kind_of_row, 4]
+        needed = layout[kind_of_row, 5]
+        for i in range(ops_from, ops_to):
+            if ops[i, 0] > WORD:  # of the two bytes that a header takes at least, names and quotes are made
+                size = max(sizes[span_base + ops[i, 1] * rows + row], np.int64(0))
+                needed += size * (32 if ops[i, 0] >= JSON_HEADERS else 6)
+        if needed > len(out) - p:
             break
+        for i in range(ops_from, ops_to):
+            guard = ops[i, 3]
+            if guard >= 0 and numbers[number_base + guard * rows + row] == 0:
+                continue
+            kind = ops[i, 0]
+            column = ops[i, 1]
+            if kind == NUMBER:
+                p = _number(out, p, numbers[number_base + column * rows + row])
+            elif kind <= WORD:
+                k = column if kind == LITERAL else ops[i, 2] + numbers[number_base + column * rows + row]
+                first = literal_ends[k]
+                n = literal_ends[k + 1] - first
+                copy_bytes(out, p, literals, first, n)
+                p += n
+            else:
+                at = span_base + column * rows + row
+                start, size = starts[at], sizes[at]
+                name = literal_ends[ops[i, 2]]
+                n = literal_ends[ops[i, 2] + 1] - name
+                if where[at] == IN_RAW:
+                    p = _span(out, p, kind, raw, start, size, literals, name, n)
+                elif where[at] == IN_ARENA:
+                    p = _span(out, p, kind, arena, start, size, literals, name, n)
+                else:
+                    p = _span(out, p, kind, extra, start, size, literals, name, n)
         needed = 0
-        parent += 1
-        child = -1
+        child = first_child[parent] if child < 0 else child + 1
     state[PARENT] = parent
     state[CHILD] = child
     state[USED] = p
-    state[NEEDED] = needed if parent < len(first_child) - 1 else 0
+    state[NEEDED] = needed
+
+
+def fixed_bytes(ops: np.ndarray, literal_ends: np.ndarray) -> int:
+    """No line that these operations make is longer, but for its spans."""
+    lengths = np.diff(literal_ends)
+    longest = int(lengths.max(initial=0))
+    most = 0
+    for kind, number, _, _ in ops.tolist():
+        most += int(lengths[number]) if kind == LITERAL else max(_NUMBER_BYTES, longest + 64)
+    return most
