@@ -196,7 +196,9 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         _refuse_range(task, stride)
         _add(task, indexer, stride)
         needed.add(table)
-        found.epochs += epochs_seen(table, found.epochs[-1][0] if found.epochs else -1)
+        latest = found.epochs[-1][0] if found.epochs else -1
+        if (table["leader_epoch"] > latest).any():
+            found.epochs += epochs_seen(table, latest)
         found.batches += len(table)
         found.last_offset = int(table["last_offset"][-1])
         found.end = stride.position + len(stride.raw)

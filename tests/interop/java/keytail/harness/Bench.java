@@ -7,15 +7,24 @@ import java.io.File;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.util.Optional;
 import java.util.SplittableRandom;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.compress.Compression;
 import org.apache.kafka.common.record.TimestampType;
 import org.apache.kafka.common.record.internal.MemoryRecords;
 import org.apache.kafka.common.record.internal.MemoryRecordsBuilder;
 import org.apache.kafka.common.record.internal.RecordBatch;
+import org.apache.kafka.storage.internals.epoch.LeaderEpochFileCache;
+import org.apache.kafka.storage.internals.log.LogConfig;
+import org.apache.kafka.storage.internals.log.LogDirFailureChannel;
+import org.apache.kafka.storage.internals.log.LogSegment;
 import org.apache.kafka.storage.internals.log.LogToClean;
+import org.apache.kafka.storage.internals.log.ProducerStateManager;
+import org.apache.kafka.storage.internals.log.ProducerStateManagerConfig;
+import org.apache.kafka.storage.internals.log.UnifiedLog;
 
-/** `bench_generate` and `bench_clean`: a large log of one shape, and timed rounds of the cleaner over copies of it. */
+/** `bench_*`: a large log of one shape, and timed rounds of the cleaner, and recoveries, over copies of it. */
 final class Bench {
     private static final String FILLER = "{\"status\":\"active\",\"region\":\"eu-west-1\",\"note\":\"";
     private static final int SALT_BYTES = 40;
@@ -108,5 +117,30 @@ final class Bench {
         } finally {
             Messages.info = true;
         }
+    }
+
+    /** LogSegment.recover of every segment of a directory, in order; the seconds are of nothing else. */
+    static void recover(JsonNode request, ObjectNode answer) throws IOException {
+        File dir = new File(request.get("dir").asText());
+        LogConfig config = Partition.config(request.path("configs"));
+        FixedClock clock = new FixedClock(request.get("clock_ms").asLong());
+        TopicPartition topicPartition = new TopicPartition("bench", 0);
+        ProducerStateManager producers = new ProducerStateManager(
+            topicPartition, dir, 900_000, new ProducerStateManagerConfig(86_400_000, false), clock);
+        LeaderEpochFileCache epochs = UnifiedLog.createLeaderEpochCache(
+            dir, topicPartition, new LogDirFailureChannel(1), Optional.empty(), new DirectScheduler());
+        long nanos = 0;
+        System.gc();
+        for (JsonNode base : request.get("base_offsets")) {
+            LogSegment segment = LogSegment.open(dir, base.asLong(), config, clock, true, 0, false, "");
+            long started = System.nanoTime();
+            int truncated = segment.recover(producers, epochs);
+            nanos += System.nanoTime() - started;
+            if (truncated != 0) {
+                throw new IllegalStateException(truncated + " bytes were cut");
+            }
+            segment.close();
+        }
+        answer.put("seconds", nanos / 1e9);
     }
 }

@@ -75,6 +75,7 @@ public final class Main {
             case "dump" -> org.apache.kafka.tools.Dump.run(request, answer);
             case "bench_generate" -> Bench.generate(request, answer);
             case "bench_clean" -> Bench.clean(request, answer);
+            case "bench_recover" -> Bench.recover(request, answer);
             default -> throw new IllegalArgumentException("unknown command " + command);
         }
     }
