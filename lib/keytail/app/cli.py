@@ -17,6 +17,7 @@ import typer
 from rich.markup import escape
 
 from keytail import __version__
+from keytail.app import dump_options as d
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.selection import Choice, Configuration, chosen_log_dirs, read_configuration
@@ -291,6 +292,7 @@ def rebuild_index(
     topic_config: o.TopicConfig = None,
     execute: o.Execute = False,
     rebuild_all: o.RebuildAll = False,
+    truncate: o.Truncate = False,
     master: o.Master = None,
     shared_storage: o.SharedStorage = False,
     output: o.OutputFlag = o.Output.table,
@@ -311,6 +313,7 @@ def rebuild_index(
         configuration=configuration,
         execute=execute,
         rebuild_all=rebuild_all,
+        truncate=truncate,
         master=master,
         shared_storage=shared_storage,
         submitted=submitted,
@@ -360,6 +363,47 @@ def lookup(
     else:
         story.print_table(rows)
     raise typer.Exit(story.exit_status(rows))
+
+
+@app.command()
+@_reported
+def dump(
+    files: d.Files = None,
+    file_list: d.FileList = None,
+    print_data_log: d.PrintDataLog = False,
+    deep_iteration: d.DeepIteration = False,
+    skip_record_metadata: d.SkipRecordMetadata = False,
+    offsets_decoder: d.OffsetsDecoder = False,
+    transaction_log_decoder: d.TransactionLogDecoder = False,
+    verify_index_only: d.VerifyIndexOnly = False,
+    index_sanity_check: d.IndexSanityCheck = False,
+    max_bytes: d.MaxBytes = None,
+    from_offset: d.FromOffset = None,
+    to_offset: d.ToOffset = None,
+    from_position: d.FromPosition = None,
+    to_position: d.ToPosition = None,
+    output: d.OutputFlag = o.Output.table,
+) -> None:
+    """Print what is in segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
+
+    With --output json an object a line. Exit status 1 when a checksum, an index entry or a record is wrong.
+
+    keytail dump --print-data-log --from-offset 1000 --to-offset 1010 /var/kafka/orders-0/00000000000000000000.log
+    """
+    from keytail.app import dump as story  # noqa: PLC0415 (--help and --version stay fast)
+
+    options = story.options_of(
+        print_data_log=print_data_log,
+        deep_iteration=deep_iteration,
+        skip_record_metadata=skip_record_metadata,
+        offsets_decoder=offsets_decoder,
+        transaction_log_decoder=transaction_log_decoder,
+        checks=story.IndexChecks(verify_index_only, index_sanity_check),
+        max_bytes=max_bytes,
+        wanted=story.Range(from_offset, to_offset, from_position, to_position),
+    )
+    paths = [*(files or ()), *o.comma_lists(file_list)]
+    raise typer.Exit(story.run(paths, options, as_json=output is o.Output.json))
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

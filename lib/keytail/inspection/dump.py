@@ -56,7 +56,14 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
     dumped = 0
     for path in expanded(fs, paths):
         report.line(f"Dumping {path}", type="file", file=path)
-        dumped += _dump_file(fs, path, options, report, reader, writer)
+        try:
+            dumped += _dump_file(fs, path, options, report, reader, writer)
+        except FileNotFoundError:
+            report.note(f"{path} is gone: a broker deleted or renamed it meanwhile")
+        except BrokenPipeError:
+            raise
+        except OSError as reason:
+            report.problem(f"the file cannot be read: {reason.strerror}", path)
     report.end()
     return dumped
 

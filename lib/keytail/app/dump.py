@@ -1,0 +1,70 @@
+"""The verb `dump`: what is in files of a log dir, line by line, and whether it is sound.
+
+Takes no lock, changes nothing and starts no Spark. Lines go to standard output as they come, findings to standard
+error; with JSON an object a line, findings among them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from keytail.errors import UsageProblem
+from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.inspection.dump import DumpOptions, dump
+from keytail.inspection.dump_index import IndexChecks
+from keytail.inspection.dump_range import Range
+from keytail.inspection.dump_report import Report
+from keytail.log.fs import LOCAL, FileSystem
+
+READER_GONE = 141  # as a shell says of a program whose reader (`head`) has ended
+
+
+def options_of(
+    *,
+    print_data_log: bool,
+    deep_iteration: bool,
+    skip_record_metadata: bool,
+    offsets_decoder: bool,
+    transaction_log_decoder: bool,
+    checks: IndexChecks,
+    max_bytes: int | None,
+    wanted: Range,
+) -> DumpOptions:
+    """UsageProblem for flags that exclude each other."""
+    if offsets_decoder and transaction_log_decoder:
+        raise UsageProblem(
+            "--offsets-decoder and --transaction-log-decoder exclude each other",
+            remedy="Dump the two topics apart",
+        )
+    decoder = offsets_text if offsets_decoder else transaction_text if transaction_log_decoder else None
+    return DumpOptions(
+        print_data_log=print_data_log,
+        deep_iteration=deep_iteration,
+        skip_record_metadata=skip_record_metadata,
+        max_bytes=max_bytes,
+        index_checks=checks,
+        decoder=decoder,
+        wanted=wanted,
+    )
+
+
+def run(paths: Sequence[str], options: DumpOptions, *, as_json: bool, fs: FileSystem = LOCAL) -> int:
+    """Dump to this process's standard output; the exit status: 1 when anything was found wrong."""
+    if not paths:
+        raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
+    out = sys.stdout.buffer
+    report = Report(out.write, lambda text: print(text, file=sys.stderr), as_json=as_json)
+    try:
+        dumped = dump(fs, paths, options, report)
+        out.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end
+        return READER_GONE
+    if not dumped:
+        raise UsageProblem(
+            "none of the files is of a kind that can be dumped",
+            remedy="Those are segments, their indexes, snapshots, checkpoints and partition.metadata",
+        )
+    return 1 if report.wrong else 0
