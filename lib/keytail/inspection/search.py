@@ -243,8 +243,6 @@ class Search:
         path = os.path.join(self.facts.path, self.file(number, names.LOG))
         is_last = number == len(self.facts.segments) - 1
         promised = floor.slot >= 0
-        if promised and floor.position >= segment.log_bytes:
-            raise _WrongEntry
         try:
             for stride in self._reader.unhurried_strides(
                 path, segment.log_bytes, start=floor.position, torn_tail=is_last
