@@ -136,6 +136,15 @@ RebuildAll = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="Cut a log that a crash left torn where a broker would cut it at its start; what is lost is printed. "
+        "Only above the recovery point, and only where the broker did not stop cleanly.",
+        rich_help_panel=_SAFETY,
+    ),
+]
 Now = Annotated[
     int | None,
     typer.Option(

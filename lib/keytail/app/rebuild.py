@@ -23,8 +23,8 @@ from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.lock import hold, is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
 from keytail.spark.rows import status_of
 from keytail.spark.storage import refuse_shared_storage
 
@@ -45,6 +45,7 @@ class Request:
     configuration: Configuration = field(default_factory=Configuration)
     execute: bool = False
     rebuild_all: bool = False
+    truncate: bool = False
     master: str | None = None
     shared_storage: bool = False
     submitted: bool = False  # under spark-submit, which has chosen the master
@@ -71,8 +72,9 @@ class SegmentRow:
 class RebuildRow:
     """One partition, with its segments. `status`: `sound`, `would-rebuild`, `rebuilt`, `refused`, `corrupt`, `failed`.
 
-    `files_wrong` counts the index files that were missing or wrong, `in_use` says that a broker may be writing to
-    the last segment, whose end was then not looked at.
+    `files_wrong` counts what was missing or wrong: index files, producer snapshots, the leader epochs. `in_use` says
+    that a broker has the log dir open: then the end of the last segment, snapshots and epochs are not looked at.
+    `notes` are sentences on what else was found and done.
     """
 
     topic: str
@@ -123,7 +125,8 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
                 rows[outcome.plan.facts.path] = row
                 reporter.done(row.name, row.status, row.bytes, row.error)
 
-            Rebuild(plans, spark, heard, lambda trace: print(trace, file=sys.stderr), fs).run()
+            of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
+            Rebuild(plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs).run()
         return [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
 
 
@@ -191,6 +194,8 @@ def _plan(
             segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
             rebuild_all=request.rebuild_all,
             execute=request.execute,
+            truncate=request.truncate,
+            is_in_use=not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs),
             run_id=run_id,
         )
     except KeytailError as problem:
@@ -201,20 +206,27 @@ def _plan(
 
 
 def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
+    from keytail.maintenance.rebuild import cut_sentence  # noqa: PLC0415 (brings in the kernels)
+
     plan, result = outcome.plan, outcome.result
     facts = plan.facts
     segments: tuple[SegmentRow, ...] = ()
     batches = files_wrong = None
     status, error = "sound", ""
+    told = [*notes, *outcome.rest.wrong]
+    if outcome.done_cut is not None:
+        told.insert(0, cut_sentence(outcome.done_cut, True))
     if result is not None:
         log_bytes = {segment.base_offset: segment.log_bytes for segment in facts.segments}
         segments = tuple(_segment_row(one, log_bytes[one.base_offset], outcome) for one in result.segments)
         batches = sum(segment.batches for segment in result.segments)
-        files_wrong = len(result.wrong)
-        if files_wrong:
+        files_wrong = len(result.wrong) + outcome.rest.files
+        if files_wrong or result.torn is not None or outcome.done_cut is not None:
             status = "rebuilt" if outcome.installed else "would-rebuild"
-        if result.damage is not None and not plan.is_in_use:
-            error = f"torn: {result.damage}"
+        if result.torn is not None:
+            error = cut_sentence(result.torn, False)
+    if outcome.rest.refused:
+        status, error = "refused", "; ".join(outcome.rest.refused)
     if outcome.problem is not None:
         status, error = status_of(outcome.problem), str(outcome.problem)
     return RebuildRow(
@@ -228,7 +240,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         files_wrong=files_wrong,
         in_use=plan.is_in_use,
         segments=segments,
-        notes=tuple(notes),
+        notes=tuple(told),
         start_ms=outcome.start_ms,
         end_ms=outcome.end_ms,
     )
@@ -272,7 +284,7 @@ def print_table(rows: Sequence[RebuildRow], title: str) -> None:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")
     table.add_column("status")
-    for name in ("segments", "log size", "batches", "index files wrong", "took"):
+    for name in ("segments", "log size", "batches", "files wrong", "took"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(

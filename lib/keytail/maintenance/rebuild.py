@@ -1,25 +1,29 @@
-"""The story of one partition whose index files are rebuilt: what forbids it, its tasks, what they found, the end.
+"""The story of one partition that is made ready for a broker: what forbids it, its tasks, what they found, the end.
 
 `segment_tasks` says what is to be read, by any number of tasks; `settle` takes what they found and judges the
-transaction indexes; `install` gives new files their names. Only `settle`, for transaction indexes, and `install`
-write here, and only for an executing run, whose caller holds the locks.
+transaction indexes; `cut` cuts a torn tail, after which all is looked at anew; `install` gives new index files their
+names; `mend_rest` makes snapshots and leader epochs right, which follow from the log too. For an executing run its
+caller holds the locks; for any other nothing is written here.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
+from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
-from keytail.log.partition import PartitionFacts
+from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.stride import SegmentReader
 from keytail.log.transactions import read_aborted
 from keytail.maintenance.aborted import asked_offsets, right_entries
+from keytail.maintenance.epochs import plan_epochs, write_plan
 from keytail.maintenance.indexes import (
     FileVerdict,
     SegmentResult,
@@ -28,13 +32,22 @@ from keytail.maintenance.indexes import (
     refuse_changed,
     write_scratch,
 )
+from keytail.maintenance.snapshots import (
+    SnapshotRow,
+    make_snapshots,
+    put_snapshot,
+    survey_snapshots,
+    wanted_snapshots,
+)
+from keytail.maintenance.tail import Cut, cut_tail, plan_cut, torn_tail
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
     """A partition that is to be looked at, and the settings that hold for it.
 
-    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset).
+    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset). `is_in_use`: a broker
+    may be writing to it, so that the end of its last segment is not judged.
     """
 
     facts: PartitionFacts
@@ -43,23 +56,21 @@ class PartitionPlan:
     known_entries: np.ndarray
     rebuild_all: bool = False
     execute: bool = False
+    truncate: bool = False
+    is_in_use: bool = False
     run_id: str = ""
 
     @property
     def log_bytes(self) -> int:
         return sum(segment.log_bytes for segment in self.facts.segments)
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether a broker may be writing to it: then the end of its last segment is not judged."""
-        return not self.execute and not self.facts.clean_shutdown
-
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What was found in a partition, segment by segment, ascending."""
+    """What was found in a partition, segment by segment, ascending. `torn`: where it is to be cut."""
 
     segments: tuple[SegmentResult, ...]
+    torn: Cut | None = None
 
     @property
     def wrong(self) -> tuple[tuple[SegmentResult, FileVerdict], ...]:
@@ -67,8 +78,20 @@ class PartitionResult:
         return tuple((s, verdict) for s in self.segments for verdict in s.files if verdict.state != "sound")
 
     @property
-    def damage(self) -> CorruptLog | None:
-        return next((segment.damage for segment in self.segments if segment.damage is not None), None)
+    def log_end_offset(self) -> int:
+        """Behind the last batch, as far as the log is whole."""
+        whole = next((n for n, segment in enumerate(self.segments) if segment.damage is not None), -1)
+        return self.segments[whole].next_offset
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What was found about snapshots and leader epochs, in sentences: what is wrong or was made right, and what
+    cannot be made right."""
+
+    wrong: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    files: int = 0  # that were missing or wrong
 
 
 def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
@@ -92,6 +115,8 @@ def plan_partition(
     segment_index_bytes: int,
     rebuild_all: bool = False,
     execute: bool = False,
+    truncate: bool = False,
+    is_in_use: bool = False,
     run_id: str = "",
 ) -> PartitionPlan:
     """Reads the transaction indexes, which are small, and nothing of the logs."""
@@ -102,6 +127,8 @@ def plan_partition(
         known_entries=read_aborted(fs, facts.path, facts.segments, 0),
         rebuild_all=rebuild_all,
         execute=execute,
+        truncate=truncate,
+        is_in_use=is_in_use,
         run_id=run_id,
     )
 
@@ -138,10 +165,11 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
     Raises the damage of a segment that no broker would cut.
     """
     tasks = segment_tasks(plan)
-    for task, result in zip(tasks, results, strict=True):
-        if result.damage is not None and not task.torn_tail:
-            raise result.damage
-    whole = next((n + 1 for n, result in enumerate(results) if result.damage is not None), len(results))
+    torn = None
+    damaged = next((n for n, result in enumerate(results) if result.damage is not None), None)
+    if damaged is not None and not tasks[damaged].is_in_use:
+        torn = _torn(fs, plan, damaged, results[damaged])
+    whole = len(results) if damaged is None else damaged + 1
     results = [result if n < whole else replace(result, files=()) for n, result in enumerate(results)]
     entries = right_entries(
         [result.rows for result in results[:whole]],
@@ -157,7 +185,47 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
             verdict = _judge_txn_index(fs, task, entries[a:b])
         files = (*result.files, verdict) if verdict is not None else result.files
         settled.append(replace(result, files=files, rows=result.rows[:0]))
-    return PartitionResult(tuple(settled))
+    return PartitionResult(tuple(settled), torn)
+
+
+def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Cut:
+    """Where a broker would cut the log; raises the damage where it would not."""
+    facts = plan.facts
+    assert result.damage is not None
+    try:
+        tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
+        return plan_cut(facts, tail, [entry.name for entry in fs.scan(facts.path)])
+    except Refused as refusal:
+        raise result.damage from refusal
+
+
+def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
+    """Cut the log; the plan of the partition as it is then."""
+    facts = plan.facts
+    cut_tail(fs, facts, torn, hosted=hosted)
+    [log_dir] = survey_log_dirs(fs, [facts.log_dir])
+    entry = next(entry for entry in log_dir.partitions if entry.path == facts.path)
+    surveyed = survey_partition(fs, log_dir, entry)
+    if surveyed.problems:
+        raise Refused("; ".join(surveyed.problems), path=facts.path)
+    return replace(plan, facts=surveyed, known_entries=read_aborted(fs, facts.path, surveyed.segments, 0))
+
+
+def cut_sentence(torn: Cut, done: bool) -> str:
+    """What a cut takes away, or would take away."""
+    lost = "no offset that is known"
+    if torn.lost_end > torn.next_offset:
+        lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
+    text = (
+        f"torn: {torn.tail.what} (segment {torn.tail.base_offset}, byte position {torn.tail.byte_position}, offset "
+        f"{torn.next_offset}); {'cut' if done else 'a broker that starts cuts'} there, {torn.cut_bytes} bytes"
+    )
+    if torn.removed_segments:
+        text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
+    text += f"; lost: {lost}"
+    if torn.acknowledged_until is not None:
+        text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
+    return text if done else f"{text}. --truncate cuts it ahead"
 
 
 def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
@@ -221,6 +289,68 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
                     fs.unlink(path)
         if wrong:
             fs.fsync_dir(plan.facts.path)
+
+
+def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
+    """Snapshots and leader epochs, of a log that is whole and nobody writes to: say what is wrong, or make it right."""
+    if plan.is_in_use or result.torn is not None:
+        return Rest()
+    rest = _mend_snapshots(fs, plan, result.log_end_offset)
+    epochs_path = os.path.join(plan.facts.path, names.LEADER_EPOCHS)
+    seen = [epoch for segment in result.segments for epoch in segment.epochs]
+    epochs = plan_epochs(read_epochs(fs, epochs_path), seen, result.log_end_offset)
+    if epochs.problem:
+        why = f"{names.LEADER_EPOCHS} contradicts the log and stays as it is: {epochs.problem}"
+        return replace(rest, refused=(*rest.refused, why))
+    # An epoch that begins at the log end has no batch yet: a broker that stops leaves it, one that starts drops it.
+    above = [epoch for epoch in epochs.dropped if epoch[1] > result.log_end_offset]
+    if not epochs.added and not above:
+        return rest
+    if plan.execute:
+        write_plan(fs, plan.facts.path, epochs)
+    parts = [
+        f"{what} {', '.join(f'{epoch} from {start} on' for epoch, start in entries)}"
+        for what, entries in (("lacked epoch", epochs.added), ("had above the log end epoch", above))
+        if entries
+    ]
+    return replace(rest, wrong=(*rest.wrong, f"{names.LEADER_EPOCHS} {' and '.join(parts)}"), files=rest.files + 1)
+
+
+def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) -> Rest:
+    facts = plan.facts
+    wanted = wanted_snapshots(
+        [segment.base_offset for segment in facts.segments],
+        facts.log_start_offset,
+        log_end_offset,
+        clean_shutdown=facts.clean_shutdown,
+    )
+    survey = survey_snapshots(fs, facts.path, facts.snapshots, wanted, log_end_offset)
+    if not survey.to_make:
+        return Rest()
+    like = fs.stat(os.path.join(facts.path, names.segment_file(facts.segments[-1].base_offset, names.LOG)))
+    made, not_made = [], []
+    reader = SegmentReader(fs)
+    for row, data in make_snapshots(fs, reader, facts.path, facts.segments, facts.log_start_offset, survey):
+        if row.problem:
+            not_made.append(row)
+            continue
+        made.append(row)
+        if plan.execute:
+            put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.run_id, attempt="driver")
+    wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
+    refused = [
+        f"producer snapshots missing or damaged at {at} are not made anew: {why}"
+        for why, at in _offsets_by(not_made, lambda row: row.problem)
+    ]
+    return Rest(tuple(wrong), tuple(refused), len(made))
+
+
+def _offsets_by(rows: Sequence[SnapshotRow], key: Callable[[SnapshotRow], str]) -> list[tuple[str, str]]:
+    """Each value of `key`, with the offsets of its rows in words."""
+    offsets: dict[str, list[str]] = {}
+    for row in rows:
+        offsets.setdefault(key(row), []).append(str(row.offset))
+    return [(value, f"offset{'s' if len(some) > 1 else ''} {', '.join(some)}") for value, some in offsets.items()]
 
 
 def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) -> None:

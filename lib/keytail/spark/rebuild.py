@@ -7,7 +7,7 @@ files their names, is done here, in the driver. The caller holds the locks of an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,11 +28,15 @@ from keytail.maintenance.indexes import (
 from keytail.maintenance.rebuild import (
     PartitionPlan,
     PartitionResult,
+    Rest,
     install,
+    mend_rest,
     remove_scratch,
     segment_tasks,
     settle,
 )
+from keytail.maintenance.rebuild import cut as cut_log
+from keytail.maintenance.tail import Cut
 from keytail.spark.session import concurrent_tasks
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
 
@@ -59,26 +63,30 @@ class Work:
 
 @dataclass(frozen=True)
 class PartitionOutcome:
-    """What became of one partition: what was found, or why that is not known. `installed`: new files have names."""
+    """What became of one partition: what was found, or why that is not known. `installed`: new files have names.
+
+    `done_cut`: the log was cut so, before all that is told of it was found.
+    """
 
     plan: PartitionPlan
     result: PartitionResult | None
+    rest: Rest
     problem: KeytailError | None
     start_ms: int
     end_ms: int
     installed: bool = False
-
-
-Runner = Callable[[Sequence[Work], str], list[Outcome[SegmentResult | Scan]]]
+    done_cut: Cut | None = None
 
 
 @dataclass
 class Rebuild:
     """One run over many partitions. `on_outcome` hears of each as it ends, one at a time, `on_trace` of a task's
-    Python traceback. Without `spark` all is done in this process."""
+    Python traceback. Without `spark` all is done in this process. `hosted` names the partitions of each log dir:
+    the entries that its checkpoints keep."""
 
     plans: Sequence[PartitionPlan]
     spark: Any = None
+    hosted: Mapping[str, Collection[tuple[str, int]]] = field(default_factory=dict)
     on_outcome: Callable[[PartitionOutcome], None] = lambda outcome: None
     on_trace: Callable[[str], None] = lambda text: None
     fs: FileSystem = LOCAL
@@ -147,14 +155,17 @@ class Rebuild:
     def _finish(
         self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
     ) -> PartitionOutcome:
-        result, installed = None, False
+        result, rest, installed = None, Rest(), False
         problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
         try:
             if problem is None:
                 result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
+                if result.torn is not None and plan.execute and plan.truncate:
+                    return self._cut(plan, result.torn, start_ms)
                 if plan.execute:
                     install(self.fs, plan, result)
                     installed = True
+                rest = mend_rest(self.fs, plan, result)
         except KeytailError as known:
             problem = known
         except OSError as system:
@@ -164,7 +175,14 @@ class Rebuild:
                 remove_scratch(self.fs, plan.facts.path, plan.run_id)
             except OSError as system:
                 problem = problem or explained(system)
-        return PartitionOutcome(plan, result, problem, start_ms, time.time_ns() // 1_000_000, installed)
+        return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
+
+    def _cut(self, plan: PartitionPlan, torn: Cut, start_ms: int) -> PartitionOutcome:
+        """Cut the log first, then do the partition anew: it is whole then."""
+        remove_scratch(self.fs, plan.facts.path, plan.run_id)
+        again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
+        [outcome] = self._run_bundle([replace(again, truncate=False)])
+        return replace(outcome, start_ms=start_ms, done_cut=torn)
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
