@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,13 +82,13 @@ def plan(root: Path, tail: TornTail | None = None) -> Cut:
     return plan_cut(facts_of(root), tail, [path.name for path in (root / PARTITION).iterdir()])
 
 
-def cut(fs: FileSystem, root: Path) -> Cut | None:
+def cut(fs: FileSystem, root: Path, hosted: Collection[tuple[str, int]] = HOSTED) -> Cut | None:
     """All of it, as a run does; None where there is nothing to cut."""
     tail = find(root, fs)
     if tail is None:
         return None
     planned = plan(root, tail)
-    cut_tail(fs, facts_of(root, fs), planned, hosted=HOSTED)
+    cut_tail(fs, facts_of(root, fs), planned, hosted=hosted)
     return planned
 
 

@@ -25,11 +25,16 @@ def recovered_logs(partition_dir: Path, recovery_point: int) -> dict[int, bytes]
 
 
 def valid_bytes(log: bytes) -> int:
-    """Where the first batch begins that is none."""
-    try:
-        decode_log(log)
-    except ValueError as damage:
-        found = re.match(r"batch at byte (\d+)", str(damage))
-        assert found is not None, damage
-        return int(found[1])
-    return len(log)
+    """Where the first batch begins that is none. A magic above 2 is taken for 2."""
+    while True:
+        try:
+            decode_log(log)
+        except ValueError as damage:
+            found = re.match(r"batch at byte (\d+): (magic (\d+))?", str(damage))
+            assert found is not None, damage
+            at = int(found[1])
+            if not found[3] or not 2 < int(found[3]) < 128:
+                return at
+            log = log[: at + 16] + b"\2" + log[at + 17 :]
+        else:
+            return len(log)

@@ -107,9 +107,9 @@ def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bo
     length = int.from_bytes(head[8:12], "big", signed=True)
     magic = int.from_bytes(head[_MAGIC_AT:], "big", signed=True)
     size_bytes = LENGTH_PREFIX_BYTES + length
-    if length < MIN_RECORD_OVERHEAD_BYTES or position + size_bytes > log_bytes or not 0 <= magic <= 2:
+    if length < MIN_RECORD_OVERHEAD_BYTES or position + size_bytes > log_bytes:
         return True
-    if magic == 2 and size_bytes < HEADER_BYTES:
+    if magic >= 2 and size_bytes < HEADER_BYTES:
         return True
     batch = fs.read_at(path, position, size_bytes)
     if magic < 2:

@@ -1,0 +1,241 @@
+"""A torn log cut by keytail beside the recovery of Kafka's loader; snapshots and leader epochs beside Kafka's own."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.format.producers import parse_snapshot
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import LOCAL
+from keytail.log.partition import PartitionFacts
+from keytail.log.stride import SegmentReader
+from keytail.maintenance.epochs import epochs_seen, plan_epochs, write_plan
+from keytail.maintenance.snapshots import (
+    SnapshotRow,
+    make_snapshots,
+    put_snapshot,
+    survey_snapshots,
+    wanted_snapshots,
+)
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.partitions import PARTITION
+from tests.crash.test_tail import CASES, ROWS
+from tests.interop.kafka import Kafka, Loaded
+from tests.interop.traffic import Traffic, random_traffic
+from tests.maintenance.torn import Torn, cut, facts_of, flipped, logs_of
+from tests.reference.batches import decode_log
+
+CONFIGS = {"segment.index.bytes": "8192", "index.interval.bytes": "50"}
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "12"))
+pytestmark = pytest.mark.interop
+
+
+def recovered_by_kafka(kafka: Kafka, torn: Torn, root: Path) -> tuple[Loaded, dict[int, bytes], dict[str, bytes]]:
+    """What a broker's loader makes of a copy: its answer, the logs, and all other files."""
+    copy = root.with_name(f"{root.name}-for-kafka")
+    shutil.copytree(root, copy)
+    point = torn.checkpoints["recovery-point-offset-checkpoint"]
+    loaded = kafka.load(copy / PARTITION, configs=CONFIGS, clean=False, recovery_point=point)
+    files = {path.name: path.read_bytes() for path in (copy / PARTITION).iterdir()}
+    logs = logs_of(copy)
+    shutil.rmtree(copy)
+    return loaded, logs, files
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_kafka_does_what_the_row_says(number: int, kafka: Kafka, fast_dir: Path) -> None:
+    build, broker, _ = ROWS[number]
+    torn = Torn()
+    torn.make(fast_dir / "d")
+    build(fast_dir / "d")
+    loaded, logs, _ = recovered_by_kafka(kafka, torn, fast_dir / "d")
+    assert logs == broker
+    assert loaded.log_end_offset == (15 if len(broker) == 2 else 34)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kafka_ends_alike_at_every_stop(case: str, kafka: Kafka, fast_dir: Path) -> None:
+    torn = CASES[case]
+    torn.make(fast_dir / "origin")
+    expected, counts = recovered_by_kafka(kafka, torn, fast_dir / "origin"), Counts()
+    assert expected[1] == torn.recovered(fast_dir / "origin")
+
+    def check(state: State) -> None:
+        loaded, *files = recovered_by_kafka(kafka, torn, state.root)
+        assert tuple(files) == expected[1:]
+        assert loaded.log_end_offset == expected[0].log_end_offset
+
+    for_every_stop(torn.make, cut, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
+    print(f"opened by Kafka: {case}: {counts}")
+
+
+def put_right(facts: PartitionFacts) -> list[SnapshotRow]:
+    """Leader epochs and snapshots, as a run does it."""
+    reader, seen = SegmentReader(LOCAL), []
+    for segment in facts.segments:
+        for stride in reader.strides(f"{facts.path}/{segment.base_offset:020d}.log", segment.log_bytes):
+            seen += epochs_seen(stride.table)
+    epochs = read_epochs(LOCAL, f"{facts.path}/leader-epoch-checkpoint")
+    write_plan(LOCAL, facts.path, plan_epochs(epochs, seen, facts.log_end_offset))
+    wanted = wanted_snapshots(
+        [segment.base_offset for segment in facts.segments],
+        facts.log_start_offset,
+        facts.log_end_offset,
+        clean_shutdown=facts.clean_shutdown,
+    )
+    survey = survey_snapshots(LOCAL, facts.path, facts.snapshots, wanted, facts.log_end_offset)
+    rows = []
+    for row, data in make_snapshots(LOCAL, reader, facts.path, facts.segments, facts.log_start_offset, survey):
+        rows.append(row)
+        if not row.problem:
+            like = LOCAL.stat(f"{facts.path}/{facts.segments[-1].base_offset:020d}.log")
+            put_snapshot(LOCAL, facts.path, row.offset, data, like=like, run_id="r", attempt="a")
+    return rows
+
+
+def traffic_of(rng: random.Random, number: int, **more: Any) -> Traffic:
+    traffic = random_traffic(
+        rng, transactional=number % 2 == 0, delete_records=False, far_jumps=False, keyless=False, **more
+    )
+    traffic.producer_id_expiration_ms = 2**31 - 1  # of those that expire only Kafka's own clock knows
+    traffic.configs["segment.index.bytes"] = 65_536  # a recovery fails where an index gets full
+    return traffic
+
+
+def written(kafka: Kafka, rng: random.Random, number: int, root: Path, **more: Any) -> Traffic:
+    """A log dir with one partition of some rounds, closed cleanly."""
+    traffic = traffic_of(rng, number, **more)
+    (root / PARTITION).mkdir(parents=True)
+    for _ in range(2):
+        options = traffic.options
+        kafka.append(root / PARTITION, traffic.steps(), **options)
+    return traffic
+
+
+def torn_by_chance(rng: random.Random, root: Path) -> int:
+    """Tears a segment; the recovery point, at or below it."""
+    logs = {base: log for base, log in logs_of(root).items() if log}
+    base = rng.choice(sorted(logs)[-4:])
+    log, batches = logs[base], decode_log(logs[base])
+    batch = rng.choice(batches)
+    at = batch.position + rng.randrange(17, batch.size)  # behind the magic, of which a broker takes any
+    torn = rng.choice([flipped(log, at), log[:at], log[:at] + bytes(rng.randint(1, 200)), log + rng.randbytes(50)])
+    (root / PARTITION / f"{base:020d}.log").write_bytes(torn)
+    point = rng.choice([0, base, batch.base_offset if torn[: batch.position] == log[: batch.position] else base])
+    (root / "recovery-point-offset-checkpoint").write_text(f"0\n1\norders 0 {point}\n")
+    (root / "replication-offset-checkpoint").write_text(f"0\n1\norders 0 {max(logs)}\n")
+    (root / "cleaner-offset-checkpoint").write_text(f"0\n1\norders 0 {max(logs)}\n")
+    return point
+
+
+def forget_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
+    """The last entries were not written in time (a broker looks for them where it recovers), or one too many was."""
+    path = root / PARTITION / "leader-epoch-checkpoint"
+    entries = read_epochs(LOCAL, str(path))
+    first = max(base for base in logs_of(root) if base <= point)
+    if rng.random() < 0.3:
+        entries.append((entries[-1][0] + 7, end + 5))
+    elif rng.random() < 0.7:
+        entries = [entry for entry in entries if entry[1] < rng.randint(first, end)]
+    path.write_text("".join([f"0\n{len(entries)}\n", *(f"{epoch} {start}\n" for epoch, start in entries)]))
+
+
+def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    seen: Counter[str] = Counter()
+    for number in range(LOGS):
+        rng = random.Random(f"{seed}-{number}")
+        ours, theirs = fast_dir / f"{number}" / "ours", fast_dir / f"{number}" / "theirs"
+        try:
+            traffic = written(kafka, rng, number, ours)
+            whole_end = traffic.log_end_offset
+            point = torn_by_chance(rng, ours)
+            forget_epochs(rng, ours, point, whole_end)
+            shutil.copytree(ours, theirs)
+            options = {**traffic.options, "clean": False, "recovery_point": point, "transactions": True}
+            expected = kafka.load(theirs / PARTITION, **options)
+            done = cut(LOCAL, ours, hosted=[("orders", 0)])
+            assert done is not None
+            seen["with segments behind"] += bool(done.removed_segments)
+            assert logs_of(ours) == logs_of(theirs)
+            facts = facts_of(ours)
+            assert facts.log_end_offset == expected.log_end_offset <= whole_end
+            epochs = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
+            put_right(facts)
+            put = (ours / PARTITION / "leader-epoch-checkpoint").read_bytes()
+            seen["with epochs put right"] += put != epochs
+            assert put == (theirs / PARTITION / "leader-epoch-checkpoint").read_bytes()
+            found = kafka.load(ours / PARTITION, **options)
+            assert not [line for line in found.messages if "invalid" in line.lower() or "orrupt" in line], (
+                found.messages
+            )
+            assert known(found) == known(expected) and found.aborted == expected.aborted
+            assert found.records == expected.records and found.recovery_point == expected.recovery_point
+            assert files_of(ours) == files_of(theirs)
+        except BaseException as problem:
+            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            raise
+    print(dict(seen))
+
+
+def known(loaded: Loaded) -> list[tuple[int, ...]]:
+    """Without the offset of the oldest batch in memory, of up to five: from a snapshot that is the newest one."""
+    return [producer[:3] + producer[4:] for producer in loaded.producers]
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """An index that a broker emptied is as good as none."""
+    files = {path.name: path.read_bytes() for path in sorted((root / PARTITION).iterdir())}
+    return {name: data for name, data in files.items() if data or not name.endswith(".txnindex")}
+
+
+def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafka, fast_dir: Path) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    seen: Counter[str] = Counter()
+    for number in range(LOGS):
+        rng = random.Random(f"{seed}-{number}")
+        root = fast_dir / str(number)
+        try:
+            traffic = written(kafka, rng, number, root)
+            (root / ".kafka_cleanshutdown").write_text("{}")
+            end, path = traffic.log_end_offset, root / PARTITION
+            shutil.copytree(path, fast_dir / "as written" / str(number) / PARTITION)
+            copy = fast_dir / "as written" / str(number) / PARTITION
+            expected = kafka.load(copy, transactions=True, **traffic.options)
+            original = {
+                int(file.name[:20]): sorted(parse_snapshot(file.read_bytes()), key=lambda entry: entry.producer_id)
+                for file in path.glob("*.snapshot")
+            }
+            epochs = (path / "leader-epoch-checkpoint").read_bytes()
+            for offset in original:
+                if number % 3 == 0 or rng.random() < 0.5:
+                    file = path / f"{offset:020d}.snapshot"
+                    file.unlink() if rng.random() < 0.7 else file.write_bytes(file.read_bytes()[:-1] + b"\xaa")
+            rows = put_right(facts_of(root))
+            for row in rows:
+                seen[row.problem.partition(": ")[0] or f"made, source {row.source is not None}"] += 1
+                if not row.problem:
+                    data = (path / f"{row.offset:020d}.snapshot").read_bytes()
+                    entries = parse_snapshot(data)
+                    assert entries == original[row.offset], row
+            assert not any(row.problem for row in rows) or traffic.follower_share
+            assert (path / "leader-epoch-checkpoint").read_bytes() == epochs
+            if any(row.problem for row in rows):
+                continue
+            found = kafka.load(path, transactions=True, **traffic.options)
+            assert known(found) == known(expected)
+            assert found.log_end_offset == expected.log_end_offset == end
+            assert not [line for line in found.messages if "snapshot" in line and line.startswith("WARN")]
+        except BaseException as problem:
+            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            raise
+    print(dict(seen))
