@@ -7,7 +7,6 @@ other entries follow.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +22,8 @@ _WINDOW_BYTES = 1 << 20
 _PROBE_BYTES = 8 << 20
 _HEADER_BYTES = 61
 _NO_OFFSET = -1
+_NO_TIMESTAMP = -1
+_NOT_FOUND = -2
 
 
 @dataclass(frozen=True)
@@ -175,17 +176,16 @@ def _check_times(
             size += size_bytes
         else:
             at = 0
-            largest[i] = -2
+            largest[i] = _NOT_FOUND
             report.time_offset(path, target, last)
         if size >= _PROBE_BYTES:
-            largest |= _largest(fs, found)
+            largest |= _largest(fs, found, times)
             found, size = [], 0
-    largest |= _largest(fs, found)
+    largest |= _largest(fs, found, times)
     for i, time in enumerate(times.tolist()):
-        if largest[i] == -2:
+        if largest[i] == _NOT_FOUND:
             previous = time
             continue
-        # A batch that a cleaner emptied has no records any more; its header keeps the time.
         if largest[i] != time:
             report.time_mismatch(path, time, largest[i])
         if previous >= time:
@@ -193,8 +193,11 @@ def _check_times(
         previous = time
 
 
-def _largest(fs: FileSystem, found: list[tuple[int, bytes]]) -> dict[int, int]:
-    """The largest timestamp of the records of each batch; of one that was emptied, that of its header."""
+def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
+    """The largest timestamp of the records of each batch, by the number of its entry; -1 without records.
+
+    A batch that a cleaner emptied keeps the time in its header: if that is the entry's, it is right.
+    """
     if not found:
         return {}
     raw = np.frombuffer(b"".join(data for _, data in found), np.uint8)
@@ -204,8 +207,11 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]]) -> dict[int, int]:
         stamps, first = part.records.records["timestamp_ms"], part.first_record
         for row, batch in enumerate(part.batches):
             some = stamps[first[row] : first[row + 1]]
+            largest.append(int(some.max()) if len(some) else _NO_TIMESTAMP)
             emptied = batch["magic"] >= 2 and batch["record_count"] == 0
-            largest.append(int(some.max()) if len(some) else int(batch["max_timestamp_ms"]) if emptied else _NO_OFFSET)
+            expected = int(times[found[len(largest) - 1][0]])
+            if emptied and int(batch["max_timestamp_ms"]) == expected:
+                largest[-1] = expected
     return {i: time for (i, _), time in zip(found, largest, strict=True)}
 
 
@@ -262,11 +268,3 @@ class _Log:
                 break
             position = at
         return 0, 0, _NO_OFFSET
-
-
-def entries_up_to(fs: FileSystem, index_path: str, base: int) -> Iterator[tuple[int, int]]:
-    """Offsets and positions of an offset index, largest first, of which each but unused ones once."""
-    entries = index.parse_offset_index(fs.read_bytes(index_path))
-    offsets = entries["relative_offset"].astype(np.int64) + base
-    used = _used(offsets, base)
-    yield from zip(offsets[:used][::-1].tolist(), entries["position"][:used][::-1].tolist(), strict=True)

@@ -199,8 +199,11 @@ def _big_endian(buffer: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray
 
 
 def _wrapped(sequence: np.ndarray, increment: np.ndarray) -> np.ndarray:
-    """Sequences go on from 0 behind 2^31 - 1."""
-    return np.asarray((sequence + increment) % (1 << 31))
+    """Sequences go on from 0 behind 2^31 - 1; with the impossible increments of a damaged header, as Java's ints."""
+    largest = np.int32(2**31 - 1)
+    sequence, increment = sequence.astype(np.int32), increment.astype(np.int32)
+    beyond = sequence > largest - increment
+    return np.where(beyond, increment - (largest - sequence) - np.int32(1), sequence + increment)
 
 
 def _timestamp_types(batches: np.ndarray) -> np.ndarray:

@@ -88,8 +88,8 @@ class Report:
             self.say(f"Found out of order timestamp in :{path}")
             for pair in pairs:
                 self.say(f"  Index timestamp: {pair[0]}, Previously indexed timestamp: {pair[1]}")
-        for pairs in self._times["offset"].values():
-            self.say("The following indexed offsets are not found in the log.")
+        for path, pairs in self._times["offset"].items():
+            self.say(f"The following indexed offsets are not found in :{path}")
             for pair in pairs:
                 self.say(f"Indexed offset: {pair[0]}, found log offset: {pair[1]}")
         for path, (pairs, count) in self._gaps.items():
