@@ -1,0 +1,148 @@
+"""Stop before every file operation of a rebuild: each file is as it was or right, no broker takes half for whole, and
+the next run ends as an undisturbed one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keytail.log import replace
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.maintenance.rebuild import plan_partition
+from keytail.spark.rebuild import Rebuild
+from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir, as_process
+from tests.crash.driver import Counts, State, digest_of, for_every_stop
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka
+
+NAME = "orders-0"
+LOG_DIR = LogDir(
+    (
+        Log(
+            NAME,
+            [
+                ["T1 a:1 b:1", "t2 a:2 c:1", "! C9"],
+                ["t2 d:1", "A1", "x:1"],
+                ["T1 b:2 e:1", "a:3", "A2", "x:1", "y:1"],
+                ["C1", "t4 x:9", "A4", "b:3 c:2 x:2"],
+                ["y:1", "y:2"],
+            ],
+        ),
+    )
+)
+BASES = sorted(LOG_DIR.logs[0].segments)
+CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.interval.bytes": str(INTERVAL_BYTES)}
+
+
+def run(fs: FileSystem, root: Path, run_id: str = "r1") -> None:
+    """What an executing `rebuild-index` does, but for locks and Spark."""
+    with as_process(fs):
+        [listing] = survey_log_dirs(fs, [str(root)])
+        [entry] = listing.partitions
+        replace.recover(fs, entry.path)
+        facts = survey_partition(fs, listing, entry)
+        assert facts.problems == facts.leftovers == ()
+        plan = plan_partition(
+            fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
+        )
+        [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
+        assert outcome.problem is None, outcome.problem
+
+
+def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
+    """Of each segment something else is missing or wrong."""
+    path = root / NAME
+
+    def file(number: int, suffix: str) -> Path:
+        return path / f"{BASES[number]:020d}{suffix}"
+
+    for suffix in (".index", ".timeindex", ".txnindex"):
+        file(1, suffix).unlink()
+    file(2, ".index").unlink()
+    file(2, ".timeindex").unlink()
+    if only_what_a_broker_mends:
+        for snapshot in path.glob("*.snapshot"):  # those that the log dir is made with know of no producer
+            if int(snapshot.stem) in BASES:
+                snapshot.unlink()
+        return
+    file(0, ".timeindex").write_bytes(b"")
+    file(0, ".txnindex").write_bytes(bytes(34))
+    file(3, ".index").write_bytes(file(3, ".index").read_bytes()[:8] + b"\0" * 8)
+    file(3, ".txnindex").write_bytes(b"\0" * 33)
+    file(3, ".snapshot").unlink()
+    (path / f"{LOG_DIR.logs[0].end:020d}.snapshot").write_bytes(b"\0" * 10)
+    (path / "leader-epoch-checkpoint").unlink()
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    found = {path.name: path.read_bytes() for path in (root / NAME).iterdir()}
+    return {name: data for name, data in found.items() if not name.endswith((".clean", ".tmp"))}
+
+
+def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    LOG_DIR.make(fast_dir / "right")
+    right = files_of(fast_dir / "right")
+    spoiled = fast_dir / "spoiled"
+    shutil.copytree(fast_dir / "right", spoiled)
+    spoil(spoiled, only_what_a_broker_mends=False)
+    before = files_of(spoiled)
+    undisturbed = fast_dir / "undisturbed"
+    shutil.copytree(spoiled, undisturbed)
+    run(LOCAL, undisturbed)
+    after = files_of(undisturbed)
+    assert {n: d for n, d in after.items() if not n.endswith(".snapshot")} == {
+        n: d for n, d in right.items() if not n.endswith(".snapshot")
+    }
+    assert after.keys() == right.keys()
+    digest = digest_of(undisturbed)
+    counts = Counts()
+
+    def check(state: State) -> None:
+        found = files_of(state.root)
+        for name in before.keys() | after.keys() | found.keys():
+            assert found.get(name) in (before.get(name), after.get(name)), name
+        for base in BASES:
+            stem = f"{base:020d}"
+            if f"{stem}.index" in found and f"{stem}.index" not in before:
+                for suffix in (".timeindex", ".txnindex"):  # which a broker does not make once there is a `.index`
+                    assert found.get(stem + suffix) == after.get(stem + suffix), stem + suffix
+        assert found == after or not state.action_ended
+        run(LOCAL, state.root, "r2")
+        assert digest_of(state.root) == digest
+
+    for_every_stop(lambda path: shutil.copytree(spoiled, path), run, check, work_dir=fast_dir / "stops", counts=counts)
+    with capsys.disabled():
+        print(f"\nrebuild: {counts}")
+    assert counts.distinct_states > 50
+
+
+@pytest.mark.interop
+def test_kafka_starts_on_every_stop_of_a_rebuild(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    """Where a broker can mend by itself what is missing, it finds at every stop what it finds without us."""
+    spoiled = fast_dir / "spoiled"
+    LOG_DIR.make(spoiled)
+    spoil(spoiled, only_what_a_broker_mends=True)
+
+    def opened(root: Path) -> tuple[object, ...]:
+        copy = fast_dir / "kafka" / NAME
+        shutil.copytree(root / NAME, copy)
+        loaded = kafka.load(copy, configs=CONFIGS, fetch=True, transactions=True)
+        index_files = {p.name: p.read_bytes() for p in copy.iterdir() if "index" in p.suffix and p.stat().st_size}
+        shutil.rmtree(copy.parent)
+        assert loaded.fetch_mismatches == ()
+        return loaded.records, loaded.aborted, loaded.committed, index_files
+
+    expected = opened(spoiled)
+
+    def check(state: State) -> None:
+        assert opened(state.root) == expected
+        if state.action_ended:
+            assert not kafka.load(state.root / NAME, configs=CONFIGS).repaired
+
+    for_every_stop(
+        lambda path: shutil.copytree(spoiled, path), run, check,
+        work_dir=fast_dir / "stops", counts=Counts(), partial_cuts=1,
+    )  # fmt: skip
