@@ -3,12 +3,14 @@ the same log; and the states that TAIL.md tabulates."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import keytail.maintenance
 from keytail.log.fs import LOCAL
 from tests.crash.driver import Counts, State, for_every_stop
 from tests.crash.partitions import PARTITION, log_of
@@ -50,7 +52,7 @@ def test_every_state_leads_to_the_same_log(case: str, tmp_path: Path) -> None:
         assert files_of(state.root) - {"cleaner-offset-checkpoint.tmp"} == left
         assert checkpoints_of(state.root) == after
 
-    for_every_stop(torn.make, cut, check, work_dir=tmp_path / "work", counts=counts)
+    for_every_stop(torn.make, cut, check, work_dir=tmp_path / "work", counts=counts, partial_cuts=2)
     print(counts)
     assert counts.distinct_states > 10
 
@@ -118,6 +120,12 @@ ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]
     8: (row_8, HOLE, CUT),
     9: (row_9, HOLE, HOLE),
 }
+
+
+def test_the_table_has_a_test_a_row() -> None:
+    page = (Path(next(iter(keytail.maintenance.__path__))) / "TAIL.md").read_text()
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]
+    assert numbers == list(ROWS)
 
 
 @pytest.mark.parametrize("number", ROWS)
