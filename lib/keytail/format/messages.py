@@ -160,7 +160,7 @@ def _tagged(buffer: Buffer, fields: tuple[Field, ...], version: int) -> dict[str
         if tag in by_tag:
             field = by_tag[tag]
             value = _value(content, field, version, True)
-            if value != field.default:
+            if value not in (field.default, []):
                 found[field.name] = value
     return found
 
