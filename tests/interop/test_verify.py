@@ -6,6 +6,8 @@ KEYTAIL_SEED repeats a run, KEYTAIL_FUZZ_LOGS makes it longer.
 from __future__ import annotations
 
 import os
+import random
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,16 +15,20 @@ from typing import Any
 
 import pytest
 
+from keytail.app.selection import Choice
+from keytail.app.verification import verify
 from keytail.inspection.findings import Finding
 from keytail.inspection.verify import verify_partition
 from keytail.inspection.verify_log_dir import verify_log_dir
 from keytail.inspection.verify_scope import claims_of
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs
+from tests.interop import damages
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka
 from tests.interop.rounds import Circumstances, Difference, Mode, Outcome, Side
 from tests.interop.test_differential import keytail_round, measured_round
+from tests.interop.traffic import random_traffic
 
 pytestmark = pytest.mark.interop
 
@@ -75,3 +81,80 @@ def test_nothing_is_found_on_healthy_logs(
     logs = max(1, round(LOGS * share))
     run_cases(kafka, fast_dir, side, logs=logs, mode=mode, from_inside=mode != "measured", **options)
     assert seen["healthy logs"] >= 3 * logs
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
+def test_each_damage_is_found_at_its_place(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
+    """And where Kafka looks for it too (recovery, its dump tool, its loader), it agrees that it is damage."""
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    logs = max(3, LOGS // 75)
+    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
+    done: Counter[str] = Counter()
+    agreed: Counter[str] = Counter()
+    for number in range(logs):
+        rng = random.Random(f"{seed}-{number}")
+        healthy = fast_dir / f"healthy-{number}"
+        _write_log(kafka, healthy, rng, cleaned=cleaned)
+        for damage in [*damages.ANYWHERE, *([] if cleaned else damages.NEVER_CLEANED)]:
+            broken = fast_dir / "broken"
+            shutil.copytree(healthy, broken)
+            made = damage(rng, broken / "t-0")
+            if made is not None:
+                where = f"{damage.__name__} of log {number}: {made}"
+                found = findings(broken)
+                assert any(_is(finding, made) for finding in found), f"{where}; found {found}"
+                done[damage.__name__] += 1
+                if made.witness is not None:
+                    assert made.witness(kafka, broken / "t-0"), f"Kafka sees no damage in {where}"
+                    agreed[damage.__name__] += 1
+            shutil.rmtree(broken)
+    print(f"found {dict(done)}; Kafka agreed on {dict(agreed)}")
+    if not cleaned and logs >= 12:
+        never = [d.__name__ for d in [*damages.ANYWHERE, *damages.NEVER_CLEANED] if not done[d.__name__]]
+        assert not never, f"the random logs gave nothing to do for {never}"
+
+
+def _is(finding: Finding, made: damages.Damage) -> bool:
+    return (
+        finding.kind in made.kinds
+        and finding.path == str(made.path)
+        and finding.byte_position == made.byte_position
+        and bool(finding.broker and finding.remedy)
+    )
+
+
+def _write_log(kafka: Kafka, log_dir: Path, rng: random.Random, *, cleaned: bool) -> None:
+    """A log dir with one partition of random traffic, in which nothing is wrong."""
+    legacy = cleaned and rng.random() < 0.3
+    traffic = random_traffic(rng, transactional=not legacy, legacy=legacy, delete_records=False, far_jumps=False)
+    traffic.batches_a_round = (40, 80)
+    log_dir.mkdir()
+    for _ in range(2):
+        options = dict(traffic.options)
+        opened = kafka.append(log_dir / "t-0", traffic.steps(), **options)
+    if cleaned:
+        kafka.clean(log_dir / "t-0", only_if_cleanable=True, **traffic.options)
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        kafka.write_checkpoint(log_dir / name, {"t-0": opened.log_end_offset})
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\n")
+    (log_dir / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":42}')
+    assert findings(log_dir) == []
+
+
+def test_beside_a_broker_the_row_says_so_and_the_tail_is_not_judged(kafka: Kafka, tmp_path: Path) -> None:
+    log_dir = tmp_path / "logs"
+    _write_log(kafka, log_dir, random.Random(1), cleaned=False)
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    active = sorted((log_dir / "t-0").glob("*.log"))[-1]
+    active.write_bytes(active.read_bytes() + b"half a batch")
+    choice = Choice(log_dirs=(str(log_dir),))
+    [crashed] = verify(choice)
+    assert (crashed.live, crashed.status) == (False, "suspect")
+    assert [finding["kind"] for finding in crashed.findings] == ["cut-active"]
+    assert kafka.lock(log_dir)
+    try:
+        [row] = verify(choice)
+    finally:
+        kafka.unlock(log_dir)
+    assert (row.live, row.status, row.findings) == (True, "sound", ())
+    assert not (log_dir / ".lock").exists()
