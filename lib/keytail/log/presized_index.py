@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from mmap import mmap
 from types import TracebackType
 from typing import ClassVar, NoReturn, Self
@@ -53,14 +54,11 @@ class PresizedIndex:
         fd = fs.open_read(path)
         try:
             size_bytes = fs.fd_stat(fd).size_bytes
-            count, index._odd_bytes = divmod(size_bytes, cls._layout.size)
+            index._count, index._odd_bytes = divmod(size_bytes, cls._layout.size)
             if active:
-                data = bytearray(size_bytes)
-                index._view = bytes(data[: fs.read_into(fd, data, 0)])
-                count = index._used(len(index._view) // cls._layout.size)
-            elif count:
-                index._view = fs.map_read(fd, count * cls._layout.size)
-            index._count = count
+                index._read_used(fd)
+            elif index._count:
+                index._view = fs.map_read(fd, index._count * cls._layout.size)
         finally:
             fs.close(fd)
         return index
@@ -114,7 +112,7 @@ class PresizedIndex:
     @property
     def used(self) -> int:
         """How many entries stand before the zeros at the end of a file that was not trimmed; else all of them."""
-        return self._used(self._count)
+        return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
     def truncate_to(self, offset: int) -> None:
         """Forget the entries at `offset` and above."""
@@ -163,7 +161,7 @@ class PresizedIndex:
         if not bad.any():
             return
         slot = int(np.argmax(bad))
-        used = self._used(self._count)
+        used = self.used
         if 0 < used == slot or (used == 0 and slot == 1):
             self._corrupt(
                 f"from slot {used} on, {self._count - used} entries are zeros: the file was not trimmed",
@@ -199,12 +197,19 @@ class PresizedIndex:
         """The last slot whose first field is not above this; -1 where there is none."""
         return bisect_right(range(self._count), first_field, key=lambda slot: self._fields(slot)[0]) - 1
 
-    def _used(self, count: int) -> int:
-        """Of `count` entries those before the zeros at the end: a slot of zeros after the first is none in use."""
-        if not count or self._fields(count - 1) != (0, 0):
-            return count
-        used = bisect_left(range(1, count), True, key=lambda slot: self._fields(slot) == (0, 0)) + 1
-        return 0 if used == 1 and self._fields(0) == (0, 0) else used
+    def _read_used(self, fd: int) -> None:
+        """The entries before the zeros, found without reading these: they are megabytes."""
+        one = bytearray(self._layout.size)
+
+        def is_zero(slot: int) -> bool:
+            one[:] = bytes(len(one))  # what the broker has cut off meanwhile was not in use
+            self._fs.read_into(fd, one, slot * len(one))
+            return not any(one)
+
+        self._count = _before_zeros(self._count, is_zero)
+        data = bytearray(self._count * self._layout.size)
+        self._view = bytes(data[: self._fs.read_into(fd, data, 0)])
+        self._count = len(self._view) // self._layout.size
 
     def _append(self, first: int, second: int) -> None:
         self._fs.write_at(self._fd, self._layout.pack(first, second), self._count * self._layout.size)
@@ -249,3 +254,11 @@ class PresizedIndex:
             view.close()
         if size_bytes >= self._layout.size:
             self._view = self._fs.map_read(self._fd, size_bytes)
+
+
+def _before_zeros(count: int, is_zero: Callable[[int], bool]) -> int:
+    """Of `count` entries those before the zeros at the end: a slot of zeros after the first is none in use."""
+    if not count or not is_zero(count - 1):
+        return count
+    used = bisect_left(range(1, count), True, key=is_zero) + 1
+    return 0 if used == 1 and is_zero(0) else used
