@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.app.conftest import Run, rows_of
-from tests.app.log_dirs import snapshot
+from tests.app.log_dirs import random_records, snapshot, write_log_dir
 
 
 def test_a_sound_log_dir(run: Run, log_dir: Path) -> None:
@@ -50,3 +50,41 @@ def test_a_broken_checkpoint_is_a_finding(run: Run, log_dir: Path) -> None:
     result = run("verify", "--log-dirs", log_dir, "--partitions", "users-0", "--output", "json")
     assert result.exit_code == 1
     assert "line 2" in json.loads(result.stdout)[0]["findings"][0]["what"]
+
+
+def test_findings_about_a_log_dir_have_a_row_of_their_own(run: Run, log_dir: Path) -> None:
+    (log_dir / "lost+found").mkdir()
+    (log_dir / "orders-0" / "garbage.log").touch()
+    result = run("verify", "--log-dirs", log_dir, "--output", "json")
+    assert result.exit_code == 1
+    rows = json.loads(result.stdout)
+    assert (rows[0]["topic"], rows[0]["log_dir"], rows[0]["status"]) == (None, str(log_dir), "damaged")
+    found = {(row["topic"], row["partition"]): [f["kind"] for f in row["findings"]] for row in rows}
+    assert found == {
+        (None, None): ["foreign-directory"],
+        ("orders", 0): ["fatal-name"],
+        ("orders", 1): [],
+        ("users", 0): [],
+    }
+    table = run("verify", "--log-dirs", log_dir).stdout
+    assert table.count("lost+found") == table.count("garbage.log") == 1
+    assert "3 partitions" in table
+
+
+def test_a_partition_in_two_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    other = write_log_dir(tmp_path / "other", {"orders-0": random_records(0, 400)})
+    result = run("verify", "--log-dirs", f"{log_dir},{other}", "--topic", "orders", "--output", "json")
+    assert result.exit_code == 1
+    rows = json.loads(result.stdout)
+    found = [(row["log_dir"], row["partition"], [f["kind"] for f in row["findings"]]) for row in rows]
+    assert found == [(str(log_dir), 0, ["two-homes"]), (str(log_dir), 1, []), (str(other), 0, ["two-homes"])]
+
+
+def test_a_directory_that_is_no_log_dir(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "gtk-2").mkdir()
+    (tmp_path / "gtk-2" / "gtkrc").touch()
+    (tmp_path / "cron.d").mkdir()
+    result = run("verify", "--log-dirs", tmp_path)
+    assert result.exit_code == 2
+    assert "not a log dir" in result.stderr
+    assert result.stdout == ""
