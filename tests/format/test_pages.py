@@ -13,6 +13,7 @@ from keytail.format import index
 from keytail.format.batch import BATCH_HEADER, CRC_START, DELETE_HORIZON, HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.compression import CODECS, compress, decompress
 from keytail.format.control import ControlRecord, ControlType, encode_transaction_marker, parse_control_record
+from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.format.names import parse_file_name, parse_partition_dir
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
 from keytail.format.record import Record, decode_records, decode_varint, encode_record, encode_varint
@@ -144,11 +145,29 @@ def test_names_in_examples() -> None:
     assert "orders-12.0a1b2c3d4e5f60718293a4b5c6d7e8f9-delete" in text
 
 
+def test_records_of_coordinators() -> None:
+    page = blocks("COORDINATOR.md")
+    key = '{"type":"1","data":{"group":"shop","topic":"orders","partition":2}}'
+    commit = '"offset":150,"leaderEpoch":7,"metadata":"","commitTimestamp":1700000000000'
+    assert offsets_text(page["offset-key"], page["offset-value-3"], 0) == (key, f'{{"version":"3","data":{{{commit}}}}}')
+    with_id = f'{{"version":"4","data":{{{commit},"topicId":"AAECAwQFBgcICQoLDA0ODw"}}}}'
+    assert offsets_text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
+    assert offsets_text(page["offset-key"], None, 0) == (key, "<DELETE>")
+    assert transaction_text(page["transaction-key"], page["transaction-value"], 0) == (
+        '{"type":"0","data":{"transactionalId":"billing-1"}}',
+        '{"version":"1","data":{"producerId":4001,"producerEpoch":3,"transactionTimeoutMs":60000,'
+        '"transactionStatus":1,"transactionPartitions":[{"topic":"orders","partitionIds":[2]}],'
+        '"transactionLastUpdateTimestampMs":1700000000005,"transactionStartTimestampMs":1700000000000,'
+        '"clientTransactionVersion":2}}',
+    )
+
+
 def _page(name: str) -> str:
     return (Path(keytail.__file__).parent / "format" / name).read_text("utf-8")
 
 
 PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "METADATA.md", "LEGACY.md", "CLEANING.md"]
+PAGES += ["COORDINATOR.md", "DUMP.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

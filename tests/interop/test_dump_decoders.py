@@ -14,6 +14,7 @@ import pytest
 
 from keytail.format import coordinator
 from keytail.format.messages import Field, Message
+from tests.format.pages import blocks
 from tests.interop.kafka import Kafka
 from tests.interop.test_dump import Ours, assert_same, kafkas
 from tests.reference.batches import Rec, encode_batch
@@ -34,13 +35,16 @@ def uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def structure(rng: random.Random, fields: tuple[Field, ...], version: int, flexible: bool) -> bytes:
+def structure(
+    rng: random.Random, fields: tuple[Field, ...], version: int, flexible: bool, later: float = 0.0
+) -> bytes:
+    """`later`: how often it has a tag of a later version. (Kafka shows an otherwise empty structure with one.)"""
     present = [field for field in fields if field.is_in(version)]
     out = b"".join(encoded(rng, field, version, flexible) for field in present if field.tag is None)
     if not flexible:
         return out
     tagged = {f.tag: encoded(rng, f, version, True) for f in present if f.tag is not None and rng.random() < 0.6}
-    if rng.random() < 0.2:
+    if rng.random() < later:
         tagged[9] = b"of a later version"
     content = b"".join(uvarint(tag) + uvarint(len(tagged[tag])) + tagged[tag] for tag in sorted(tagged))
     return out + uvarint(len(tagged)) + content
@@ -70,7 +74,7 @@ def encoded(rng: random.Random, field: Field, version: int, flexible: bool) -> b
 
 
 def message(rng: random.Random, layout: Message, version: int) -> bytes:
-    return structure(rng, layout.fields, version, version >= layout.flexible_from)
+    return structure(rng, layout.fields, version, version >= layout.flexible_from, later=0.2)
 
 
 def subscription(rng: random.Random, data: bytes) -> bytes:
@@ -101,6 +105,11 @@ def records(rng: random.Random, topic: str) -> list[tuple[bytes | None, bytes | 
     kinds = coordinator._OFFSETS_TOPIC if topic == "__consumer_offsets" else coordinator._TRANSACTION_TOPIC
     last_version = {1: 4, 2: 4} if topic == "__consumer_offsets" else {0: 1}
     found: list[tuple[bytes | None, bytes | None]] = [(b"\x00\x63", b"x"), (b"\x00", b"x"), (b"", None)]
+    page = blocks("COORDINATOR.md")
+    if topic == "__consumer_offsets":
+        found += [(page["offset-key"], page[f"offset-value-{version}"]) for version in (3, 4)]
+    else:
+        found.append((page["transaction-key"], page["transaction-value"]))
     for record_type, kind in kinds.items():
         for version in range(last_version.get(record_type, 0) + 1):
             for _ in range(EACH):

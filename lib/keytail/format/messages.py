@@ -160,7 +160,8 @@ def _tagged(buffer: Buffer, fields: tuple[Field, ...], version: int) -> dict[str
         if tag in by_tag:
             field = by_tag[tag]
             value = _value(content, field, version, True)
-            if value not in (field.default, []):
+            blank = {part.name: part.default for part in field.parts} if field.kind == "struct" else []
+            if value not in (field.default, blank):
                 found[field.name] = value
     return found
 

@@ -79,7 +79,7 @@ def dump_offsets(fs: FileSystem, path: str, report: Report) -> None:
 
 
 def dump_partition_metadata(fs: FileSystem, path: str, report: Report) -> None:
-    """`version: 0` and `topic_id: <id>` on a line each (NAMES.md, "Text files")."""
+    """`version: 0` and `topic_id: <id>` on a line each."""
     fields = {}
     for line in fs.read_bytes(path).decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")
