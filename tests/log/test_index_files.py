@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL
@@ -249,11 +249,16 @@ class TransactionIndexModel(_Machine):
         assert self.index.entries().tolist() == [(0, *row) for row in self.rows]
 
 
-for _machine in (OffsetIndexModel, TimeIndexModel, TransactionIndexModel):
-    _machine.TestCase.settings = STATEFUL
-TestOffsetIndex = OffsetIndexModel.TestCase
-TestTimeIndex = TimeIndexModel.TestCase
-TestTransactionIndex = TransactionIndexModel.TestCase
+def test_an_offset_index_is_a_sorted_list() -> None:
+    run_state_machine_as_test(OffsetIndexModel, settings=STATEFUL)
+
+
+def test_a_time_index_is_a_sorted_list() -> None:
+    run_state_machine_as_test(TimeIndexModel, settings=STATEFUL)
+
+
+def test_a_transaction_index_is_a_sorted_list() -> None:
+    run_state_machine_as_test(TransactionIndexModel, settings=STATEFUL)
 
 
 def _offset_bytes(*entries: tuple[int, int]) -> bytes:
