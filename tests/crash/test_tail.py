@@ -122,6 +122,15 @@ ROWS: dict[int, tuple[Callable[[Path], None], dict[int, bytes], dict[int, bytes]
 }
 
 
+def test_entries_of_copies_in_the_making_keep_their_high_watermark(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    for name in ("cleaner-offset-checkpoint", "replication-offset-checkpoint"):
+        (tmp_path / "d" / name).write_text("0\n2\norders 0 33\nother 2 7\n")
+    cut(LOCAL, tmp_path / "d", hosted=[("orders", 0)])
+    assert (tmp_path / "d" / "cleaner-offset-checkpoint").read_text() == "0\n1\norders 0 10\n"
+    assert (tmp_path / "d" / "replication-offset-checkpoint").read_text() == "0\n2\norders 0 15\nother 2 7\n"
+
+
 def test_the_table_has_a_test_a_row() -> None:
     page = (Path(next(iter(keytail.maintenance.__path__))) / "TAIL.md").read_text()
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]

@@ -90,7 +90,7 @@ def put_right(facts: PartitionFacts) -> list[SnapshotRow]:
         facts.log_end_offset,
         clean_shutdown=facts.clean_shutdown,
     )
-    survey = survey_snapshots(LOCAL, facts.path, facts.snapshots, wanted, facts.log_end_offset)
+    survey = survey_snapshots(LOCAL, facts.path, facts.snapshots, wanted)
     rows = []
     for row, data in make_snapshots(LOCAL, reader, facts.path, facts.segments, facts.log_start_offset, survey):
         rows.append(row)

@@ -51,7 +51,7 @@ def made(
 ) -> tuple[SnapshotSurvey, dict[int, tuple[SnapshotRow, bytes]]]:
     facts = write(path, segments, snapshots)
     wanted = wanted_snapshots(sorted(segments), log_start, end, clean_shutdown=clean)
-    survey = survey_snapshots(LOCAL, str(path), sorted(snapshots), wanted, end)
+    survey = survey_snapshots(LOCAL, str(path), sorted(snapshots), wanted)
     rows = make_snapshots(LOCAL, SegmentReader(LOCAL), str(path), facts, log_start, survey)
     return survey, {row.offset: (row, data) for row, data in rows}
 
@@ -149,10 +149,10 @@ def test_after_a_crash_the_cut_tail_is_not_needed(tmp_path: Path) -> None:
     assert sorted(rows) == [2, 3] and not any(row.problem for row, _ in rows.values())
 
 
-def test_good_ones_stay_even_where_the_log_says_otherwise_and_strays_are_told(tmp_path: Path) -> None:
+def test_good_ones_stay_even_where_the_log_says_otherwise_and_others_are_left_alone(tmp_path: Path) -> None:
     other = encode_snapshot([ProducerEntry(77, 0, 0, 1, 0, 5, -1, -1)])
     survey, rows = made(tmp_path, DATA, {2: other, 3: damaged(other), 4: b"", 5: other, 9: other}, 5)
-    assert survey == SnapshotSurvey((2, 5, 9), (), (3,), (4,), (9,))
+    assert survey == SnapshotSurvey((2, 5, 9), (), (3,))
     assert [entry.producer_id for entry in parse_snapshot(rows[3][1])] == [2, 77]
 
 

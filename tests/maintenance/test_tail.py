@@ -12,8 +12,7 @@ import pytest
 
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL
-from keytail.log.stride import SegmentReader
-from keytail.maintenance.tail import cut_tail, find_torn_tail
+from keytail.maintenance.tail import cut_tail
 from tests.crash.partitions import PARTITION, log_of
 from tests.maintenance.torn import (
     AFTER,
@@ -125,7 +124,7 @@ REFUSED = {
 def test_other_damage_is_not_cut(case: str, tmp_path: Path) -> None:
     torn, why = REFUSED[case]
     torn.make(tmp_path / "d")
-    tail = find_torn_tail(LOCAL, SegmentReader(LOCAL), facts_of(tmp_path / "d"))
+    tail = find(tmp_path / "d", anywhere=True)
     assert tail is not None and tail.base_offset == 10
     with pytest.raises(Refused, match=why) as refused:
         plan(tmp_path / "d", tail)

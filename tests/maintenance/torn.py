@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.stride import SegmentReader
-from keytail.maintenance.tail import Cut, TornTail, cut_tail, find_torn_tail, plan_cut
+from keytail.maintenance.tail import Cut, TornTail, cut_tail, plan_cut, torn_tail
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, write_segment
 from tests.reference.recovery import recovered_logs, valid_bytes
 
@@ -71,9 +72,20 @@ def facts_of(root: Path, fs: FileSystem = LOCAL) -> PartitionFacts:
     return survey_partition(fs, log_dir, entry)
 
 
-def find(root: Path, fs: FileSystem = LOCAL) -> TornTail | None:
+def find(root: Path, fs: FileSystem = LOCAL, *, anywhere: bool = False) -> TornTail | None:
+    """In the segments from the one that holds the recovery point on, or in all."""
     facts = facts_of(root, fs)
-    return find_torn_tail(fs, SegmentReader(fs), facts, from_offset=facts.recovery_point)
+    behind = [*(segment.base_offset for segment in facts.segments[1:]), 2**63]
+    for segment, end in zip(facts.segments, behind, strict=True):
+        next_offset = segment.base_offset
+        try:
+            path = f"{facts.path}/{segment.base_offset:020d}.log"
+            if anywhere or end > facts.recovery_point:
+                for stride in SegmentReader(fs).strides(path, segment.log_bytes):
+                    next_offset = int(stride.table["last_offset"][-1]) + 1
+        except CorruptLog as damage:
+            return torn_tail(fs, facts.path, segment, next_offset, damage)
+    return None
 
 
 def plan(root: Path, tail: TornTail | None = None) -> Cut:

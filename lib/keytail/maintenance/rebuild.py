@@ -324,7 +324,7 @@ def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) ->
         log_end_offset,
         clean_shutdown=facts.clean_shutdown,
     )
-    survey = survey_snapshots(fs, facts.path, facts.snapshots, wanted, log_end_offset)
+    survey = survey_snapshots(fs, facts.path, facts.snapshots, wanted)
     if not survey.to_make:
         return Rest()
     like = fs.stat(os.path.join(facts.path, names.segment_file(facts.segments[-1].base_offset, names.LOG)))

@@ -30,8 +30,6 @@ class SnapshotSurvey:
     good: tuple[int, ...]
     missing: tuple[int, ...]  # a broker would have one there
     damaged: tuple[int, ...]  # of those that a broker would have
-    unneeded: tuple[int, ...]  # damaged ones that no broker would keep
-    above_end: tuple[int, ...]  # at its start a broker deletes the one at the log end for these
 
     @property
     def to_make(self) -> tuple[int, ...]:
@@ -58,17 +56,14 @@ def wanted_snapshots(
 
 
 def survey_snapshots(
-    fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int], log_end_offset: int
+    fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int]
 ) -> SnapshotSurvey:
     """Reads those that are there (`present`) and holds them against those that should be."""
     good = {offset for offset in present if _entries(fs, partition_path, offset) is not None}
-    damaged = set(present) - good
     return SnapshotSurvey(
         good=tuple(sorted(good)),
         missing=tuple(sorted(set(wanted) - set(present))),
-        damaged=tuple(sorted(damaged & set(wanted))),
-        unneeded=tuple(sorted(damaged - set(wanted))),
-        above_end=tuple(offset for offset in sorted(present) if offset > log_end_offset),
+        damaged=tuple(sorted((set(present) - good) & set(wanted))),
     )
 
 

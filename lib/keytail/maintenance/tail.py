@@ -21,7 +21,6 @@ from keytail.kernels.native import crc32c
 from keytail.log.checkpoint import update_offset
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.stride import SegmentReader
 
 _MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
 _LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
@@ -66,27 +65,6 @@ class Cut:
     @property
     def cut_bytes(self) -> int:
         return self.tail.log_bytes - self.tail.byte_position
-
-
-def find_torn_tail(
-    fs: FileSystem, reader: SegmentReader, facts: PartitionFacts, *, from_offset: int = 0
-) -> TornTail | None:
-    """The first invalid byte in the segments from the one that holds `from_offset` on; None: all is valid."""
-    for segment in recovered_segments(facts.segments, from_offset):
-        path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
-        next_offset = segment.base_offset
-        try:
-            for stride in reader.strides(path, segment.log_bytes):
-                next_offset = int(stride.table["last_offset"][-1]) + 1
-        except CorruptLog as damage:
-            return torn_tail(fs, facts.path, segment, next_offset, damage)
-    return None
-
-
-def recovered_segments(segments: Sequence[SegmentFacts], recovery_point: int) -> Sequence[SegmentFacts]:
-    """Those that a broker recovers after a crash: from the one that holds the recovery point on."""
-    first = max((n for n, segment in enumerate(segments) if segment.base_offset <= recovery_point), default=0)
-    return segments[first:]
 
 
 def torn_tail(
@@ -146,9 +124,15 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
     )
 
 
+def _recovered(segments: Sequence[SegmentFacts], recovery_point: int) -> Sequence[SegmentFacts]:
+    """Those that a broker recovers after a crash: from the one that holds the recovery point on."""
+    first = max((n for n, segment in enumerate(segments) if segment.base_offset <= recovery_point), default=0)
+    return segments[first:]
+
+
 def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
     why = ""
-    recovered = recovered_segments(facts.segments, facts.recovery_point)
+    recovered = _recovered(facts.segments, facts.recovery_point)
     if facts.clean_shutdown:
         why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} is there), so this is no write that was cut off"
     elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered[0].base_offset:
@@ -170,18 +154,18 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
 def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collection[tuple[str, int]]) -> None:
     """Cuts the log, in the order of TAIL.md. The segment is left without index files.
 
-    `hosted` are the partitions of the log dir, whose entries the checkpoints keep. Killed at any moment, the same
-    can be found, planned and done again.
+    `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. Killed at any moment,
+    the same can be found, planned and done again.
     """
     log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
     _refuse_changed(fs, log_path, cut)
     key = (facts.topic, facts.partition)
-    for name, offset in (
-        (names.CLEANER_CHECKPOINT, cut.cleaner_checkpoint),
-        (names.HIGH_WATERMARK_CHECKPOINT, cut.high_watermark),
-    ):
-        if offset is not None:
-            update_offset(fs, os.path.join(facts.log_dir, name), key, offset, hosted=hosted)
+    if cut.cleaner_checkpoint is not None:
+        path = os.path.join(facts.log_dir, names.CLEANER_CHECKPOINT)
+        update_offset(fs, path, key, cut.cleaner_checkpoint, hosted=hosted)
+    if cut.high_watermark is not None:  # whose entries are those of copies in the making as well: all stay
+        path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
+        update_offset(fs, path, key, cut.high_watermark, hosted=None)
     _unlink(fs, facts.path, reversed(cut.removed))
     # Only now: a broker that finds no index makes it, cuts the log on the way, and then keeps what comes behind.
     _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))

@@ -1,0 +1,57 @@
+"""Stop before every file operation that makes a snapshot or leader epochs anew: there is the old file, or the new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.log.fs import FileSystem
+from keytail.maintenance.epochs import plan_epochs, write_plan
+from keytail.maintenance.snapshots import put_snapshot
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.partitions import PARTITION, log_of, write_segment
+
+NEW = encode_snapshot([ProducerEntry(pid, 0, 1, 8, 0, 1_700_000_000_000, -1, -1) for pid in range(50)])
+SNAPSHOT, EPOCHS = f"{10:020d}.snapshot", "leader-epoch-checkpoint"
+
+
+@pytest.mark.parametrize("old", [None, NEW[:-3]], ids=["missing", "damaged"])
+def test_a_snapshot_is_as_it_was_or_whole(old: bytes | None, tmp_path: Path) -> None:
+    def make(root: Path) -> None:
+        (root / PARTITION).mkdir(parents=True)
+        write_segment(root / PARTITION, 10, log_of(range(10, 14)), "")
+        if old is not None:
+            (root / PARTITION / SNAPSHOT).write_bytes(old)
+
+    def action(fs: FileSystem, root: Path) -> None:
+        path = str(root / PARTITION)
+        put_snapshot(fs, path, 10, NEW, like=fs.stat(f"{path}/{10:020d}.log"), run_id="r", attempt="a")
+
+    _explore(make, action, SNAPSHOT, old, NEW, tmp_path)
+
+
+@pytest.mark.parametrize("old", [None, b"0\n2\n0 0\n3 90\n"], ids=["missing", "with one too many"])
+def test_leader_epochs_are_as_they_were_or_whole(old: bytes | None, tmp_path: Path) -> None:
+    def make(root: Path) -> None:
+        (root / PARTITION).mkdir(parents=True)
+        if old is not None:
+            (root / PARTITION / EPOCHS).write_bytes(old)
+
+    def action(fs: FileSystem, root: Path) -> None:
+        write_plan(fs, str(root / PARTITION), plan_epochs([(0, 0), (3, 90)] if old else [], [(0, 0), (2, 40)], 60))
+
+    _explore(make, action, EPOCHS, old, b"0\n2\n0 0\n2 40\n", tmp_path)
+
+
+def _explore(make, action, name: str, old: bytes | None, new: bytes, work_dir: Path) -> None:
+    counts = Counts()
+
+    def check(state: State) -> None:
+        path = state.root / PARTITION / name
+        found = path.read_bytes() if path.exists() else None
+        assert found in ((new,) if state.action_ended else (old, new))
+
+    for_every_stop(make, action, check, work_dir=work_dir / "work", counts=counts)
+    assert counts.distinct_states >= 4
