@@ -1,5 +1,5 @@
 """What is wrong with a partition directory: every batch, every index entry, every name, and what files say of each
-other.
+other (VERIFY.md).
 
 Reads only, changes nothing, and needs no lock: beside a live broker it tolerates files that vanish or
 grow, and says nothing of the active segment's tail. Whatever the bytes are, the answer is findings, not

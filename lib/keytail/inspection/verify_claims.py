@@ -1,4 +1,7 @@
-"""What is said of a partition elsewhere, held against its log: leader epochs, and the log dir's checkpoints."""
+"""What is said of a partition elsewhere, held against its log: leader epochs, and the log dir's checkpoints.
+
+What must hold, and what a healthy log may break, stands in VERIFY.md beside this file.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What a log says of its producers, held against its producer snapshots and transaction indexes.
 
 A cleaned log holds less than was ever written, so it is only asked what it cannot be wrong about: a batch that is
-there was written, a marker goes only after its data, a transaction entry only with its marker
-(format/SNAPSHOT.md, format/INDEX.md, format/CLEANING.md).
+there was written, a marker goes only after its data, a transaction entry only with its marker (VERIFY.md).
 """
 
 from __future__ import annotations
