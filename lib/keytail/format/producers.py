@@ -40,6 +40,12 @@ class ProducerEntry:
 
 def parse_snapshot(data: bytes) -> list[ProducerEntry]:
     """The entries, in the order of the file (a broker's is that of its hash table)."""
+    check_snapshot(data)
+    return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
+
+
+def check_snapshot(data: bytes) -> None:
+    """Version, checksum and size alone."""
     if len(data) < _HEAD.size:
         raise ValueError(f"snapshot of {len(data)} bytes, at least {_HEAD.size} needed")
     version, crc, count = _HEAD.unpack_from(data)
@@ -49,7 +55,6 @@ def parse_snapshot(data: bytes) -> list[ProducerEntry]:
         raise ValueError("snapshot's checksum does not match its bytes")
     if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
         raise ValueError(f"snapshot of {len(data)} bytes declares {count} entries of {_ENTRY.size}")
-    return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from keytail.errors import KeytailError
+from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
-from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
+from keytail.format.producers import check_snapshot, encode_snapshot, parse_snapshot
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import ProducerStates
@@ -59,7 +59,7 @@ def survey_snapshots(
     fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int]
 ) -> SnapshotSurvey:
     """Reads those that are there (`present`) and holds them against those that should be."""
-    good = {offset for offset in present if _entries(fs, partition_path, offset) is not None}
+    good = {offset for offset in present if _is_right(fs, partition_path, offset)}
     return SnapshotSurvey(
         good=tuple(sorted(good)),
         missing=tuple(sorted(set(wanted) - set(present))),
@@ -134,13 +134,15 @@ class _Replay:
         """Go on from the snapshot at this offset, unless the replay is past it or batches behind it are gone."""
         if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
             return
-        entries = _entries(self._fs, self._path, snapshot)
-        if entries is None:
-            raise KeytailError(
-                "the snapshot changed while it was read",
-                path=os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT)),
+        path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))
+        try:
+            entries = parse_snapshot(self._fs.read_bytes(path))
+        except ValueError as problem:
+            raise CorruptLog(
+                f"the snapshot was right before: {problem}",
+                path=path,
                 remedy="Something else writes to this directory; stop it and run again",
-            )
+            ) from problem
         self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, ""
 
     def go_to(self, offset: int) -> None:
@@ -184,9 +186,9 @@ class _Replay:
             self._gap = int(expected[np.argmin(whole)])
 
 
-def _entries(fs: FileSystem, path: str, offset: int) -> list[ProducerEntry] | None:
-    """None for a damaged one."""
+def _is_right(fs: FileSystem, path: str, offset: int) -> bool:
     try:
-        return parse_snapshot(fs.read_bytes(os.path.join(path, names.segment_file(offset, names.SNAPSHOT))))
+        check_snapshot(fs.read_bytes(os.path.join(path, names.segment_file(offset, names.SNAPSHOT))))
     except ValueError:
-        return None
+        return False
+    return True

@@ -78,7 +78,7 @@ def torn_tail(
 
 
 def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
-    """Whether a broker's recovery takes these bytes for no batch (TAIL.md, "What a broker does")."""
+    """Whether a broker's recovery takes these bytes for no batch: the list stands in TAIL.md."""
     head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
     if len(head) < _LEAST_BYTES:
         return True
