@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from keytail.app.cli import app
+from keytail.app.describe import DescribeRow
 from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
 from keytail.app.verification import VerifyRow
@@ -33,21 +34,21 @@ def test_every_flag_is_one_of_the_verbs() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index"])
+@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe"])
 def test_every_verb_is_there(verb: str) -> None:
     assert verb in typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert f"keytail {verb} --config" in README
 
 
 def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
-    line = r"^ +(?:keytail|.*jobs/)(\s*plan|\s*compact|\s*verify|\s*lookup|\s*rebuild-index)(?:\.py)? (--.*)$"
+    line = r"^ +(?:keytail|.*jobs/)(\s*plan|\s*compact|\s*verify|\s*lookup|\s*describe|\s*rebuild-index)(?:\.py)? (--.*)$"
     commands = re.findall(line, README, re.MULTILINE)
     assert len(commands) >= 4
     for verb, arguments in commands:
         assert set(re.findall(r"--[a-z-]+", arguments)) <= _flags(verb.strip())
 
 
-@pytest.mark.parametrize("row", [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow])
+@pytest.mark.parametrize("row", [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow])
 def test_every_field_of_a_row_is_listed(row: type) -> None:
     listed = re.findall(r"`(\w+)`", README)
     fields = [field.name for field in dataclasses.fields(row)]
