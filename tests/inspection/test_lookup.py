@@ -158,7 +158,7 @@ def _no_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
     return file  # a broker makes all of them anew
 
 
-def _no_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
+def no_time_index(stem: Path, file: Files, rng: random.Random) -> Files | None:
     stem.with_suffix(".timeindex").unlink()
     return replace(file, time_index=b"")
 
@@ -168,7 +168,7 @@ def _empty_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
     return replace(file, time_index=b"")
 
 
-def _zeros(stem: Path, file: Files, rng: random.Random) -> Files | None:
+def zeros(stem: Path, file: Files, rng: random.Random) -> Files | None:
     """Not trimmed, or nothing but zeros."""
     kept = file.time_index if rng.random() < 0.5 else b""
     data = kept + bytes(12 * rng.choice([2, 1000]))
@@ -204,7 +204,7 @@ def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
 
 @pytest.mark.parametrize(
     "damage",
-    [_no_index, _no_time_index, _empty_time_index, _zeros, _untrimmed_index, _wrong_index, _wrong_time_index],
+    [_no_index, no_time_index, _empty_time_index, zeros, _untrimmed_index, _wrong_index, _wrong_time_index],
 )
 def test_bad_indexes_are_told_and_not_believed(damage: Damage, tmp_path: Path) -> None:
     print(f"KEYTAIL_SEED={SEED}")
@@ -240,6 +240,36 @@ def test_bad_indexes_are_told_and_not_believed(damage: Damage, tmp_path: Path) -
                 else:
                     assert [f"answers offset {expected[1].offset}, timestamp" in note for note in broker] == [True]
     assert seen
+
+
+def write_three_segments(partition: Path, damage: Damage) -> Path:
+    """Of offsets and times 0 to 59, the second one damaged, with an earlier file time."""
+    partition.mkdir(parents=True)
+    for base in (0, 20, 40):
+        batches = [encode_batch([Rec(n, NOW + n, b"k", b"v")]) for n in range(base, base + 20)]
+        file = write_segment(partition, Files(base, b"".join(batches), b"", NOW - 1), 300)
+        if base == 20:
+            damage(partition / f"{base:020d}", file, random.Random(SEED))
+    return partition
+
+
+@pytest.mark.parametrize("damage", [no_time_index, zeros, _wrong_time_index])
+@pytest.mark.parametrize("recovery_point", [0, 21, 40])
+def test_after_an_unclean_shutdown_a_broker_makes_the_indexes_behind_the_recovery_point_anew(
+    damage: Damage, recovery_point: int, tmp_path: Path
+) -> None:
+    """Then it answers what the records say; of segments below that it goes by what it finds."""
+    partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
+    (tmp_path / "logs" / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
+    result = lookup_time(LOCAL, survey(partition, clean=False), NOW + 25)
+    assert result.record is not None and result.record.offset == 25
+    if recovery_point < 40:
+        expected = "answers the same"
+    elif damage is _wrong_time_index:
+        expected = "answers cannot be said"
+    else:  # the segment passes for older than the time, and the next one begins later
+        expected = f"answers offset 40, timestamp {NOW + 40} (2025-06-15T15:06:40.040Z)"
+    assert result.notes[-1].endswith(expected)
 
 
 def test_every_step_is_told_with_its_numbers(tmp_path: Path) -> None:

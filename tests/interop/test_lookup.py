@@ -21,6 +21,7 @@ from keytail.inspection.lookup import Lookup, lookup_offset, lookup_time
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from tests import golden
+from tests.inspection.test_lookup import NOW, Damage, no_time_index, survey, write_three_segments, zeros
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import keytail, start_client
@@ -211,6 +212,21 @@ def test_damaged_indexes_are_told(number: int, story: Story) -> None:
     # Read without the index, the answer is that of the sound log: by the records themselves.
     differs = [_answer(result) != _of_a_broker(result) for result in results]
     assert any(differs) == (DAMAGES[number] in ("no time index", "empty time index", "zeros"))
+
+
+@pytest.mark.parametrize("damage", [no_time_index, zeros])
+@pytest.mark.parametrize("recovery_point", [0, 21, 40])
+def test_after_an_unclean_shutdown_what_kafka_recovers_is_believed_as_it_will_be(
+    damage: Damage, recovery_point: int, kafka: Kafka, tmp_path: Path
+) -> None:
+    partition = write_three_segments(tmp_path / "logs" / "t-0", damage)
+    (partition.parent / "recovery-point-offset-checkpoint").write_text(f"0\n1\nt 0 {recovery_point}\n")
+    facts = survey(partition, clean=False)
+    times = [NOW - 2, NOW + 5, NOW + 19, NOW + 25, NOW + 39, NOW + 41, NOW + 59, NOW + 60]
+    told = [_of_a_broker(lookup_time(LOCAL, facts, one)) for one in times]
+    theirs = kafka.load(partition, clean=False, recovery_point=recovery_point, timestamps=times).timestamps
+    answers = (theirs[one] for one in times)
+    assert told == [None if answer is None else (answer[1], answer[0]) for answer in answers]
 
 
 def test_records_and_their_places_are_right(story: Story) -> None:

@@ -48,7 +48,7 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
     first = bisect_right(bases, offset) - 1
     search.say(
         f"Of the {len(bases)} segments the one with the largest base offset not above {offset}: "
-        f"{search.file(first, names.LOG)} (number {first + 1})."
+        f"{search.indexes.file(first, names.LOG)} (number {first + 1})."
     )
     for number in range(first, len(bases)):
         floor = search.offset_floor(number, offset)
@@ -68,15 +68,15 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
-    if search.distrusted:
+    if search.indexes.distrusted:
         believing = Search(fs, facts, believes=True)
         other, _ = _by_time(believing, timestamp_ms)
         same = (record and record.offset) == (other and other.offset)
         answer = f"offset {other.offset}, timestamp {spell_time(other.timestamp_ms)}" if other else "nothing"
-        if search.is_unknown:
-            search.note("What a broker that starts on these files answers cannot be said")
+        if search.indexes.is_unknown:
+            search.indexes.note("What a broker that starts on these files answers cannot be said")
         else:
-            search.note(f"A broker that starts on these files answers {'the same' if same else answer}")
+            search.indexes.note(f"A broker that starts on these files answers {'the same' if same else answer}")
     return _answer(search, "found" if record else "none", reason, record)
 
 
@@ -86,7 +86,7 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
     passed = []
     for number in range(len(facts.segments)):
         largest_ms, source = search.largest(number)
-        told = f"{search.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
+        told = f"{search.indexes.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
         if largest_ms >= timestamp_ms:
             break
         passed.append(told)
@@ -115,7 +115,7 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
 def _answer(search: Search, status: Status, reason: str, record: FoundRecord | None = None) -> Lookup:
     if reason:
         search.say(f"{reason[0].upper()}{reason[1:]}.")
-    return Lookup(status, record, reason, tuple(search.notes), tuple(search.steps))
+    return Lookup(status, record, reason, tuple(search.indexes.notes), tuple(search.steps))
 
 
 def _some(passed: list[str]) -> str:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 import numpy as np
 
@@ -20,18 +19,16 @@ from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.compression import CODECS
 from keytail.format.control import ControlType
 from keytail.format.index import TIME_ENTRY
+from keytail.inspection.segment_indexes import SegmentIndexes
 from keytail.log.fs import FileSystem
-from keytail.log.index_files import OffsetEntry, OffsetIndex, TimeEntry, TimeIndex
-from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.index_files import OffsetEntry, OffsetIndex, TimeEntry
+from keytail.log.partition import PartitionFacts
 from keytail.log.presized_index import REBUILD
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, Stride
 
 _STRIDE_BYTES = 256 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
-
 
 class _WrongEntry(Exception):
     """The batch that an offset index entry names is not where it says."""
@@ -64,12 +61,8 @@ class Search:
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
         self.facts = facts
-        self.distrusted = False  # a time index was not believed
-        self.is_unknown = False  # what a broker makes of an entry that is wrong cannot be said
-        self._fs = fs
-        self._believes = believes
+        self.indexes = SegmentIndexes(fs, facts, believes=believes)
         self.steps: list[str] = []
-        self.notes: list[str] = []
         self._reader = SegmentReader(fs, _STRIDE_BYTES)
         self._scanner = RecordScanner()
         count = len(facts.segments)
@@ -83,24 +76,14 @@ class Search:
     def say(self, step: str) -> None:
         self.steps.append(step)
 
-    def note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
-    def file(self, number: int, suffix: str) -> str:
-        return names.segment_file(self.facts.segments[number].base_offset, suffix)
-
     def largest(self, number: int) -> tuple[int, str]:
         """The largest timestamp of a segment, in ms, and where it is taken from (INDEX.md, section 4)."""
         segment = self.facts.segments[number]
         file_time_ms = segment.log_mtime_ns // 1_000_000
-        if self._is_written(number):
+        if self.indexes.is_written(number):
             largest_ms, source = self._largest_of_tail(number), "of its time index and the batches behind it"
         else:
-            problem = "" if self._is_rebuilt(number) else self._time_index_problem(segment)
-            if problem:
-                self._distrust(f"{self.file(number, names.TIME_INDEX)} {problem}: the segment was read instead")
-            if not self._is_rebuilt(number) and (not problem or self._believes):
+            if self.indexes.is_readable(number):
                 if (segment.time_index_bytes or 0) < TIME_ENTRY.itemsize:
                     return file_time_ms, "its file's modification time, since it has no time index entry"
                 return segment.largest_timestamp_ms, "last entry of its time index"
@@ -112,8 +95,8 @@ class Search:
     def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
         """The last time index entry not above a time, or the begin of the segment."""
         base = self.facts.segments[number].base_offset
-        name = self.file(number, names.TIME_INDEX)
-        index = self._sound_time_index(number)
+        name = self.indexes.file(number, names.TIME_INDEX)
+        index = self.indexes.sound_time_index(number)
         if index is None:
             self.say(f"{name} is not asked: the search begins at base offset {base}.")
             return TimeEntry(-1, NO_TIMESTAMP, base)
@@ -132,13 +115,13 @@ class Search:
 
     def offset_floor(self, number: int, offset: int) -> OffsetEntry:
         """The last offset index entry not above an offset, or the begin of the segment."""
-        name = self.file(number, names.INDEX)
-        if self._is_rebuilt(number):
+        name = self.indexes.file(number, names.INDEX)
+        if self.indexes.is_rebuilt(number):
             self.say(f"{name} is missing: the segment is read from byte 0.")
             return self._begin(number)
-        with self._open(OffsetIndex, number, names.INDEX) as index:
+        with self.indexes.open(OffsetIndex, number, names.INDEX) as index:
             if index.used < len(index):
-                self.note(
+                self.indexes.note(
                     f"{name} has zeros behind its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
                     "broker trusts it and reads the segment from its start: slower, with the same answer"
                 )
@@ -161,11 +144,15 @@ class Search:
         try:
             return self._scan(number, floor, min_offset, min_timestamp_ms)
         except _WrongEntry:
-            name = self.file(number, names.INDEX)
-            self.is_unknown = True
-            self.note(
+            name = self.indexes.file(number, names.INDEX)
+            broker = "trusts it and reads from there: what it answers cannot be said"
+            if self.indexes.is_recovered(number):
+                broker = "that starts after this unclean shutdown makes the index anew; one that runs trusts it"
+            else:
+                self.indexes.is_unknown = True
+            self.indexes.note(
                 f"{name}, slot {floor.slot}: no batch that ends with offset {floor.offset} begins at byte "
-                f"{floor.position}. A broker trusts it and reads from there: what it answers cannot be said. {REBUILD}"
+                f"{floor.position}. A broker {broker}. {REBUILD}"
             )
             self.say(f"No batch that ends with offset {floor.offset} begins there: the segment is read from byte 0.")
             return self._scan(number, self._begin(number), min_offset, min_timestamp_ms)
@@ -240,7 +227,7 @@ class Search:
     def _strides(self, number: int, floor: OffsetEntry) -> Iterator[Stride]:
         """Those of a segment from `floor` on; _WrongEntry unless the batch that it promises begins there."""
         segment = self.facts.segments[number]
-        path = os.path.join(self.facts.path, self.file(number, names.LOG))
+        path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
         is_last = number == len(self.facts.segments) - 1
         promised = floor.slot >= 0
         try:
@@ -261,73 +248,17 @@ class Search:
     def _begin(self, number: int) -> OffsetEntry:
         return OffsetEntry(-1, self.facts.segments[number].base_offset, 0)
 
-    def _is_written(self, number: int) -> bool:
-        """Whether a broker may be writing to the segment, or died doing so: zeros are behind its index entries."""
-        return number == len(self.facts.segments) - 1 and not self.facts.clean_shutdown
-
-    def _is_rebuilt(self, number: int) -> bool:
-        """Whether a broker that starts makes all indexes of the segment anew, since it has no offset index."""
-        segment = self.facts.segments[number]
-        if segment.index_bytes is None and segment.log_bytes > 0:
-            self.note(
-                f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"makes all its indexes anew and answers the same. {REBUILD}"
-            )
-        return segment.index_bytes is None
-
-    @staticmethod
-    def _time_index_problem(segment: SegmentFacts) -> str:
-        """What is wrong with the time index of a closed segment, by its size and last entry alone; "" if nothing."""
-        if segment.time_index_bytes is None:
-            return "is missing" if segment.log_bytes > 0 else ""
-        entries = segment.time_index_bytes // TIME_ENTRY.itemsize
-        if entries == 0:
-            return "is empty" if segment.first_batch_timestamp_ms >= 0 else ""
-        if segment.largest_timestamp_ms == 0 and (entries > 1 or segment.first_batch_timestamp_ms > 0):
-            return "ends with zeros, which a broker takes for the largest timestamp 0"
-        if segment.largest_timestamp_ms < segment.first_batch_timestamp_ms:
-            return "ends below the timestamp of the first batch"
-        return ""
-
-    def _sound_time_index(self, number: int) -> TimeIndex | None:
-        """The time index, unless the search has to do without."""
-        segment = self.facts.segments[number]
-        if self._is_rebuilt(number) or segment.time_index_bytes is None:
-            return None
-        if not self._is_written(number) and self._time_index_problem(segment) and not self._believes:
-            return None
-        index = self._open(TimeIndex, number, names.TIME_INDEX)
-        try:
-            index.sanity_check()
-        except CorruptLog as problem:
-            with index:
-                if index.used == len(index):
-                    self.is_unknown = True
-            self._distrust(str(problem))
-            return None
-        return index
-
-    def _open(self, kind: type[IndexT], number: int, suffix: str) -> IndexT:
-        path = os.path.join(self.facts.path, self.file(number, suffix))
-        return kind.open(
-            self._fs, path, self.facts.segments[number].base_offset, active=self._is_written(number)
-        )
-
-    def _distrust(self, what: str) -> None:
-        self.distrusted = True
-        self.note(f"{what}. {REBUILD}" if REBUILD not in what else what)
-
     def _largest_of_tail(self, number: int) -> int:
         """Of a segment that is being written: its last entries, and the batches that are newer than they."""
-        if self._is_rebuilt(number):
+        if self.indexes.is_rebuilt(number):
             return self._largest_from(number, self._begin(number))
-        with self._open(OffsetIndex, number, names.INDEX) as offsets:
+        with self.indexes.open(OffsetIndex, number, names.INDEX) as offsets:
             last = offsets.last
         try:
             largest_ms = self._largest_from(number, last)
         except _WrongEntry:
             return self._largest_from(number, self._begin(number))
-        index = self._sound_time_index(number)
+        index = self.indexes.sound_time_index(number)
         if index is None:
             return self._largest_from(number, self._begin(number))
         with index:
