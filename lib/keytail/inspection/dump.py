@@ -109,7 +109,7 @@ def _dump_file(
     elif kind == names.TIME_INDEX:
         dump_time_index(fs, path, base, options.index_checks, report)
     elif kind == names.TXN_INDEX:
-        dump_txn_index(fs, path, report)
+        dump_txn_index(fs, path, base, report)
     elif kind == names.SNAPSHOT:
         files.dump_snapshot(fs, path, report)
     elif kind == names.LEADER_EPOCHS:
@@ -175,18 +175,17 @@ def _end(
 ) -> None:
     """What lies behind the last batch, where everything up to the end was asked for."""
     extent, left = reader.extent, size - reader.extent.position
-    if not left or end < size or options.wanted.to_offset is not None or options.wanted.to_position is not None:
+    bounded = end < size or options.wanted.to_offset is not None or options.wanted.to_position is not None
+    if not left or (bounded and extent.problem is None):
         return
     if may_grow(fs, path):
         # A broker fills a file that it has made longer before, and writes while we read.
         report.note(f"{left} bytes at the end of {path}, the active segment, are no whole batch (yet)")
-        return
-    if extent.problem is not None:
+    elif extent.problem is not None:
         report.problem(extent.problem.what, path, extent.problem.position)
-        return
-    text = f"Found {left} invalid bytes at the end of {os.path.basename(path)}"
-    report.line(text)
-    report.problem(f"{left} bytes at the end are no whole batch", path, extent.position)
+    else:
+        report.line(f"Found {left} invalid bytes at the end of {os.path.basename(path)}")
+        report.problem(f"{left} bytes at the end are no whole batch", path, extent.position)
 
 
 def may_grow(fs: FileSystem, path: str) -> bool:

@@ -47,6 +47,7 @@ def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks,
         _check_sanity(path, data, index.OFFSET_ENTRY.itemsize, offsets, base, report)
         return
     used = _used(offsets, base)
+    _check_rising(path, index.OFFSET_ENTRY.itemsize, report, offsets[:used], positions[:used])
     with _Log(fs, path) as log:
         if not log.is_there:
             report.problem("no log beside the index: its entries are not checked", path)
@@ -74,6 +75,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
         _check_sanity(path, data, index.TIME_ENTRY.itemsize, offsets, base, report, backwards)
         return
     used = _used(offsets, base)
+    _check_rising(path, index.TIME_ENTRY.itemsize, report, offsets[:used])
     with _Log(fs, path) as log:
         if log.is_there:
             _check_times(fs, log, path, base, offsets[:used], times[:used], report)
@@ -84,7 +86,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
         _write(report, "timeIndexEntry", (("timestamp", "timestamp"), ("offset", "offset")), used, numbers)
 
 
-def dump_txn_index(fs: FileSystem, path: str, report: Report) -> None:
+def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None:
     data = fs.read_bytes(path)
     entries = index.parse_txn_index(data)
     unknown = np.flatnonzero(entries["version"] > 0)
@@ -99,6 +101,10 @@ def dump_txn_index(fs: FileSystem, path: str, report: Report) -> None:
     )
     _write(report, "transactionIndexEntry", fields, used, numbers)
     size = index.TXN_ENTRY.itemsize
+    _check_rising(path, size, report, entries["last_offset"][:used])
+    if used and entries["last_offset"][0] < base:
+        what = f"the last offset {entries['last_offset'][0]} is below the segment's base {base}"
+        report.problem(what, path, 0)
     if used < len(entries):
         report.problem(f"an entry of the unknown version {entries['version'][used]}", path, size * used)
     _check_size(path, data, size, report)
@@ -108,6 +114,16 @@ def _used(offsets: np.ndarray, base: int) -> int:
     """Entries in front of the first, but for the very first, that is at the base: room that was never used."""
     unused = np.flatnonzero(offsets[1:] == base)
     return int(unused[0]) + 1 if len(unused) else len(offsets)
+
+
+def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
+    """Kafka's tool looks at each entry alone; a search among entries that do not rise ends anywhere."""
+    for column in columns:
+        back = np.flatnonzero(np.diff(column) <= 0)
+        if len(back):
+            slot = int(back[0]) + 1
+            what = f"entries do not rise: {column[slot]} follows {column[slot - 1]}"
+            report.problem(what, path, entry_bytes * slot)
 
 
 def _check_size(path: str, data: bytes, entry_bytes: int, report: Report) -> bool:
