@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from keytail.app.selection import Choice
+from keytail.app.describe import describe
+from keytail.app.planning import Rules
+from keytail.app.selection import Choice, Configuration
 from keytail.app.verification import verify
 from keytail.inspection.findings import Finding
 from keytail.inspection.verify import verify_partition
@@ -154,7 +156,10 @@ def test_beside_a_broker_the_row_says_so_and_the_tail_is_not_judged(kafka: Kafka
     assert kafka.lock(log_dir)
     try:
         [row] = verify(choice)
+        [described] = describe(choice, Configuration(), Rules(now_ms=0), count_records=True)
     finally:
         kafka.unlock(log_dir)
     assert (row.live, row.status, row.findings) == (True, "sound", ())
+    assert (described.live, described.error) == (True, "")
+    assert described.records == row.records
     assert not (log_dir / ".lock").exists()

@@ -27,6 +27,7 @@ from keytail.durations import duration_text
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import is_held
 from keytail.log.partition import PartitionFacts
 
 _ALWAYS = ("cleanup.policy",)
@@ -37,10 +38,11 @@ class DescribeRow:
     """One partition. Sizes are of `.log` files.
 
     `offsets` counts those from the log start to the log end; `records` is None unless they were counted (markers
-    included). `eligible`: `compact` would act on it now; else `blocker` says why not. The numbers of the section to
-    clean, which ends at `end_dirty_offset`, are None where the partition is in a state that forbids to say.
-    `settings`: value and source by Kafka's name, those of `keys.py` that were asked for. `overrides_known`: whether
-    the topic's own are among the sources.
+    included). `live`: a broker was running on it, so that the numbers are of a moment. `eligible`: `compact` would
+    act on it now; else `blocker` says why not. The numbers of the section to clean, which ends at
+    `end_dirty_offset`, are None where the partition is in a state that forbids to say. `settings`: value and source
+    by Kafka's name, those of `keys.py` that were asked for. `overrides_known`: whether the topic's own are among the
+    sources.
     """
 
     topic: str
@@ -55,6 +57,7 @@ class DescribeRow:
     high_watermark: int | None
     cleaner_checkpoint: int | None
     clean_shutdown: bool
+    live: bool
     eligible: bool
     blocker: str
     first_dirty_offset: int | None
@@ -88,8 +91,16 @@ def describe(
     if count_records:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             counted = list(pool.map(lambda plan: _count(fs, plan.facts), planned))
+    # A broker removes the file of a clean shutdown as soon as it has the lock.
+    live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
     return [
-        _row(plan, rules, _settings(configuration, plan.facts.topic, every_setting), records)
+        _row(
+            plan,
+            rules,
+            _settings(configuration, plan.facts.topic, every_setting),
+            records,
+            live=live[plan.facts.log_dir],
+        )
         for plan, records in zip(planned, counted, strict=True)
     ]
 
@@ -130,7 +141,12 @@ def _settings(configuration: Configuration, topic: str, every: bool) -> tuple[di
 
 
 def _row(
-    plan: Planned, rules: Rules, settings: tuple[dict[str, dict[str, Any]], bool], records: int | KeytailError | None
+    plan: Planned,
+    rules: Rules,
+    settings: tuple[dict[str, dict[str, Any]], bool],
+    records: int | KeytailError | None,
+    *,
+    live: bool,
 ) -> DescribeRow:
     facts, section = plan.facts, _section(plan, rules)
     return DescribeRow(
@@ -146,6 +162,7 @@ def _row(
         high_watermark=facts.high_watermark,
         cleaner_checkpoint=facts.cleaner_checkpoint,
         clean_shutdown=facts.clean_shutdown,
+        live=live,
         eligible=plan.wanted,
         blocker=plan.decision.error,
         first_dirty_offset=section.first_dirty_offset if section else None,
@@ -185,7 +202,7 @@ def print_table(rows: Sequence[DescribeRow], *, every_setting: bool) -> None:
     for row in rows:
         count = ["" if row.records is None else f"{row.records:,}"] if counted else []
         table.add_row(
-            escape(row.name),
+            escape(row.name) + (" (in use)" if row.live else ""),
             f"{row.segments:,}",
             show.human_bytes(row.bytes),
             *count,

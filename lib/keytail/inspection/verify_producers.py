@@ -10,7 +10,7 @@ import numpy as np
 
 from keytail.format import names
 from keytail.format.index import TXN_ENTRY, parse_txn_index
-from keytail.format.producers import ProducerEntry, parse_snapshot
+from keytail.format.producers import ProducerEntry, check_snapshot, parse_snapshot
 from keytail.inspection.verify_scope import Scope
 from keytail.kernels import verify as columns
 from keytail.kernels import verify_producers as kernels
@@ -43,7 +43,7 @@ class ProducerChecks:
             if at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._read_snapshot(at)  # a broker that starts removes it
+                self._check_readable(at)  # a broker that starts removes it
         self._follow(base, rows)
 
     def _follow(self, base: int, rows: np.ndarray) -> None:
@@ -121,6 +121,16 @@ class ProducerChecks:
         except ValueError as problem:
             self._scope.findings.add("snapshot", file, 0, at, reason=str(problem))
             return None
+
+    def _check_readable(self, at: int) -> None:
+        file = names.segment_file(at, names.SNAPSHOT)
+        data = self._scope.read(file)
+        if data is None:
+            return
+        try:
+            check_snapshot(data)
+        except ValueError as problem:
+            self._scope.findings.add("snapshot", file, 0, at, reason=str(problem))
 
     # Transaction indexes
 
@@ -213,7 +223,7 @@ class ProducerChecks:
             elif at <= log_end_offset and believed and at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._read_snapshot(at)
+                self._check_readable(at)
         some = bool(_snapshot_offsets(self._scope))
         if self._ids and not some and self._scope.claims.clean_shutdown and not self._scope.live:
             self._scope.findings.add("snapshots-missing", "")
