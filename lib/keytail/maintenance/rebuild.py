@@ -302,15 +302,16 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     if epochs.problem:
         why = f"{names.LEADER_EPOCHS} contradicts the log and stays as it is: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, why))
-    # An epoch that begins at the log end has no batch yet: a broker that stops leaves it, one that starts drops it.
-    above = [epoch for epoch in epochs.dropped if epoch[1] > result.log_end_offset]
-    if not epochs.added and not above:
+    # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves it.
+    stays = result.log_end_offset if plan.facts.clean_shutdown else -1
+    behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]
+    if not epochs.added and not behind:
         return rest
     if plan.execute:
         write_plan(fs, plan.facts.path, epochs)
     parts = [
         f"{what} {', '.join(f'{epoch} from {start} on' for epoch, start in entries)}"
-        for what, entries in (("lacked epoch", epochs.added), ("had above the log end epoch", above))
+        for what, entries in (("lacked epoch", epochs.added), ("had at or above the log end epoch", behind))
         if entries
     ]
     return replace(rest, wrong=(*rest.wrong, f"{names.LEADER_EPOCHS} {' and '.join(parts)}"), files=rest.files + 1)
