@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from keytail import __version__
-from keytail.clean.cleaner import CleaningTask
+from keytail.clean.task import CleaningTask
 from keytail.spark.rows import ResultRow
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import random_records, snapshot, write_log_dir

@@ -20,8 +20,9 @@ from unittest import mock
 import numpy as np
 
 from keytail.clean import cleaner
-from keytail.clean.cleaner import CleaningTask, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import CompactionConfig
+from keytail.clean.task import CleaningTask
 from keytail.log.checkpoint import update_offset
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import survey_log_dirs, survey_partition

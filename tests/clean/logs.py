@@ -6,8 +6,8 @@ import os
 import random
 from dataclasses import dataclass
 
-from keytail.clean.cleaner import CleaningTask
 from keytail.clean.plan import CompactionConfig
+from keytail.clean.task import CleaningTask
 from keytail.log.partition import SegmentFacts
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from keytail.clean import cleaner
+from keytail.clean import cleaner, reading
 from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.producers import ActiveProducers
 from keytail.errors import CorruptLog, KeytailError, Refused
@@ -32,7 +32,8 @@ def strides(request, monkeypatch):
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
         )
-        monkeypatch.setattr(cleaner, "RecordScanner", lambda *chunk_records: RecordScanner(3))
+        for module in (cleaner, reading):
+            monkeypatch.setattr(module, "RecordScanner", lambda *chunk_records: RecordScanner(3))
 
 
 def snapshot_entry(pid, last_offset, epoch, timestamp_ms=NOW):

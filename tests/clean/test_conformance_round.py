@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from keytail.clean import cleaner
-from keytail.clean.cleaner import CleaningResult, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.task import CleaningResult
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.index import parse_offset_index, parse_time_index
 from keytail.log.fs import LOCAL

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import CompactionConfig, refusals, select
+from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keytail.clean.cleaner import CleaningTask, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.task import CleaningTask
 from keytail.errors import CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE
 from keytail.log.fs import LOCAL

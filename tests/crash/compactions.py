@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from keytail.clean.cleaner import CleaningTask, clean_partition
+from keytail.clean.cleaner import clean_partition
 from keytail.clean.plan import CompactionConfig, select
+from keytail.clean.task import CleaningTask
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import replace
 from keytail.log.fs import FileSystem

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.clean.cleaner import CleaningTask, Grouping, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import CompactionConfig, Selection, select
+from keytail.clean.task import CleaningTask, Grouping
 from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL

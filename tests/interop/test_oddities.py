@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import refusals, select
+from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, Refused
 from keytail.format.producers import encode_snapshot, parse_snapshot
 from keytail.kernels.native import crc32c

@@ -21,7 +21,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, s
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.clean.cleaner import CleaningTask, Grouping
+    from keytail.clean.task import CleaningTask, Grouping
     from keytail.log.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
@@ -184,7 +184,7 @@ class TaskSettings:
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings) -> list[CleaningTask]:
     """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
-    from keytail.clean.cleaner import CleaningTask  # noqa: PLC0415 (brings in the kernels)
+    from keytail.clean.task import CleaningTask  # noqa: PLC0415 (brings in the kernels)
 
     run_id, hash_seed = secrets.token_hex(4), secrets.randbits(63)
     tasks = []

@@ -7,99 +7,27 @@ as it likes; `install` gives what it wrote the names that a broker reads, and is
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from keytail.clean.offset_map import OffsetMap
-from keytail.clean.plan import CompactionConfig, group_segments, segments_between
+from keytail.clean.plan import group_segments, segments_between
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import prove
+from keytail.clean.reading import PhaseClock, read_log, refuse_keyless
 from keytail.clean.rewrite import Counts, Rewriter
-from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
-from keytail.errors import CorruptLog, Refused
+from keytail.clean.survivors import Progress, Survivors
+from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.errors import Refused
 from keytail.format import names
-from keytail.format.index import parse_offset_index
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
-from keytail.log.transactions import (
-    Contradiction,
-    Transactions,
-    TransactionTracker,
-    read_aborted,
-)
+from keytail.log.stride import SegmentReader
+from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter, Source
-
-# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
-_STRIDE_RECORDS = 1 << 17
-
-Grouping = Literal["kafka", "measured"]
-
-
-@dataclass(frozen=True)
-class CleaningTask:
-    """One round over one partition, as the plan decided it; small, picklable, and the same for every attempt.
-
-    `segments` are all of the partition, as the driver saw them. The map takes `map_memory_bytes`, and holds at
-    most `map_max_entries` keys where that is given. `grouping` "kafka" makes one output of each group that Kafka
-    would; "measured" goes by what survived.
-    """
-
-    topic: str
-    partition: int
-    partition_path: str
-    segments: tuple[SegmentFacts, ...]
-    snapshots: tuple[int, ...]
-    log_start_offset: int
-    log_end_offset: int
-    first_dirty_offset: int
-    first_uncleanable_offset: int
-    now_ms: int
-    config: CompactionConfig
-    run_id: str
-    attempt: str = "0"
-    clean_shutdown: bool = True
-    drop_keyless: bool = False
-    grouping: Grouping = "measured"
-    map_memory_bytes: int = 128 << 20
-    map_max_entries: int | None = None
-    hash_name: str = HASH_NAME
-    hash_seed: int = 0
-
-    def path(self, base_offset: int, suffix: str) -> str:
-        return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
-
-
-@dataclass(frozen=True)
-class CleaningResult:
-    """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
-
-    `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
-    """
-
-    end_offset: int
-    groups: tuple[GroupOutput, ...]
-    segments_before: int
-    segments_after: int
-    bytes_before: int
-    bytes_after: int
-    records_before: int
-    records_after: int
-    tombstones_removed: int
-    markers_removed: int
-    keys: int
-    limits_met: int = 0
-    large_batches: int = 0
-    phases_s: dict[str, float] = field(default_factory=dict)
 
 
 def clean_partition(
@@ -111,12 +39,12 @@ def clean_partition(
     this attempt gone again. Memory: the map, and less than 512 MiB beside it whatever the segments' size.
     """
     progress = on_progress or (lambda phase, n: None)
-    clock = _PhaseClock()
+    clock = PhaseClock()
     _check_sources(fs, task)
     _check_hash(task)
     reader = SegmentReader(fs)
 
-    survivors, transactions, untouched_records = _read_log(fs, task, reader, clock, progress)
+    survivors, transactions, untouched_records = read_log(fs, task, reader, clock, progress)
     numbers = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
     writer = _output_writer(fs, task, transactions)
     try:
@@ -124,7 +52,7 @@ def clean_partition(
             producers = _active_producers(fs, task, reader)
             rewriter = _make_rewriter(task, reader, survivors, transactions, producers)
             groups = _rewrite(task, numbers, survivors.end_offset, rewriter, writer, progress)
-            _refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
+            refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
         untouched_records += survivors.records_from(numbers[1])
         result = _result(task, survivors, rewriter.counts, numbers, groups, writer, untouched_records)
         # The proof needs a table as large as the map: one of them at a time.
@@ -145,19 +73,6 @@ def install(fs: FileSystem, task: CleaningTask, result: CleaningResult) -> None:
     _check_sources(fs, task)
     for group in result.groups:
         commit_group(fs, task.partition_path, group)
-
-
-class _PhaseClock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def _check_sources(fs: FileSystem, task: CleaningTask) -> None:
@@ -183,111 +98,7 @@ def _check_hash(task: CleaningTask) -> None:
         )
 
 
-def _read_log(
-    fs: FileSystem,
-    task: CleaningTask,
-    reader: SegmentReader,
-    clock: _PhaseClock,
-    progress: Progress,
-) -> tuple[Survivors, Transactions, int]:
-    """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
-    the number of records in segments that the map did not reach.
 
-    The transaction indexes are believed until the log contradicts them; then it is read again, with the entries
-    that they should have had.
-    """
-    aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
-    try:
-        return _follow_log(fs, task, reader, aborted, clock, progress)
-    except Contradiction as contradiction:
-        aborted = contradiction.entries
-    try:
-        return _follow_log(fs, task, reader, aborted, clock, progress)
-    except Contradiction as contradiction:
-        raise CorruptLog(
-            "the markers and the data of transactions contradict each other",
-            path=task.partition_path,
-            offset=contradiction.offset,
-            remedy=CORRUPT_REMEDY,
-        ) from None
-
-
-def _follow_log(
-    fs: FileSystem,
-    task: CleaningTask,
-    reader: SegmentReader,
-    aborted: np.ndarray,
-    clock: _PhaseClock,
-    progress: Progress,
-) -> tuple[Survivors, Transactions, int]:
-    tracker = TransactionTracker(aborted, task.log_start_offset)
-    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
-    with clock.phase("check"):
-        for stride in _strides(task, reader, (0, first), progress):
-            tracker.follow(stride.table)
-    with clock.phase("map"):
-        # The indexes of the dirty section's segments and those above; an entry lies where its marker lies.
-        mapped = aborted["last_offset"] >= task.segments[first].base_offset
-        mapped &= aborted["first_offset"] < task.first_uncleanable_offset
-        mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
-        followers = Followers(tracker, mapping, _map_position(fs, task, task.segments[first]))
-        builder = SurvivorBuilder(
-            reader,
-            RecordScanner(_STRIDE_RECORDS),
-            OffsetMap(task.map_memory_bytes, task.map_max_entries),
-            task.hash_seed,
-        )
-        survivors = builder.build(
-            task.partition_path,
-            task.segments,
-            (first, end),
-            task.first_dirty_offset,
-            task.first_uncleanable_offset,
-            followers,
-            progress,
-        )
-    unread_records = 0
-    with clock.phase("check"):
-        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments)), progress):
-            tracker.follow(stride.table)
-            unread_records += int(stride.table["record_count"].sum())
-    transactions = tracker.finish()
-    _refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is no reason to
-    return survivors, transactions, unread_records
-
-
-def _map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
-    """Byte position in the first dirty segment of the batch that its index names for the first dirty offset."""
-    if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
-        return 0
-    entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
-    at = np.searchsorted(entries["relative_offset"], task.first_dirty_offset - segment.base_offset, side="right")
-    return int(entries["position"][at - 1]) if at else 0
-
-
-def _strides(
-    task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int], progress: Progress
-) -> Iterator[Stride]:
-    """Checked headers of whole segments; Refused for a batch that forbids cleaning the others."""
-    for number in range(*numbers):
-        segment = task.segments[number]
-        is_last = number + 1 == len(task.segments)
-        path = task.path(segment.base_offset, names.LOG)
-        torn_tail = is_last and not task.clean_shutdown
-        for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
-            refuse_unsupported(stride)
-            progress("check", len(stride.raw))
-            yield stride
-
-
-def _refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
-    if count and not task.drop_keyless:
-        raise Refused(
-            f"{count} records without a key lie in the range to be cleaned",
-            path=task.partition_path,
-            offset=first_offset,
-            remedy="Compaction would drop them, which usually means a wrong cleanup.policy; --drop-keyless does it",
-        )
 
 
 def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:

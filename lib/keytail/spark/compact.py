@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition, install
+from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import update_offset
