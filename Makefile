@@ -26,10 +26,11 @@ test: lint  ## lint and all tests (Java and Maven Central for the interop ones)
 demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo
 
-bench: venv  ## compaction and index rebuild against Kafka's own on the same files (needs Java and Maven Central)
+bench: venv  ## compaction, index rebuild and dump against Kafka's own on the same files (needs Java and Maven Central)
 	$(BIN)/python -m tests.bench.run
 	$(BIN)/python -m tests.bench.recover
 	$(BIN)/python -m tests.bench.recover --stages
+	$(BIN)/python -m tests.bench.dump
 
 N ?= 1000
 fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000
