@@ -23,6 +23,7 @@ from keytail.log.index_files import (
     TimeIndex,
     TransactionIndex,
 )
+from tests.crash.recorder import RecordingFileSystem, Stopped
 
 BASE = 1000
 FAR = 2**31 - 1
@@ -364,3 +365,43 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
     assert path.read_bytes() == _txn_bytes((0, 4001, BASE, BASE + 2, BASE + 3))
     with pytest.raises(KeytailError, match="look-ups only"):
         TransactionIndex(LOCAL, str(path), BASE).append(AbortedTransaction(1, BASE, BASE + 9, BASE + 9))
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) -> None:
+    """Never is an entry found that was not appended: a file that was not trimmed is one to be made anew."""
+    rows = [(BASE + 5, 100), (BASE + 9, 300), (BASE + 12, 450)]
+
+    def work(fs: RecordingFileSystem, directory: Path) -> None:
+        name = str(directory / "index")
+        with OffsetIndex.open_for_append(fs, name, BASE, 100, fs.stat(str(directory))) as index:
+            for row in (*rows, (BASE + 20, 700)):
+                index.append(*row)
+            index.flush()
+            index.truncate_to(BASE + 20)
+            index.trim()
+
+    outcomes = set()
+    for stop in range(100):
+        directory = tmp_path / f"{stop}"
+        directory.mkdir()
+        fs = RecordingFileSystem(directory).stop_at(stop, torn=torn)
+        try:
+            work(fs, directory)
+            fs.check()
+            break
+        except Stopped:
+            fs.as_it_is(tmp_path / f"{stop} is")
+            fs.power_cut(tmp_path / f"{stop} cut")
+        for left in (tmp_path / f"{stop} is", tmp_path / f"{stop} cut"):
+            try:
+                with OffsetIndex.open_for_append(LOCAL, str(left / "index"), BASE, 100, LOCAL.stat(str(left))) as index:
+                    found = [index.entry(slot)[1:] for slot in range(len(index))]
+            except CorruptLog:
+                outcomes.add("refused")
+            else:
+                assert found in ([], rows)
+                outcomes.add(len(found))
+    assert outcomes == {"refused", 0, 3}
+    assert stop > 8
+    assert (directory / "index").read_bytes() == b"".join(struct.pack(">ii", o - BASE, p) for o, p in rows)

@@ -68,8 +68,9 @@ class PresizedIndex:
         """Of the active segment: made like `like` if there is none, and lengthened to its full size.
 
         The full size is `segment.index.bytes`, rounded down to whole entries, and what lies behind the entries is
-        zeros that take no space. CorruptLog for a file that cannot be continued: one that was not trimmed, since
-        nobody can tell which of its zeros were entries, or one that fails `sanity_check`.
+        zeros that take no space. The name of a new file is not durable yet. CorruptLog for a file that cannot be
+        continued: one that was not trimmed, since nobody can tell which of its zeros were entries, or one that
+        fails `sanity_check`.
         """
         index = cls(fs, path, base_offset)
         if not fs.exists(path):
