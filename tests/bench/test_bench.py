@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.bench import copies, run
+from tests.bench import copies, dump, run
 from tests.bench.report import Figure
 from tests.interop.conftest import kafka  # noqa: F401 (skips, with the reason, where there is no Kafka)
 
@@ -60,3 +60,9 @@ def test_ratios_say_how_many_times_as_fast():
     base, ours = Figure("theirs", [4.0, 6.0, 5.0]), Figure("ours", [1.0, 0.5, 2.0])
     assert ours.ratio(base) == 5.0
     assert ours.best_ratio(base) == 8.0
+
+
+def test_dumps_are_timed_and_compared(capsys):
+    assert dump.main(["--records=3000", "--runs=1"]) == 0
+    out = capsys.readouterr().out
+    assert "dump --output json" in out and "the text is Kafka's, byte for byte" in out

@@ -21,6 +21,7 @@ from keytail.inspection.dump_log import LogReader, Part, Problem
 from keytail.inspection.dump_range import Range, start_of
 from keytail.inspection.dump_report import Report
 from keytail.log.fs import FileSystem
+from keytail.log.lock import is_held
 
 BOOTSTRAP_SNAPSHOT = "bootstrap.checkpoint"
 ALL_BYTES = 2**31 - 1  # as Kafka's default of --max-bytes
@@ -189,13 +190,12 @@ def _end(
 
 
 def may_grow(fs: FileSystem, path: str) -> bool:
-    """Whether this is the active segment of a log dir that a broker has not closed (or was killed over)."""
+    """Whether this is the active segment of a log dir whose lock somebody, mostly a broker, holds."""
     directory, name = os.path.split(os.path.abspath(path))
     log_dir = os.path.dirname(directory)
     if names.parse_file_name(name).kind != "live" or names.parse_partition_dir(os.path.basename(directory)) is None:
         return False
-    is_log_dir = fs.exists(os.path.join(log_dir, names.META_PROPERTIES))
-    if not is_log_dir or fs.exists(os.path.join(log_dir, names.CLEAN_SHUTDOWN)):
+    if not is_held(log_dir, fs):
         return False
     return name == max(entry.name for entry in fs.scan(directory) if entry.name.endswith(names.LOG))
 

@@ -84,8 +84,8 @@ class LogReader:
     ) -> Iterator[Part]:
         """The batches from byte `start` (where one begins) up to `end`; afterwards `extent` says where they ended.
 
-        `wanted` tells which of some rows (BATCH_TABLE) to take; an empty slice that begins at row 0 and was
-        asked for a stop of 0 ends the reading.
+        `wanted` tells which of some rows (BATCH_TABLE) to take; the reading ends with rows that it does not take
+        at their end.
         """
         for stride, valid in self._strides(path, start, end):
             chosen = slice(0, len(stride.table)) if wanted is None else wanted(stride.table)
