@@ -134,7 +134,7 @@ def _dump_log(
     if why:
         report.note(why)
     rows = None if options.wanted.is_all else options.wanted.rows
-    gaps = _Gaps()
+    gaps = _Gaps(-1 if options.wanted.is_all else None)
     for part in reader.parts(path, start, end, deep=options.deep, wanted=rows):
         chosen = None
         if part.records is not None:
@@ -203,12 +203,14 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 class _Gaps:
     """Record offsets that do not follow the one before, from -1 on, as Kafka's tool counts them."""
 
-    def __init__(self) -> None:
-        self._last = -1
+    def __init__(self, last: int | None) -> None:
+        self._last = last
 
     def take(self, offsets: np.ndarray, path: str, report: Report) -> None:
         if not len(offsets):
             return
+        if self._last is None:
+            self._last = int(offsets[0]) - 1
         before = np.concatenate(([self._last], offsets[:-1]))
         self._last = int(offsets[-1])
         apart = np.flatnonzero(offsets != before + 1)
