@@ -94,7 +94,7 @@ def test_parts_say_together_what_the_twin_says_of_the_whole(case: int, monkeypat
                 one.last_offset,
                 one.last_stable_offset - rng.choice([0, 1, 4]),
             )
-    log_start = 0 if rng.random() < 0.5 else rng.randint(0, events[-1].last_offset)
+    log_start = 0 if rng.random() < 0.5 or not events else rng.randint(0, events[-1].last_offset)
     entries = entries_of(known)
     parts = in_parts(rng, events, entries, log_start)
     found = as_twins(right_entries(parts, entries, 0, log_start))
