@@ -395,20 +395,26 @@ def test_files_of_another_owner_are_one_finding_for_each_sort(tmp_path: Path) ->
 
 def test_beside_a_broker_only_what_two_looks_find_counts(tmp_path: Path) -> None:
     class Swapping(FileSystem):
-        """The cleaner puts another index in the place of the first one after it was read once."""
+        """The cleaner puts other indexes in the place of those that were listed: in each look, another one's."""
 
-        reads = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.looks = [_name(10, ".index"), _name(0, ".index")]  # 0 is read before 10
 
         def read_bytes(self, path: str) -> bytes:
             data = super().read_bytes(path)
-            if path.endswith(_name(0, ".index")):
-                self.reads += 1
-                return data if self.reads > 1 else data[:7] + bytes([data[7] ^ 1]) + data[8:]
+            if self.looks and path.endswith(self.looks[0]):
+                self.looks.pop(0)
+                return data[:7] + bytes([data[7] ^ 1]) + data[8:]
             return data
 
     _write(tmp_path, _segments())
-    assert [f.kind for f in verify_partition(Swapping(), str(tmp_path))] == ["index-position"]
+    swapping = Swapping()
+    for number in ("010", "000"):
+        assert [f.path[-9:] for f in verify_partition(swapping, str(tmp_path))] == [f"{number}.index"]
     assert verify_partition(Swapping(), str(tmp_path), live=True).findings == ()
+    (tmp_path / _name(0, ".index")).write_bytes(b"\1" * 8)
+    assert [f.kind for f in verify_partition(LOCAL, str(tmp_path), live=True)] == ["index-position"]
 
 
 def test_a_log_dir_is_judged_once(tmp_path: Path) -> None:
