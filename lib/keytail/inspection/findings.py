@@ -10,7 +10,8 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
-from keytail.inspection.finding_kinds import KINDS, Severity
+from keytail.inspection.finding_kind import Severity
+from keytail.inspection.finding_kinds import KINDS
 
 MOST_A_FILE = 100
 
