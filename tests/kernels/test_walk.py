@@ -150,18 +150,22 @@ def test_the_proofs_step_stays_inside_its_windows(is_all):
 @pytest.mark.parametrize("is_all", [0, 1])
 def test_the_inspection_stays_inside_its_window(is_all):
     none = np.zeros(0, dtype=np.int64)
+    rows = np.zeros((16, verify.ROW_COLUMNS), dtype=np.int64)
+    runs = np.zeros((16, verify.RUN_COLUMNS), dtype=np.int64)
+    scratch = np.zeros(6, dtype=np.int64)
     for bad in _damaged_batches():
         state = np.zeros(verify.STATE_SIZE, dtype=np.int64)
         state[verify.TO], state[verify.IS_ALL] = len(bad), is_all
         state[verify.LAST_OFFSET], state[verify.NEXT_BASE] = -1, 1 << 62
         window = guarded(bad)
         for _ in range(10):
-            code = verify.inspect(window, none, none, none, none, state)
+            code = verify.inspect(window, none, none, none, none, rows, runs, scratch, state)
             if code in (
                 verify.DONE,
                 verify.NEED_MORE,
                 verify.NEED_BLOCK,
-                verify.LEGACY,
+                verify.NEED_WRAPPER,
+                verify.NEED_ROOM,
                 *verify.ENDS_THE_WALK,
             ):
                 break
