@@ -36,7 +36,7 @@ _BATCHES = {
         "warning",
         "the active segment ends inside a batch: {left} bytes are no whole batch",
         "Appends behind them: what it writes from then on cannot be read",
-        "`keytail rebuild-index --truncate` cuts them off, or remove .kafka_cleanshutdown so that the broker does",
+        "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, cuts them off",
         Recovery("warning", "Cuts them off when it starts"),
     ),
     "size": _log(
