@@ -149,7 +149,8 @@ def test_records_of_coordinators() -> None:
     page = blocks("COORDINATOR.md")
     key = '{"type":"1","data":{"group":"shop","topic":"orders","partition":2}}'
     commit = '"offset":150,"leaderEpoch":7,"metadata":"","commitTimestamp":1700000000000'
-    assert offsets_text(page["offset-key"], page["offset-value-3"], 0) == (key, f'{{"version":"3","data":{{{commit}}}}}')
+    third = f'{{"version":"3","data":{{{commit}}}}}'
+    assert offsets_text(page["offset-key"], page["offset-value-3"], 0) == (key, third)
     with_id = f'{{"version":"4","data":{{{commit},"topicId":"AAECAwQFBgcICQoLDA0ODw"}}}}'
     assert offsets_text(page["offset-key"], page["offset-value-4"], 0) == (key, with_id)
     assert offsets_text(page["offset-key"], None, 0) == (key, "<DELETE>")
