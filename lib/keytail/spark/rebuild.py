@@ -46,6 +46,7 @@ BUNDLE_PARTITIONS = 256
 # A slice takes some tenths of a second from memory, many times what a task costs.
 SLICE_BYTES = 256 << 20
 _TASKS_A_CORE = 3
+_CHUNKS_A_CORE = 8
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,25 @@ class Rebuild:
         if self.spark is None:
             found = [attempt_one(partial(do, self.fs), payload, "here") for payload in payloads]
         else:
-            found = run_bundle(self.spark, payloads, do_on_worker, name=name)
+            found = self._on_spark(payloads, name)
         by_number = dict(zip(order, found, strict=True))
         for number, one in enumerate(work):
             if by_number[number].trace:
                 self.on_trace(by_number[number].trace)
             yield one, by_number[number]
+
+    def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
+        """Several pieces of work a task, as one alone may take less than a task costs. If a worker died of one, those
+        beside it are done again, each by itself."""
+        chunks = _chunks(work, self._cores)
+        found: list[Outcome[Any]] = []
+        for chunk, outcome in zip(chunks, run_bundle(self.spark, chunks, do_on_worker, name=name), strict=True):
+            if outcome.value is not None:
+                found += outcome.value
+                continue
+            alone = run_bundle(self.spark, [[one] for one in chunk], do_on_worker, name=f"{name}, one by one")
+            found += [one.value[0] if one.value is not None else Outcome(None, one.problem) for one in alone]
+        return found
 
     def _finish(
         self, plan: PartitionPlan, outcomes: Sequence[Outcome[Any]], start_ms: int
@@ -193,8 +207,23 @@ def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
     return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
 
 
-def do_on_worker(work: Work, attempt: str) -> SegmentResult | Scan:
-    return do(LOCAL, work, attempt)
+def do_on_worker(chunk: Sequence[Work], attempt: str) -> list[Outcome[SegmentResult | Scan]]:
+    return [attempt_one(partial(do, LOCAL), work, attempt) for work in chunk]
+
+
+def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:
+    """The same work in the same order, in parts of about equal size, some for each core."""
+    target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * cores)
+    chunks: list[list[Work]] = []
+    size = 0
+    for one in work:
+        if chunks and size + one.size_bytes <= target:
+            chunks[-1].append(one)
+            size += one.size_bytes
+        else:
+            chunks.append([one])
+            size = one.size_bytes
+    return chunks
 
 
 def _key(task: SegmentTask) -> tuple[str, int]:
