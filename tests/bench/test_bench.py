@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.bench import copies, dump, run
+from tests.bench import copies, dump, recover, run
 from tests.bench.report import Figure
 from tests.interop.conftest import kafka  # noqa: F401 (skips, with the reason, where there is no Kafka)
 
@@ -54,6 +54,18 @@ def test_a_result_that_is_not_kafkas_fails_the_run(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(run, "fresh_copy", spoil)
     assert run.main([*SMALL, f"--dir={tmp_path}", "--seed=5"]) == 1
     assert "DIFFERS FROM KAFKA'S" in capsys.readouterr().out
+
+
+def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, capsys):
+    report = tmp_path / "figures.json"
+    flags = ["--megabytes=2", "--runs=1", f"--dir={tmp_path}", f"--json={report}", "--seed=5"]
+    assert recover.main(flags) == 0, capsys.readouterr().out
+    answer = json.loads(report.read_text())
+    assert [shape["batch_records"] for shape in answer["shapes"]] == [100, 1]
+    for shape in answer["shapes"]:
+        assert shape["differences"] == []
+        assert [len(figure["seconds"]) for figure in shape["figures"]] == [1, 1]
+    assert list(tmp_path.iterdir()) == [report]
 
 
 def test_ratios_say_how_many_times_as_fast():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.maintenance.rebuild import PartitionPlan, plan_partition
 from keytail.spark import rebuild
 from keytail.spark.rebuild import Rebuild
-from keytail.spark.tasks import run_bundle
+from keytail.spark.tasks import Outcome, attempt_one, run_bundle
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.spark.test_submit import submit
 
@@ -91,3 +94,27 @@ def test_the_job_under_spark_submit(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in json.loads(done.stdout)] == ["rebuilt", "rebuilt"]
     assert len(list(log_dir.glob("t-*/*.index"))) == 8
+
+
+def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
+    lost = KeytailError("the worker process that had this partition was killed, twice")
+
+    def dying(spark: Any, payloads: Sequence[Any], function: Any, *, name: str) -> list[Outcome[Any]]:
+        """Of t-3 the worker dies each time, and with it what it had beside."""
+        return [
+            Outcome(None, lost)
+            if any(work.task.partition_path.endswith("t-3") for work in payload)
+            else attempt_one(function, payload, name.replace(" ", "-").replace(",", ""))
+            for payload in payloads
+        ]
+
+    monkeypatch.setattr(rebuild, "run_bundle", dying)
+    monkeypatch.setattr(rebuild, "concurrent_tasks", lambda spark: 1)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    before = snapshot(log_dir / "t-3")
+    outcomes = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), session).run()
+    assert [outcome.problem for outcome in outcomes] == [None, None, None, lost, None, None, None, None]
+    assert all(outcome.installed and outcome.result.wrong for outcome in outcomes if outcome.problem is None)
+    assert snapshot(log_dir / "t-3") == before
+    assert not list(log_dir.rglob("*.clean"))
