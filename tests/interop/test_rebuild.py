@@ -12,7 +12,7 @@ import pytest
 from keytail.format.index import parse_txn_index
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
-from keytail.maintenance.rebuild import plan_partition
+from keytail.maintenance.rebuild import Rest, plan_partition
 from keytail.spark.rebuild import PartitionOutcome, Rebuild
 from tests.interop.kafka import Kafka
 from tests.interop.traffic import Traffic, random_traffic
@@ -115,9 +115,10 @@ def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fa
             cleaned = kafka.clean(partition, checkpoint=checkpoint, only_if_cleanable=True, **traffic.options)
             checkpoint = cleaned.end_offset if cleaned.cleaned else checkpoint
         before = index_files(partition)
-        sound = rebuild(partition.parent, traffic).result
-        assert sound is not None
-        assert not sound.wrong, [(s.base_offset, v.suffix, v.why) for s, v in sound.wrong]
+        outcome = rebuild(partition.parent, traffic)
+        assert outcome.result is not None
+        assert not outcome.result.wrong, [(s.base_offset, v.suffix, v.why) for s, v in outcome.result.wrong]
+        assert outcome.rest == Rest()
         theirs = copy_without(partition, fast_dir / f"{number}-kafka" / "t-0")
         kafka.load(theirs, records=False, clean=False, **traffic.options)
         mine = copy_without(partition, fast_dir / f"{number}-keytail" / "t-0", (".index", ".timeindex"))

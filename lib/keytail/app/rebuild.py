@@ -22,6 +22,7 @@ from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.errors import KeytailError
+from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
@@ -247,8 +248,6 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
 
 
 def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> SegmentRow:
-    from keytail.format import names  # noqa: PLC0415
-
     by_suffix = {verdict.suffix: verdict for verdict in segment.files}
     wrong = [verdict for verdict in segment.files if verdict.state != "sound"]
     status = "sound"
