@@ -29,7 +29,7 @@ def test_a_small_run_has_figures_and_the_result_of_kafka(codec, tmp_path, capsys
     assert "--seed=5" in printed
     assert "both left the same" in printed
     answer = json.loads(report.read_text())
-    assert [figure["name"][:3] for figure in answer["figures"]] == ["Kaf", "(1)", "(2)"]
+    assert [figure["name"][:3] for figure in answer["figures"]] == ["Kaf", "(1)", "(2)", "(2)"]
     for figure in answer["figures"]:
         assert len(figure["seconds"]) == 2
         assert figure["min_s"] <= figure["median_s"] <= figure["max_s"]
