@@ -293,7 +293,7 @@ def test_grouping_reaches_the_tasks(
         seen.extend(tasks)
         return [ResultRow(task.topic, task.partition, task.partition_path, "compacted") for task in tasks]
 
-    monkeypatch.setattr(compaction, "_session", lambda *_: None)
+    monkeypatch.setattr(compaction, "session_of_run", lambda *_, **__: None)
     monkeypatch.setattr(compaction, "_run_tasks", run_tasks)
     assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
     assert [task.grouping for task in seen] == [grouping] * 3

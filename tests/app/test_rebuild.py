@@ -220,6 +220,6 @@ def test_wrong_usage(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[s
 
 
 def test_no_spark_for_a_few_bytes(run: Run, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebuild, "_session", None)
+    monkeypatch.setattr(rebuild, "session_of_run", None)
     remove(sound / "orders-0", ".index")
     assert go(run, sound, "--execute")[0] == 0

@@ -29,6 +29,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import hosted
 from keytail.spark.rows import ResultRow
+from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
 
 
@@ -76,7 +77,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     chosen = choose(fs, request.choice)
     with contextlib.ExitStack() as run:
         if request.submitted:
-            _session(request, run)
+            session_of_run(run, request.master, submitted=request.submitted)
         return [planned.row() for planned in plan_all(fs, chosen, _with_metadata(fs, request), rules)]
 
 
@@ -86,7 +87,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         rules = request.rules()
         choose(fs, request.choice)  # mistakes in flags, before any lock
-        spark = _session(request, run) if request.submitted else None
+        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
@@ -104,7 +105,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         with Reporter("compact", len(tasks), size) as reporter:
             if spark is None:
                 reporter.note("starting Spark")
-                spark = _session(request, run)
+                spark = session_of_run(run, request.master, submitted=request.submitted)
             rows = _run_tasks(spark, fs, chosen, tasks, request, reporter, deadline_s)
         return _in_order(planned, rows)
 
@@ -115,19 +116,6 @@ def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
     if configuration.cluster is not None:
         print(f"keytail: {configuration.cluster.sentence()}", file=sys.stderr)
     return configuration
-
-
-def _session(request: Request, run: contextlib.ExitStack) -> Any:
-    """The session, stopped with `run`. A cluster calls a submitted application that never makes one failed."""
-    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help and --version stay fast)
-
-    if request.submitted:
-        spark = submitted_session()
-    else:
-        spark = local_session(request.master or "local[*]")
-        run.callback(end_jvm)
-    run.callback(spark.stop)
-    return spark
 
 
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:

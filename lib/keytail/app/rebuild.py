@@ -27,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
 from keytail.spark.rows import status_of
+from keytail.spark.session import session_of_run
 from keytail.spark.storage import refuse_shared_storage
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
 
     with contextlib.ExitStack() as run:
         choose(fs, request.choice)  # mistakes in flags, before any lock
-        spark = _session(request, run) if request.submitted else None
+        spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -117,7 +118,7 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
         with Reporter("rebuild-index", len(plans), size) as reporter:
             if spark is None and size >= SPARK_FROM_BYTES:
                 reporter.note("starting Spark")
-                spark = _session(request, run)
+                spark = session_of_run(run, request.master, submitted=request.submitted)
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 
@@ -129,18 +130,6 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
             Rebuild(plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs).run()
         return [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
-
-
-def _session(request: Request, run: contextlib.ExitStack) -> Any:
-    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help stays fast)
-
-    if request.submitted:
-        spark = submitted_session()
-    else:
-        spark = local_session(request.master or "local[*]")
-        run.callback(end_jvm)
-    run.callback(spark.stop)
-    return spark
 
 
 @dataclass(frozen=True)

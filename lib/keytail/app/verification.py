@@ -23,6 +23,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import status_of
+from keytail.spark.session import session_of_run
 
 if TYPE_CHECKING:
     from keytail.inspection.findings import Finding
@@ -82,7 +83,6 @@ def verify(
 
     Starts Spark only where there is much to read, or it has been started.
     """
-    from keytail.spark.session import end_jvm, local_session, submitted_session  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.spark.verify import verify_here, verify_on_spark  # noqa: PLC0415 (--help and --version stay fast)
 
     chosen = choose(fs, choice)
@@ -94,10 +94,7 @@ def verify(
         state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter)
         if submitted or (size >= SPARK_FROM_BYTES and len(tasks) > 1):
             reporter.note("starting Spark")
-            spark = submitted_session() if submitted else local_session(master or "local[*]")
-            if not submitted:
-                run.callback(end_jvm)
-            run.callback(spark.stop)
+            spark = session_of_run(run, master, submitted=submitted)
             verify_on_spark(spark, tasks, state.heard)
         else:
             verify_here(tasks, state.heard)

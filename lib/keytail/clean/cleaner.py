@@ -21,7 +21,7 @@ from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
-from keytail.log.partition import SegmentFacts
+from keytail.log.partition import SegmentFacts, refuse_changed
 from keytail.log.producers import load_producers
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
@@ -76,18 +76,9 @@ def install(fs: FileSystem, task: CleaningTask, result: CleaningResult) -> None:
 
 
 def _check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    """Refuse when a segment is not the file that was planned with: another host's view, or a writer at work."""
     for segment in task.segments:
         path = task.path(segment.base_offset, names.LOG)
-        facts = fs.stat(path) if fs.exists(path) else None
-        if facts is None or (facts.size_bytes, facts.mtime_ns) != (segment.log_bytes, segment.log_mtime_ns):
-            seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
-            raise Refused(
-                f"segment changed since it was planned: {seen} on host {os.uname().nodename}, planned with "
-                f"{segment.log_bytes} bytes, mtime {segment.log_mtime_ns} ns",
-                path=path,
-                remedy="Make sure that nothing writes to the directory and every host sees the same files",
-            )
+        refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
 
 
 def _check_hash(task: CleaningTask) -> None:

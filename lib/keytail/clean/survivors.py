@@ -52,6 +52,11 @@ class Survivors:
     null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @property
+    def records(self) -> int:
+        """In the segments read so far."""
+        return self.record_start[-1] + self.segment_records[-1] if self.segment_records else 0
+
+    @property
     def end_offset(self) -> int:
         return self.latest_offset + 1
 
@@ -144,7 +149,7 @@ class SurvivorBuilder:
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             found = self._find_records(survivors, path, segment.log_bytes, number, first_dirty_offset, followers)
-            for part in one_ahead(found):
+            for part in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
                 if part.chunk is not None and not survivors.full:
                     self._put(survivors, part.chunk, part.first_ordinal, first_dirty_offset)
                 on_progress("map", part.bytes_read)
@@ -154,7 +159,7 @@ class SurvivorBuilder:
                 segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
             ) - 1
         survivors.keyless, survivors.first_keyless_offset = int(self._keyless[0]), int(self._keyless[1])
-        survivors.bits = np.zeros((sum(survivors.segment_records) + 7) // 8, np.uint8)
+        survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
         starts = np.array(survivors.record_start, np.int64)
         mark_survivors(self._map.slots, starts, first, survivors.bits)
         return survivors
@@ -172,7 +177,7 @@ class SurvivorBuilder:
 
         One item behind the map: what is found past the place where it was full is of no consequence.
         """
-        survivors.record_start.append(sum(survivors.segment_records))
+        survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
         survivors.segment_records.append(0)
         for stride in self._reader.unhurried_strides(path, log_bytes):

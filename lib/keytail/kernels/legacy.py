@@ -11,7 +11,7 @@ from numba import njit
 
 from keytail.kernels.batches import be32, be64
 from keytail.kernels.jit import kernel
-from keytail.kernels.records import CLOSED, IN_ARENA, varint_bytes
+from keytail.kernels.records import CLOSED, IN_ARENA, put_varint, varint_bytes
 
 OK = 0
 MESSAGE_TOO_SHORT = 80
@@ -130,19 +130,8 @@ def check_message(a, p, end, out):
 
 
 @njit(inline="always")
-def _put_varint(a, p, value):
-    v = np.uint64((value << 1) ^ (value >> 63))
-    while v >= np.uint64(0x80):
-        a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
-        v >>= np.uint64(7)
-        p += 1
-    a[p] = np.uint8(v)
-    return p + 1
-
-
-@njit(inline="always")
 def _put_span(a, p, source, q, n):
-    p = _put_varint(a, p, n)
+    p = put_varint(a, p, n)
     n = max(n, np.int64(0))
     target_at, source_at = np.uint64(p), np.uint64(q)
     for i in range(np.uint64(n)):
@@ -156,10 +145,10 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
     length = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)
     length += varint_bytes(key_bytes) + max(key_bytes, np.int64(0))
     length += varint_bytes(value_bytes) + max(value_bytes, np.int64(0))
-    at = _put_varint(target, at, length)
+    at = put_varint(target, at, length)
     target[at] = 0
-    at = _put_varint(target, at + 1, time_delta)
-    at = _put_varint(target, at, offset_delta)
+    at = put_varint(target, at + 1, time_delta)
+    at = put_varint(target, at, offset_delta)
     at = _put_span(target, at, a, key, key_bytes)
     at = _put_span(target, at, a, value, value_bytes)
     target[at] = 0

@@ -118,6 +118,18 @@ def varint_bytes(value):
 
 
 @njit(inline="always")
+def put_varint(a, p, value):
+    """Position behind the minimal zig-zag varint of an int32, or varlong of an int64, written to `a[p:]`."""
+    v = np.uint64((value << 1) ^ (value >> 63))
+    while v >= np.uint64(0x80):
+        a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
+        v >>= np.uint64(7)
+        p += 1
+    a[p] = np.uint8(v)
+    return p + 1
+
+
+@njit(inline="always")
 def _minimal(value, length):
     if length == 1:
         return True

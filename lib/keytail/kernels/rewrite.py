@@ -11,7 +11,7 @@ from numba import njit
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes, crc32c
-from keytail.kernels.records import IN_RAW, read_varint, varint_bytes
+from keytail.kernels.records import IN_RAW, put_varint, read_varint, varint_bytes
 
 # What decides over the records of a row.
 BY_BITS, BY_MAP, BEYOND = 0, 1, 2
@@ -120,17 +120,6 @@ def decide_records(
 
 
 @njit(inline="always")
-def _put_varint(a, p, value):
-    v = np.uint64((value << 1) ^ (value >> 63))
-    while v >= np.uint64(0x80):
-        a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
-        v >>= np.uint64(7)
-        p += 1
-    a[p] = np.uint8(v)
-    return p + 1
-
-
-@njit(inline="always")
 def _copy(target, p, source, q, n):
     """Position behind `n` bytes copied between arrays that share none of them."""
     copy_bytes(target, p, source, q, n)
@@ -150,7 +139,7 @@ def _put_span(target, p, source, q, end):
     """Copy a varint length and its bytes with the length in its shortest form; (target, source) positions after."""
     n, q = read_varint(source, q, end)
     n = max(n, -1)
-    p = _put_varint(target, p, n)
+    p = put_varint(target, p, n)
     if n > 0:
         p = _copy(target, p, source, q, n)
         q += n
@@ -163,7 +152,7 @@ def _normalised_body(target, p, source, q, end):
     p, q = _put_span(target, p, source, q, end)
     p, q = _put_span(target, p, source, q, end)
     count, q = read_varint(source, q, end)
-    p = _put_varint(target, p, count)
+    p = put_varint(target, p, count)
     for _ in range(count):
         p, q = _put_span(target, p, source, q, end)
         p, q = _put_span(target, p, source, q, end)
@@ -254,10 +243,10 @@ def rebuild_blocks(
             max_timestamp = max(max_timestamp, timestamp)
             time_delta = timestamp - base_timestamp
             offset_delta = np.int64(record.offset) - base_offset
-            q = _put_varint(scratch, 0, time_delta)
-            q = _put_varint(scratch, q, offset_delta)
+            q = put_varint(scratch, 0, time_delta)
+            q = put_varint(scratch, q, offset_delta)
             if record.canonical == 1:
-                p = _put_varint(blocks, p, 1 + q + np.int64(record.body_bytes))
+                p = put_varint(blocks, p, 1 + q + np.int64(record.body_bytes))
                 blocks[p] = 0
                 p += 1
                 for k in range(q):
@@ -271,7 +260,7 @@ def rebuild_blocks(
                 )
                 length = 1 + q + stop - body_at
                 shift = 5 - varint_bytes(length)
-                p = _put_varint(blocks, p, length)
+                p = put_varint(blocks, p, length)
                 blocks[p] = 0
                 p = _copy(blocks, p + 1, scratch, 0, q)
                 p = _move_down(blocks, p, p + shift, stop - body_at)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keytail.errors import CorruptLog, UsageProblem
+from keytail.errors import CorruptLog, Refused, UsageProblem
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
@@ -403,3 +403,16 @@ def _walk(
     if first and first_last_offset is not None:
         return None
     return LogEnd(next_offset, position, size_bytes - position)
+
+
+def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
+    """Refused when a segment is not the file that was planned with: another host's view, or a writer at work."""
+    facts = fs.stat(log_path) if fs.exists(log_path) else None
+    if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
+        seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
+        raise Refused(
+            f"segment changed since it was planned: {seen} on host {os.uname().nodename}, planned with "
+            f"{log_bytes} bytes, mtime {log_mtime_ns} ns",
+            path=log_path,
+            remedy="Make sure that nothing writes to the directory and every host sees the same files",
+        )

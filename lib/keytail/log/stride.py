@@ -130,7 +130,12 @@ class SegmentReader:
 
     def strides(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Stride]:
         """`unhurried_strides`, the next one read and checked in a thread while one is worked on."""
-        return one_ahead(self.unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail))
+        strides = self.unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail)
+        return one_ahead(strides) if self.is_longer_than_a_stride(log_bytes - start) else strides
+
+    def is_longer_than_a_stride(self, n_bytes: int) -> bool:
+        """Whether there is anything to read ahead: starting a thread takes as long as a tenth of a stride."""
+        return n_bytes > self._stride_bytes
 
     def unhurried_strides(
         self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False

@@ -21,6 +21,7 @@ from keytail.format.index import parse_offset_index
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
 from keytail.log.indexer import SegmentIndexer
+from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride
 from keytail.maintenance.aborted import Needed
@@ -140,7 +141,7 @@ def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
     """Read the whole segment once and judge, or write, its `.index` and `.timeindex`."""
-    refuse_changed(fs, task)
+    refuse_changed_segment(fs, task)
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 
@@ -149,7 +150,7 @@ def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentR
 
     Where a slice does not begin as the index said, the segment is read once more, by one task.
     """
-    refuse_changed(fs, task)
+    refuse_changed_segment(fs, task)
     whole = scans[0]
     for part in scans[1:]:
         if whole.damage is not None or whole.end != part.slice.start or not _begins_behind(whole, part):
@@ -249,20 +250,12 @@ def _refuse_range(task: SegmentTask, stride: Stride) -> None:
     )
 
 
-def refuse_changed(fs: FileSystem, task: SegmentTask) -> None:
-    """Refuse a segment that is not the file that was planned with: another host's view, or a writer at work."""
+def refuse_changed_segment(fs: FileSystem, task: SegmentTask) -> None:
+    """Refuse a segment that is not the file that was planned with; one in use may have grown."""
     path = task.path(names.LOG)
-    facts = fs.stat(path) if fs.exists(path) else None
-    if task.is_in_use and facts is not None and facts.size_bytes >= task.log_bytes:
+    if task.is_in_use and fs.exists(path) and fs.stat(path).size_bytes >= task.log_bytes:
         return
-    if facts is None or (facts.size_bytes, facts.mtime_ns) != (task.log_bytes, task.log_mtime_ns):
-        seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"
-        raise Refused(
-            f"segment changed since it was planned: {seen} on host {os.uname().nodename}, planned with "
-            f"{task.log_bytes} bytes, mtime {task.log_mtime_ns} ns",
-            path=path,
-            remedy="Make sure that nothing writes to the directory and every host sees the same files",
-        )
+    refuse_changed(fs, path, task.log_bytes, task.log_mtime_ns)
 
 
 def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:

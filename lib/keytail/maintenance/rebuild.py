@@ -29,7 +29,7 @@ from keytail.maintenance.indexes import (
     SegmentResult,
     SegmentTask,
     read_if_there,
-    refuse_changed,
+    refuse_changed_segment,
     write_scratch,
 )
 from keytail.maintenance.snapshots import (
@@ -275,7 +275,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
     """
     tasks = {task.base_offset: task for task in segment_tasks(plan)}
     for task in tasks.values():
-        refuse_changed(fs, task)
+        refuse_changed_segment(fs, task)
     wrong = result.wrong
     for _, verdict in wrong:
         _check_scratch(fs, plan.facts.path, verdict)

@@ -96,6 +96,20 @@ def end_jvm() -> None:
         SparkContext._gateway = SparkContext._jvm = None  # the next session starts a JVM of its own
 
 
+def session_of_run(run: contextlib.ExitStack, master: str | None, *, submitted: bool) -> Any:
+    """spark-submit's session where there is one, else one on `master`; stopped with `run`.
+
+    A cluster calls a submitted application that never makes one failed.
+    """
+    if submitted:
+        spark = submitted_session()
+    else:
+        spark = local_session(master or "local[*]")
+        run.callback(end_jvm)
+    run.callback(spark.stop)
+    return spark
+
+
 def submitted_session(app_name: str = "keytail") -> Any:
     """The session of a job under spark-submit, which has already chosen master, memory and logging."""
     return _build(app_name, {}, None)
