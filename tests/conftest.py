@@ -15,8 +15,13 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import settings
 
 import keytail
+
+# The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
+settings.register_profile("keytail", deadline=None)
+settings.load_profile("keytail")
 
 PACKAGE = os.path.dirname(os.path.realpath(keytail.__file__)) + os.sep
 TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep
