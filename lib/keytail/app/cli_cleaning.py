@@ -1,0 +1,141 @@
+"""The command lines of `plan` and `compact`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from keytail.app import options as o
+from keytail.app.command import SUBMITTED, choice_of, finish, refuse_master, reported
+from keytail.app.selection import read_configuration
+from keytail.spark.rows import ResultRow
+
+
+@reported
+def plan(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    now: o.Now = None,
+    unsafe_clock: o.UnsafeClock = False,
+    force: o.Force = False,
+    from_log_start: o.FromLogStart = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark.
+
+    keytail plan --log-dirs /var/kafka --config server.properties --topic-config orders:cleanup.policy=compact
+    """
+    from keytail.app import compaction  # noqa: PLC0415 (--help stays fast)
+
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    request = compaction.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        now_ms=now,
+        unsafe_clock=unsafe_clock,
+        force=force,
+        from_log_start=from_log_start,
+        high_watermark=high_watermark.value,
+    )
+    rows = compaction.plan(request)
+    finish(rows, output, "Plan", _after_plan(rows), o.comma_lists(partitions))
+
+
+@reported
+def compact(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    execute: o.Execute = False,
+    now: o.Now = None,
+    unsafe_clock: o.UnsafeClock = False,
+    force: o.Force = False,
+    from_log_start: o.FromLogStart = False,
+    deadline: o.Deadline = None,
+    master: o.Master = None,
+    grouping: o.GroupingFlag = o.Grouping.measured,
+    map_memory: o.MapMemory = None,
+    max_scratch_bytes: o.MaxScratch = None,
+    drop_keyless: o.DropKeyless = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
+
+    Without --execute this is a dry run, as `plan`.
+
+    keytail compact --log-dirs /var/kafka --config server.properties
+    --topic-config orders:cleanup.policy=compact --execute
+    """
+    from keytail.app import compaction  # noqa: PLC0415 (--help and --version stay fast)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    request = compaction.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        execute=execute,
+        now_ms=now,
+        unsafe_clock=unsafe_clock,
+        force=force,
+        from_log_start=from_log_start,
+        high_watermark=high_watermark.value,
+        deadline_minutes=deadline,
+        master=master,
+        grouping=grouping.value,
+        map_memory_bytes=map_memory,
+        max_scratch_bytes=max_scratch_bytes,
+        drop_keyless=drop_keyless,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    named = o.comma_lists(partitions)
+    if not execute:
+        rows = compaction.plan(request)
+        finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
+    rows = compaction.compact(request)
+    finish(rows, output, "Compacted", _after_compact(rows), named)
+
+
+def _after_plan(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "Next: stop the broker, then run `keytail compact` with the same flags and --execute."
+    return _about_refused(rows)
+
+
+def _after_dry_run(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "would-compact" for row in rows):
+        return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+    return _about_refused(rows) or "This was a dry run, and no compaction is due."
+
+
+def _after_compact(rows: Sequence[ResultRow]) -> str:
+    if any(row.status == "compacted" for row in rows):
+        text = "Next: `keytail verify` with the same --log-dirs, then start the broker."
+        refused = _about_refused(rows)
+        return f"{text} {refused}" if refused else text
+    return _about_refused(rows) or "Nothing was due; no segment was changed."
+
+
+def _about_refused(rows: Sequence[ResultRow]) -> str:
+    bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
+    if not bad:
+        return ""
+    kept = "is as it was" if len(bad) == 1 else "are as they were"
+    if any(row.status == "failed" for row in bad):
+        return f"{len(bad)} not done, for the reasons given; run again once they are mended."
+    return f"{len(bad)} not done and {kept}; the reasons, and what to do, are given above."

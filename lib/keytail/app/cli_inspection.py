@@ -1,0 +1,146 @@
+"""The command lines of the verbs that only look: `verify`, `describe`, `lookup`, `dump`."""
+
+from __future__ import annotations
+
+import typer
+
+from keytail.app import dump_options as d
+from keytail.app import options as o
+from keytail.app import rows as show
+from keytail.app.command import SUBMITTED, choice_of, reported
+from keytail.app.selection import read_configuration
+
+
+@reported
+def verify(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
+
+    keytail verify --log-dirs /var/kafka --topic 'orders|users'
+    """
+    from keytail.app import verification  # noqa: PLC0415 (--help and --version stay fast)
+
+    configuration = read_configuration(config, (), False)
+    choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
+    rows = verification.verify(choice, master=master, submitted=context.obj == SUBMITTED)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verification.print_table(rows)
+    raise typer.Exit(verification.exit_status(rows))
+
+
+@reported
+def describe(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    every: o.AllSettings = False,
+    records: o.CountRecords = False,
+    now: o.Now = None,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Say what partitions hold, whether a compaction is due, what is in its way, and which settings hold.
+
+    keytail describe --log-dirs /var/kafka --config server.properties --topic orders --all
+    """
+    from keytail.app import describe as verb  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.app.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
+
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    rows = verb.describe(
+        choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        configuration,
+        Rules(
+            now_ms=check_clock(now, execute=False, unsafe_clock=False),
+            high_watermark="log-end" if high_watermark is o.HighWatermark.log_end else "checkpoint",
+        ),
+        every_setting=every,
+        count_records=records,
+    )
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verb.print_table(rows, every_setting=every)
+    raise typer.Exit(verb.exit_status(rows))
+
+
+@reported
+def lookup(
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    offset: o.Offset = None,
+    timestamp: o.Timestamp = None,
+    explain: o.Explain = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only.
+
+    keytail lookup --log-dirs /var/kafka --partitions orders-0 --timestamp 2023-11-14T22:13:20Z --explain
+    """
+    from keytail.app import lookup as story  # noqa: PLC0415 (--help and --version stay fast)
+
+    configuration = read_configuration(config, (), False)
+    choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
+    rows = story.lookup(choice, offset=offset, timestamp=timestamp, explain=explain)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        story.print_table(rows)
+    raise typer.Exit(story.exit_status(rows))
+
+
+@reported
+def dump(
+    files: d.Files = None,
+    file_list: d.FileList = None,
+    print_data_log: d.PrintDataLog = False,
+    deep_iteration: d.DeepIteration = False,
+    skip_record_metadata: d.SkipRecordMetadata = False,
+    offsets_decoder: d.OffsetsDecoder = False,
+    transaction_log_decoder: d.TransactionLogDecoder = False,
+    verify_index_only: d.VerifyIndexOnly = False,
+    index_sanity_check: d.IndexSanityCheck = False,
+    max_bytes: d.MaxBytes = None,
+    from_offset: d.FromOffset = None,
+    to_offset: d.ToOffset = None,
+    from_position: d.FromPosition = None,
+    to_position: d.ToPosition = None,
+    output: d.OutputFlag = o.Output.table,
+) -> None:
+    """Print what is in segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
+
+    With --output json an object a line. Exit status 1 when a checksum, an index entry or a record is wrong.
+
+    keytail dump --print-data-log --from-offset 1000 --to-offset 1010 /var/kafka/orders-0/00000000000000000000.log
+    """
+    from keytail.app import dump as story  # noqa: PLC0415 (--help and --version stay fast)
+
+    options = story.options_of(
+        print_data_log=print_data_log,
+        deep_iteration=deep_iteration,
+        skip_record_metadata=skip_record_metadata,
+        offsets_decoder=offsets_decoder,
+        transaction_log_decoder=transaction_log_decoder,
+        checks=story.IndexChecks(verify_index_only, index_sanity_check),
+        max_bytes=max_bytes,
+        wanted=story.Range(from_offset, to_offset, from_position, to_position),
+    )
+    paths = [*(files or ()), *o.comma_lists(file_list)]
+    raise typer.Exit(story.run(paths, options, as_json=output is o.Output.json))

@@ -1,0 +1,57 @@
+"""The command lines of the verbs that make a partition ready for a broker: `rebuild-index`."""
+
+from __future__ import annotations
+
+import typer
+
+from keytail.app import options as o
+from keytail.app import rows as show
+from keytail.app.command import SUBMITTED, choice_of, refuse_master, reported
+from keytail.app.selection import read_configuration
+
+
+@reported
+def rebuild_index(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    execute: o.Execute = False,
+    rebuild_all: o.RebuildAll = False,
+    truncate: o.Truncate = False,
+    master: o.Master = None,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
+
+    Without --execute it says what is missing or wrong, and the exit status is 1 if anything is.
+
+    keytail rebuild-index --log-dirs /var/kafka --config server.properties --execute
+    """
+    from keytail.app import rebuild  # noqa: PLC0415 (--help stays fast)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = read_configuration(config, topic_config or (), False)
+    request = rebuild.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        execute=execute,
+        rebuild_all=rebuild_all,
+        truncate=truncate,
+        master=master,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    rows = rebuild.rebuild(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        rebuild.print_table(rows, "Index files" if execute else "Dry run: nothing was changed")
+    if text := rebuild.next_step(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(rebuild.exit_status(rows))
