@@ -3,6 +3,7 @@
 Both on one core, the same one, in turns, on files that are in the page cache, in processes that are warm. Kafka's
 seconds are those of `recover` alone; keytail's those of the whole of `rebuild-index --execute` for a partition:
 reading, checking, writing, fsync, names. What fails a run is index files that differ from Kafka's.
+A third figure is the least that anybody needs: the same bytes read into one small buffer, and nothing done with them.
 
 `--stages` times the same work on Spark with one core and with two instead, each in a warm session.
 """
@@ -30,6 +31,7 @@ from tests.interop.kafka import Kafka
 PARTITION = "bench-0"
 INDEXES = (".index", ".timeindex", ".txnindex")
 WARM_ROUNDS = 2
+READ_BYTES = 512 << 10  # stays in a core's own cache: larger reads are slower
 STAGE_SECONDS = 20.0
 
 
@@ -43,6 +45,7 @@ class Shape:
     segment_bytes: int = 256 << 20
     theirs: Figure = field(default_factory=lambda: Figure("Kafka's LogSegment.recover"))
     ours: Figure = field(default_factory=lambda: Figure("rebuild-index of a partition"))
+    reading: Figure = field(default_factory=lambda: Figure("reading alone"))
     log_bytes: int = 0
     differences: list[str] = field(default_factory=list)
 
@@ -64,6 +67,7 @@ class Shape:
         bases = sorted(int(path.stem) for path in (source / PARTITION).glob("*.log"))
         self.theirs.seconds.append(kafka.bench_recover(copies["kafka"] / PARTITION, bases))
         self.ours.seconds.append(worker.ask("rebuild", copies["ours"])["seconds"])
+        self.reading.seconds.append(_seconds_of_reading(copies["ours"] / PARTITION))
         one, other = ({p.name: p.read_bytes() for p in (copy / PARTITION).iterdir() if p.suffix in INDEXES}
                       for copy in copies.values())  # fmt: skip
         self.differences += [name for name in sorted(one | other) if one.get(name) != other.get(name)]
@@ -73,7 +77,7 @@ class Shape:
             "batch_records": self.batch_records,
             "records": self.records,
             "log_bytes": self.log_bytes,
-            "figures": [figure.as_json(self.theirs) for figure in (self.theirs, self.ours)],
+            "figures": [figure.as_json(self.theirs) for figure in (self.theirs, self.ours, self.reading)],
             "differences": self.differences,
         }
 
@@ -83,6 +87,16 @@ def _without_indexes(log_dir: Path) -> Path:
         if path.suffix in INDEXES:
             path.unlink()
     return log_dir
+
+
+def _seconds_of_reading(partition: Path) -> float:
+    buffer = bytearray(READ_BYTES)
+    started = time.perf_counter()
+    for path in partition.glob("*.log"):
+        with path.open("rb", buffering=0) as log:
+            while log.readinto(buffer):
+                pass
+    return time.perf_counter() - started
 
 
 def compare(shapes: list[Shape], home: Path, runs: int) -> None:
@@ -101,6 +115,7 @@ def compare(shapes: list[Shape], home: Path, runs: int) -> None:
                 if number + 1 == WARM_ROUNDS:
                     shape.theirs.forget()
                     shape.ours.forget()
+                    shape.reading.forget()
     finally:
         os.sched_setaffinity(0, cores)
         kafka.close()
@@ -164,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
             compare(shapes, home, options.runs)
             for shape in shapes:
                 print(f"\nbatches of {shape.batch_records}, {shape.log_bytes} bytes")
-                print(table([shape.theirs, shape.ours], shape.theirs, shape.records, shape.log_bytes))
+                print(table([shape.theirs, shape.ours, shape.reading], shape.theirs, shape.records, shape.log_bytes))
                 for name in shape.differences:
                     print(f"DIFFERS FROM KAFKA'S: {name}")
             answer["shapes"] = [shape.as_json() for shape in shapes]
