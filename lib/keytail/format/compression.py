@@ -16,6 +16,8 @@ import lz4.frame
 import zstandard
 from isal import isal_zlib
 
+from keytail.errors import UsageProblem
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -49,19 +51,36 @@ def decompress(
     raise ValueError(f"unknown codec {codec_id}")
 
 
-def compress(codec_id: int, data: Buffer) -> bytes:
-    """`data` in Kafka's framing, at the level that Kafka's codec has by default."""
+# The levels that Kafka's configuration allows, by codec. gzip has -1 besides, its default.
+LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
+
+
+def check_level(codec_id: int, level: int | None) -> None:
+    """UsageProblem for a codec or a level that Kafka's configuration does not know. None: the default."""
+    if not 0 <= codec_id < len(CODECS):
+        raise UsageProblem(f"unknown codec {codec_id}")
+    if level is None or (codec_id == GZIP and level == _GZIP_LEVEL):
+        return
+    levels = LEVELS.get(codec_id)
+    if levels is None:
+        raise UsageProblem(f"{CODECS[codec_id]} has no levels")
+    if level not in levels:
+        raise UsageProblem(f"{CODECS[codec_id]} has levels {levels[0]} to {levels[-1]}, not {level}")
+
+
+def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
+    """`data` in Kafka's framing; `level` None is the one that Kafka's codec has by default (`check_level`)."""
     match codec_id:
         case 0:
             return bytes(data)
         case 1:
-            return _gzip(data)
+            return _gzip(data, _GZIP_LEVEL if level is None else level)
         case 2:
             return _snappy(data)
         case 3:
-            return _lz4(data)
+            return _lz4(data, _LZ4_LEVEL if level is None else level)
         case 4:
-            return _zstd(data)
+            return _zstd(data, _ZSTD_LEVEL if level is None else level)
     raise ValueError(f"unknown codec {codec_id}")
 
 
@@ -71,14 +90,15 @@ def _too_long(limit_bytes: int) -> NoReturn:
 
 # gzip: COMPRESSION.md 2
 
+_GZIP_LEVEL = -1
 _GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
 _GZIP_FLAGS_OFF = 3
 _GZIP_FHCRC, _GZIP_FEXTRA, _GZIP_FNAME, _GZIP_FCOMMENT = 2, 4, 8, 16
 _GZIP_FIXED_BYTES = 10
 
 
-def _gzip(data: Buffer) -> bytes:
-    packer = zlib.compressobj(-1, zlib.DEFLATED, -zlib.MAX_WBITS)
+def _gzip(data: Buffer, level: int) -> bytes:
+    packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     trailer = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
     return b"".join((_GZIP_HEADER, packer.compress(data), packer.flush(), trailer))
 
@@ -195,6 +215,8 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
+_LZ4_LEVEL = 9  # to Kafka it means the fast compressor, any other level the slow one
+_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library, too, takes the fast one
 _LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each next one four times as large, up to 7
 
 
@@ -217,9 +239,10 @@ def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
 _LZ4_HEADERS = _plain_lz4_headers()
 
 
-def _lz4(data: Buffer) -> bytes:
+def _lz4(data: Buffer, level: int) -> bytes:
     return lz4.frame.compress(
         data,
+        compression_level=0 if level == _LZ4_LEVEL else max(level, _LZ4_LEAST_SLOW_LEVEL),
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         content_checksum=False,
@@ -309,15 +332,20 @@ class _Contexts(threading.local):
     """zstd's working memory, made once a thread: it is large, and may serve one call at a time."""
 
     def __init__(self) -> None:
-        self.packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.packers: dict[int, zstandard.ZstdCompressor] = {}
         self.unpacker = zstandard.ZstdDecompressor()
+
+    def packer(self, level: int) -> zstandard.ZstdCompressor:
+        if level not in self.packers:
+            self.packers[level] = zstandard.ZstdCompressor(level=level)
+        return self.packers[level]
 
 
 _contexts = _Contexts()
 
 
-def _zstd(data: Buffer) -> bytes:
-    stream = _contexts.packer.compressobj()
+def _zstd(data: Buffer, level: int) -> bytes:
+    stream = _contexts.packer(level).compressobj()
     # Kafka flushes the stream before it ends it, which leaves an empty last block.
     parts = (stream.compress(data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.flush())
     return b"".join(parts)

@@ -292,9 +292,10 @@ def _put_be(a, p, value, n):
 
 
 @njit
-def _put_header(
+def put_header(
     a, p, batch, base_offset, last_offset, total, attributes, base_timestamp, max_timestamp, record_count
 ):
+    """Write a header in front of the block at `a[p + 61:p + total]`; its CRC. `batch`: whose epochs and producer."""
     _put_be(a, p, base_offset, 8)
     _put_be(a, p + 8, total - 12, 4)
     _put_be(a, p + 12, np.int64(batch.leader_epoch), 4)
@@ -385,7 +386,7 @@ def assemble(
             new.base_timestamp_ms = -1
             new.max_timestamp_ms = batch.max_timestamp_ms
             new.record_count = 0
-            new.crc = _put_header(
+            new.crc = put_header(
                 target,
                 p,
                 batch,
@@ -411,7 +412,7 @@ def assemble(
             new.base_timestamp_ms = made.base_timestamp_ms
             new.max_timestamp_ms = made.max_timestamp_ms
             new.record_count = made.record_count
-            new.crc = _put_header(
+            new.crc = put_header(
                 target,
                 p,
                 batch,

@@ -10,40 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.kernels import columns as kernels
 from keytail.kernels.records import IN_ARENA
-
-
-@dataclass(frozen=True)
-class BytesColumn:
-    """Values one behind the other: `data[offsets[i]:offsets[i + 1]]` is that of row i, unless it is null.
-
-    `data` is uint8, `offsets` int64 and one longer than the rows, `valid` bool: the buffers of an Arrow large
-    binary, but for `valid`, which is a bit a row there.
-    """
-
-    data: np.ndarray
-    offsets: np.ndarray
-    valid: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.valid)
-
-    def to_list(self) -> list[bytes | None]:
-        data, offsets = self.data.tobytes(), self.offsets.tolist()
-        return [
-            data[start:end] if valid else None
-            for start, end, valid in zip(offsets, offsets[1:], self.valid.tolist(), strict=False)
-        ]
-
-
-@dataclass(frozen=True)
-class HeadersColumn:
-    """Row i has the headers `offsets[i]` .. `offsets[i + 1]` (int64) of `keys` and `values`."""
-
-    offsets: np.ndarray
-    keys: BytesColumn
-    values: BytesColumn
 
 
 @dataclass(frozen=True)

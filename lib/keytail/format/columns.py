@@ -1,0 +1,74 @@
+"""Byte strings and headers of many records as contiguous columns, laid out as Arrow's binaries and lists are.
+
+The decoder gathers records into these (`log/record_table.py`), the encoder writes batches of them (`encode.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.format.compression import Buffer
+
+
+@dataclass(frozen=True)
+class BytesColumn:
+    """Values one behind the other: `data[offsets[i]:offsets[i + 1]]` is that of row i, unless it is null.
+
+    `data` is uint8, `offsets` int64 and one longer than the rows, `valid` bool: the buffers of an Arrow large
+    binary, but for `valid`, which is a bit a row there.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+    valid: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    @classmethod
+    def from_buffers(
+        cls,
+        n: int,
+        validity: Buffer | None,
+        offsets: Buffer,
+        data: Buffer | None,
+        *,
+        start: int = 0,
+        wide: bool = False,
+    ) -> BytesColumn:
+        """Rows `start` .. `start + n` of an Arrow binary or string array, given its three buffers.
+
+        `wide` says that offsets have 64 bits (Arrow's large types). `validity` has a bit a row, lowest first; None
+        means that nothing is null. Bytes are not copied. ValueError for buffers too short for the rows.
+        """
+        if n == 0:  # such an array may have no offset at all
+            return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
+        of = np.frombuffer(offsets, np.int64 if wide else np.int32)[start : start + n + 1]
+        if len(of) != n + 1:
+            raise ValueError(f"{len(of)} offsets from row {start} on, {n + 1} needed")
+        if validity is None:
+            valid = np.ones(n, np.bool_)
+        else:
+            bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+            valid = bits[start : start + n].view(np.bool_)
+            if len(valid) != n:
+                raise ValueError(f"{len(valid)} bits of validity from row {start} on, {n} needed")
+        return cls(np.frombuffer(b"" if data is None else data, np.uint8), of.astype(np.int64, copy=False), valid)
+
+    def to_list(self) -> list[bytes | None]:
+        data, offsets = self.data.tobytes(), self.offsets.tolist()
+        return [
+            data[start:end] if valid else None
+            for start, end, valid in zip(offsets, offsets[1:], self.valid.tolist(), strict=False)
+        ]
+
+
+@dataclass(frozen=True)
+class HeadersColumn:
+    """Row i has the headers `offsets[i]` .. `offsets[i + 1]` (int64) of `keys` and `values`."""
+
+    offsets: np.ndarray
+    keys: BytesColumn
+    values: BytesColumn

@@ -1,0 +1,203 @@
+"""Encodes columns of records as batches of version 2: the way back from `log/record_table.py`.
+
+Where a batch ends and what is refused: BATCH.md 6. No producer, no transaction: what is written is what a
+producer without idempotence would have written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import Refused, UsageProblem
+from keytail.format.batch import BATCH_TABLE, HEADER_BYTES, NO_CONTROL_TYPE, NO_PRODUCER_ID, NO_SEQUENCE
+from keytail.format.columns import BytesColumn, HeadersColumn
+from keytail.format.compression import NONE, check_level, compress
+from keytail.kernels import encode as kernels
+
+MAX_BATCH_BYTES = 2**31 - 1
+MAX_BATCH_RECORDS = 2**31 - 1
+BATCH_BYTES = 16384  # a producer's `batch.size` when nothing is said
+CHUNK_BYTES = 4 << 20
+_CHUNK_BATCHES = 1 << 14
+
+_OFFSETS = "the offsets of {} do not ascend inside their data"
+_REFUSALS = {
+    kernels.KEY_OFFSETS: _OFFSETS.format("keys"),
+    kernels.VALUE_OFFSETS: _OFFSETS.format("values"),
+    kernels.HEADER_OFFSETS: _OFFSETS.format("headers"),
+    kernels.HEADER_KEY_OFFSETS: _OFFSETS.format("header keys"),
+    kernels.HEADER_VALUE_OFFSETS: _OFFSETS.format("header values"),
+    kernels.HEADER_KEY_NULL: "a header's key is null",
+    kernels.NEGATIVE_TIMESTAMP: "its timestamp is below -1, which stands for none",
+}
+
+
+@dataclass(frozen=True)
+class RecordColumns:
+    """One row a record: `timestamps_ms` int64 (-1: none), and columns as long; `headers` None: no record has any."""
+
+    timestamps_ms: np.ndarray
+    keys: BytesColumn
+    values: BytesColumn
+    headers: HeadersColumn | None = None
+
+    def __len__(self) -> int:
+        return len(self.timestamps_ms)
+
+
+def encode_batches(
+    columns: RecordColumns,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    codec: int = NONE,
+    level: int | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    batch_records: int = MAX_BATCH_RECORDS,
+    max_message_bytes: int = MAX_BATCH_BYTES,
+    first_row: int = 0,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The records as batches with consecutive offsets from `base_offset` on: bytes, and their rows of BATCH_TABLE.
+
+    Each step gives about `chunk_bytes` of whole batches before compression, more only for a batch that is larger;
+    positions in its rows count from its own first byte. Both arrays are the caller's. `level` None is the codec's
+    default. `first_row` is what messages call the first row. Refused, before any byte is given, for rows that no
+    batch can hold; and, when its turn comes, for a record that even compressed exceeds `max_message_bytes`.
+    UsageProblem for a codec, level or limit that does not exist.
+    """
+    check_level(codec, level)
+    if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
+        raise UsageProblem(f"no batch can have {batch_bytes} bytes and {batch_records} records: 1 to 2^31 - 1 can be")
+    if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
+        raise UsageProblem(f"{len(columns)} records from offset {base_offset} on leave the range of offsets")
+    arrays = _arrays(columns)
+    most_bytes = min(max_message_bytes, MAX_BATCH_BYTES)
+    largest = _check(arrays, first_row, most_bytes if codec == NONE else MAX_BATCH_BYTES)
+    return _chunks(
+        arrays,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        codec=codec,
+        level=level,
+        batch_bytes=min(batch_bytes, most_bytes),
+        batch_records=batch_records,
+        max_message_bytes=most_bytes,
+        first_row=first_row,
+        chunk_bytes=chunk_bytes,
+        room_bytes=max(largest, min(batch_bytes, most_bytes)),
+    )
+
+
+def _chunks(
+    arrays: tuple,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    codec: int,
+    level: int | None,
+    batch_bytes: int,
+    batch_records: int,
+    max_message_bytes: int,
+    first_row: int,
+    chunk_bytes: int,
+    room_bytes: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    records, n = len(arrays[0]), 0
+    while n < records:
+        target, table = np.empty(chunk_bytes + room_bytes, np.uint8), np.zeros(_CHUNK_BATCHES, BATCH_TABLE)
+        n, n_bytes, rows = kernels.write_blocks(
+            *arrays, n, base_offset, batch_bytes, batch_records, chunk_bytes, target, table
+        )
+        target, table = target[:n_bytes], table[:rows]
+        table["magic"] = 2
+        table["leader_epoch"] = leader_epoch
+        table["producer_id"] = NO_PRODUCER_ID
+        table["producer_epoch"] = table["coordinator_epoch"] = -1
+        table["base_sequence"] = NO_SEQUENCE
+        table["control_type"] = NO_CONTROL_TYPE
+        if codec != NONE:
+            target = _compressed(target, table, codec, level, max_message_bytes, first_row - base_offset)
+        kernels.put_headers(target, table)
+        yield target, table
+
+
+def _compressed(
+    plain: np.ndarray, table: np.ndarray, codec: int, level: int | None, max_message_bytes: int, row_of_offset_0: int
+) -> np.ndarray:
+    """The batches with compressed blocks, headers still to be written; the rows follow.
+
+    A batch that only compression makes longer than `max_message_bytes` stays as it is (BATCH.md 6).
+    """
+    view, at = memoryview(plain), 0
+    parts: list[bytes | memoryview] = []
+    free = bytes(HEADER_BYTES)
+    for row in table:
+        start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
+        block: memoryview | bytes = compress(codec, view[start:end], level)
+        row["attributes"] = codec
+        if HEADER_BYTES + len(block) > max_message_bytes:
+            size = HEADER_BYTES + len(block)
+            if HEADER_BYTES + end - start > max_message_bytes:
+                raise _too_large(int(row["base_offset"]) + row_of_offset_0, max_message_bytes, size)
+            block, row["attributes"] = view[start:end], NONE
+        parts += (free, block)
+        row["position"], row["size_bytes"] = at, HEADER_BYTES + len(block)
+        at += HEADER_BYTES + len(block)
+    return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+
+
+def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
+    """Bytes of the largest batch of one record, none of which has more than `most_bytes`."""
+    code, row, largest = kernels.check_records(*arrays, most_bytes)
+    if code == kernels.RECORD_TOO_LARGE:
+        raise _too_large(first_row + row, most_bytes, largest)
+    if code != kernels.OK:
+        raise Refused(f"row {first_row + row} cannot become a record: {_REFUSALS[code]}")
+    return int(largest)
+
+
+def _too_large(row: int, most_bytes: int, size_bytes: int) -> Refused:
+    return Refused(
+        f"row {row} needs a batch of {size_bytes} bytes, and {most_bytes} are allowed",
+        remedy="leave the row out, or raise max.message.bytes of the topic and of whoever reads it",
+    )
+
+
+def _arrays(columns: RecordColumns) -> tuple:
+    """The columns as kernels take them: read-only and of one dtype each, so that they are compiled once."""
+    n, headers = len(columns), columns.headers
+    _require_length("keys", columns.keys, n)
+    _require_length("values", columns.values, n)
+    if headers is None:
+        none = BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
+        headers = HeadersColumn(np.empty(0, np.int64), none, none)
+    else:
+        if len(headers.offsets) != n + 1:
+            raise ValueError(f"{len(headers.offsets)} offsets of headers for {n} records")
+        _require_length("header keys", headers.keys, len(headers.keys.valid))
+        _require_length("header values", headers.values, len(headers.keys.valid))
+    return (
+        _frozen(columns.timestamps_ms, np.int64),
+        _column(columns.keys),
+        _column(columns.values),
+        (_frozen(headers.offsets, np.int64), _column(headers.keys), _column(headers.values)),
+    )
+
+
+def _require_length(name: str, column: BytesColumn, n: int) -> None:
+    if len(column.valid) != n or len(column.offsets) != n + 1:
+        raise ValueError(f"{name}: {len(column.valid)} rows and {len(column.offsets)} offsets for {n} rows")
+
+
+def _column(column: BytesColumn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return _frozen(column.data, np.uint8), _frozen(column.offsets, np.int64), _frozen(column.valid, np.bool_)
+
+
+def _frozen(array: np.ndarray, dtype: type) -> np.ndarray:
+    view: np.ndarray = np.ascontiguousarray(array, dtype).view()
+    view.flags.writeable = False
+    return view
