@@ -1,4 +1,4 @@
-"""A file system that can stop before any operation, and knows what a power cut at that moment leaves.
+"""A file system that can stop before any operation or let it fail, and knows what a power cut then leaves.
 
 Contents are durable as of their file's last fsync, names as of their directory's last fsync. The real
 operations happen too, in a real directory, so that the code under test sees what it did.
@@ -10,13 +10,17 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from keytail.log.fs import FileSystem
+from tests.crash.faults import CUT, GOES_ON, SHORT_WRITE, Fault
 
-MUTATING = ("create", "write", "write_at", "truncate", "fsync", "fsync_dir", "rename", "unlink", "set_mtime_ns")
+MUTATING = (
+    "create", "mkdir", "write", "write_at", "truncate", "fsync", "fsync_dir", "rename", "link", "unlink", "rmdir",
+    "set_mtime_ns",
+)  # fmt: skip
 
 
 class Stopped(BaseException):
@@ -31,46 +35,101 @@ class _File:
     mtime_ns: int
     durable_content: bytes
     durable_mtime_ns: int
+    # A failed fsync says that the pages are clean: one that succeeds later writes nothing.
+    fsync_failed: bool = False
+
+
+@dataclass
+class _Dir:
+    """`pending`: functions that do, to a directory's names, what was done since its last fsync."""
+
+    now: dict[str, _Node] = field(default_factory=dict)
+    durable: dict[str, _Node] = field(default_factory=dict)
+    pending: list[_Change] = field(default_factory=list)
+
+    def change(self, change: _Change) -> None:
+        change(self.now)
+        self.pending.append(change)
+
+
+_Node: TypeAlias = _File | _Dir
+_Change: TypeAlias = Callable[[dict[str, _Node]], object]
 
 
 class RecordingFileSystem(FileSystem):
-    """Everything under `root` counts as durable at the start; operations elsewhere are refused.
+    """Everything under `root` counts as durable at the start; changes elsewhere are refused.
 
-    `stop_at(n)` stops before operation n (0 is the first); `torn` lets half of a write through first.
+    `stop_at(n)` stops before operation n of those that change something (0 is the first); `torn` lets half of a
+    write through first. `fail_at(n, fault)` lets call n fail, readings counted too.
     """
 
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.root = root
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.failed: list[tuple[str, str]] = []  # operations that were let fail, each with the file's name
         self._stop_at: int | None = None
         self._torn = False
         self._stopped = False
+        self._fail_at: int | None = None
+        self._fault: Fault | None = None
+        self._halves = False  # the call that is being made does the half of what it is asked for
         self._open: dict[int, _File] = {}
-        self._now: dict[str, dict[str, _File]] = {}
-        self._durable: dict[str, dict[str, _File]] = {}
-        # Of each directory: functions that do, to a directory's names, what was done since its last fsync.
-        self._pending: dict[str, list[Callable[[dict[str, _File]], object]]] = {}
-        for directory, _, file_names in os.walk(root):
-            entries = {name: _read(os.path.join(directory, name)) for name in file_names}
-            self._now[directory] = entries
-            self._durable[directory] = dict(entries)
-            self._pending[directory] = []
+        self._tree = _read_dir(str(root))
 
     def stop_at(self, operation: int, *, torn: bool = False) -> RecordingFileSystem:
         self._stop_at = operation
         self._torn = torn
         return self
 
+    def fail_at(self, call: int, fault: Fault) -> RecordingFileSystem:
+        self._fail_at = call
+        self._fault = fault
+        return self
+
+    @property
+    def has_stopped(self) -> bool:
+        return self._stopped
+
     def open_write(self, path: str) -> int:
         fd = super().open_write(path)
         directory, name = self._split(path)
-        self._open[fd] = self._now[directory][name]
+        self._open[fd] = _file(directory.now[name])
         return fd
 
     def close(self, fd: int) -> None:
         self._open.pop(fd, None)
         super().close(fd)
+
+    def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
+        if self._stopped:
+            return super()._look(operation, arguments, action)
+        fault = self._fault_now(operation, arguments)
+        if fault is None:
+            return super()._look(operation, arguments, action)
+        if fault.kind in GOES_ON:
+            self._halves = True
+            try:
+                return super()._look(operation, arguments, action)
+            finally:
+                self._halves = False
+        if fault.kind == CUT:
+            return self._cut(operation, arguments, action)
+
+        def fail() -> None:
+            if operation == "close":
+                action()  # the descriptor is gone all the same
+            raise fault.error()
+
+        return super()._look(operation, arguments, fail)
+
+    def _cut(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
+        if operation == "read_bytes":
+            data = action()
+            return data[: len(data) // 2]
+        fd, view, position = arguments
+        return self._read_into(fd, view[: len(view) // 2], position)
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
         assert operation in MUTATING, f"the recorder does not know {operation}"
@@ -78,27 +137,73 @@ class RecordingFileSystem(FileSystem):
             raise Stopped  # a dead process does nothing more
         if len(self.operations) == self._stop_at:
             self._stopped = True
-            if self._torn and operation == "write":
-                fd, view = arguments
-                half = view[: len(view) // 2]
-                self._write(fd, half)
-                self._did_write(fd, half, 0)
-            if self._torn and operation == "write_at":
-                fd, view, position = arguments
-                half = view[: len(view) // 2]
-                self._write_at(fd, half, position)
-                self._did_write_at(fd, half, position, 0)
+            if self._torn:
+                self._half(operation, arguments)
             raise Stopped
+        fault = self._fault_now(operation, arguments)
+        if fault is not None and fault.kind not in GOES_ON:
+            return super()._change(operation, arguments, lambda: self._fail(operation, arguments, fault))
         self.operations.append((operation, _short(arguments)))
-        result = None if operation in ("fsync", "fsync_dir") else action()  # the disk need not hurry
+        self._halves = fault is not None
+        try:
+            # The disk need not hurry.
+            done = (lambda: None) if operation in ("fsync", "fsync_dir") else action
+            result = super()._change(operation, arguments, done)
+        finally:
+            self._halves = False
         getattr(self, f"_did_{operation}")(*arguments, result)
         return result
+
+    def _fault_now(self, operation: str, arguments: tuple[Any, ...]) -> Fault | None:
+        """Counts the call; the fault that it is to have."""
+        number = len(self.calls)
+        self.calls.append((operation, _short(arguments)))
+        fault = self._fault
+        if fault is None or self._fail_at is None or number < self._fail_at:
+            return None
+        if number > self._fail_at and not (fault.lasting and fault.fails(operation)):
+            return None
+        subject = arguments[0]
+        path = self._path_of.get(subject, "") if isinstance(subject, int) else subject
+        self.failed.append((operation, os.path.basename(path or "")))
+        return fault
+
+    def _fail(self, operation: str, arguments: tuple[Any, ...], fault: Fault) -> None:
+        self.operations.append((f"{operation} fails ({fault})", _short(arguments)))
+        if operation == "fsync":
+            self._open[arguments[0]].fsync_failed = True
+        if fault.kind == SHORT_WRITE:
+            self._half(operation, arguments)
+        raise fault.error()
+
+    def _half(self, operation: str, arguments: tuple[Any, ...]) -> None:
+        """Half of a write is done."""
+        if operation not in ("write", "write_at"):
+            return
+        fd, view, *position = arguments
+        half = view[: len(view) // 2]
+        getattr(self, f"_{operation}")(fd, half, *position)
+        getattr(self, f"_did_{operation}")(fd, half, *position, 0)
+
+    def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
+        return super()._write_some(fd, view[: self._share(view)], position)
+
+    def _read_some(self, fd: int, view: memoryview, position: int) -> int:
+        return super()._read_some(fd, view[: self._share(view)], position)
+
+    def _share(self, view: memoryview) -> int:
+        return (len(view) + 1) // 2 if self._halves else len(view)
 
     def _did_create(self, path: str, fd: int) -> None:
         directory, name = self._split(path)
         made = _File(b"", os.fstat(fd).st_mtime_ns, b"", os.fstat(fd).st_mtime_ns)
         self._open[fd] = made
-        self._name_change(directory, lambda entries: entries.__setitem__(name, made))
+        directory.change(lambda entries: entries.__setitem__(name, made))
+
+    def _did_mkdir(self, path: str, *_: Any) -> None:
+        directory, name = self._split(path)
+        made = _Dir()
+        directory.change(lambda entries: entries.__setitem__(name, made))
 
     def _did_write(self, fd: int, view: memoryview, _: int) -> None:
         self._open[fd].content += bytes(view)
@@ -116,47 +221,56 @@ class RecordingFileSystem(FileSystem):
     def _did_fsync(self, fd: int, _: None) -> None:
         file = self._open[fd]
         file.mtime_ns = os.fstat(fd).st_mtime_ns
-        file.durable_content, file.durable_mtime_ns = file.content, file.mtime_ns
+        if not file.fsync_failed:
+            file.durable_content, file.durable_mtime_ns = file.content, file.mtime_ns
 
     def _did_fsync_dir(self, path: str, _: None) -> None:
-        self._durable[path] = dict(self._now[path])
-        self._pending[path] = []
+        directory = self._dir(path)
+        directory.durable = dict(directory.now)
+        directory.pending = []
 
     def _did_rename(self, source: str, target: str, _: None) -> None:
-        directory, old = self._split(source)
-        other, new = self._split(target)
-        assert directory == other, "a rename between directories is not modelled"
+        (directory, old), (other, new) = self._split(source), self._split(target)
+        moved = directory.now[old]
+        if directory is other:
 
-        moved = self._now[directory][old]
+            def move(entries: dict[str, _Node]) -> None:
+                if entries.get(old) is moved:
+                    entries[new] = entries.pop(old)
 
-        def move(entries: dict[str, _File]) -> None:
-            if entries.get(old) is moved:
-                entries[new] = entries.pop(old)
+            directory.change(move)
+            return
+        other.change(lambda entries: entries.__setitem__(new, moved))
+        directory.change(lambda entries: entries.get(old) is moved and entries.pop(old))
 
-        self._name_change(directory, move)
+    def _did_link(self, source: str, target: str, _: None) -> None:
+        (directory, old), (other, new) = self._split(source), self._split(target)
+        linked = directory.now[old]
+        other.change(lambda entries: entries.__setitem__(new, linked))
 
     def _did_unlink(self, path: str, _: None) -> None:
         directory, name = self._split(path)
-        gone = self._now[directory][name]
+        gone = directory.now[name]
+        directory.change(lambda entries: entries.get(name) is gone and entries.pop(name))
 
-        def remove(entries: dict[str, _File]) -> None:
-            if entries.get(name) is gone:
-                del entries[name]
-
-        self._name_change(directory, remove)
+    _did_rmdir = _did_unlink
 
     def _did_set_mtime_ns(self, path: str, mtime_ns: int, _: None) -> None:
         directory, name = self._split(path)
-        self._now[directory][name].mtime_ns = mtime_ns
+        _file(directory.now[name]).mtime_ns = mtime_ns
 
-    def _name_change(self, directory: str, change: Callable[[dict[str, _File]], object]) -> None:
-        change(self._now[directory])
-        self._pending[directory].append(change)
-
-    def _split(self, path: str) -> tuple[str, str]:
+    def _split(self, path: str) -> tuple[_Dir, str]:
         directory, name = os.path.split(path)
-        assert directory in self._now, f"outside of the recorded directories: {path}"
-        return directory, name
+        return self._dir(directory), name
+
+    def _dir(self, path: str) -> _Dir:
+        found: _Node = self._tree
+        relative = os.path.relpath(path, self.root)
+        for part in () if relative == "." else relative.split(os.sep):
+            assert isinstance(found, _Dir) and part in found.now, f"outside of the recorded directories: {path}"
+            found = found.now[part]
+        assert isinstance(found, _Dir), path
+        return found
 
     # What is left after the stop
 
@@ -166,7 +280,9 @@ class RecordingFileSystem(FileSystem):
 
     def power_cut(self, target: Path) -> None:
         """Everything is dropped that was not fsynced."""
-        self._materialise(target, self._durable, lambda file: (file.durable_content, file.durable_mtime_ns))
+        _materialise(
+            target, self._tree, lambda made: made.durable, lambda file: (file.durable_content, file.durable_mtime_ns)
+        )
 
     def partial_power_cut(self, target: Path, rng: random.Random, *, in_order: bool) -> None:
         """Some of the unsynced changes are there: of each directory the earliest ones, or any, of each file too.
@@ -174,15 +290,15 @@ class RecordingFileSystem(FileSystem):
         Journaling file systems keep the order of changes to names; that nothing relies on it is what shows
         whether every fsync is where it must be.
         """
-        names = {}
-        for directory, durable in self._durable.items():
-            entries = dict(durable)
-            pending = self._pending[directory]
+
+        def names(directory: _Dir) -> dict[str, _Node]:
+            entries = dict(directory.durable)
+            pending = directory.pending
             first, chance = rng.randint(0, len(pending)), rng.random()
             for number, change in enumerate(pending):
                 if number < first if in_order else rng.random() < chance:
                     change(entries)
-            names[directory] = entries
+            return entries
 
         def content(file: _File) -> tuple[bytes, int]:
             if rng.random() < 0.5:
@@ -192,36 +308,55 @@ class RecordingFileSystem(FileSystem):
                 return file.content[: len(file.durable_content) + rng.randint(0, unsynced)], file.mtime_ns
             return file.durable_content, file.durable_mtime_ns
 
-        self._materialise(target, names, content)
-
-    def _materialise(
-        self,
-        target: Path,
-        names: dict[str, dict[str, _File]],
-        content: Callable[[_File], tuple[bytes, int]],
-    ) -> None:
-        for directory, entries in names.items():
-            made = target / os.path.relpath(directory, self.root)
-            made.mkdir(parents=True, exist_ok=True)
-            for name, file in entries.items():
-                data, mtime_ns = content(file)
-                (made / name).write_bytes(data)
-                os.utime(made / name, ns=(mtime_ns, mtime_ns))
+        _materialise(target, self._tree, names, content)
 
     def check(self) -> None:
         """The model of the present agrees with the real directory."""
-        for directory, entries in self._now.items():
-            real = {name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name))}
-            assert real == set(entries), directory
-            for name, file in entries.items():
-                path = Path(directory, name)
-                assert path.read_bytes() == file.content, path
-                assert path.stat().st_mtime_ns == file.mtime_ns, path
+        _check(str(self.root), self._tree)
+
+
+def _check(path: str, model: _Dir) -> None:
+    assert set(os.listdir(path)) == set(model.now), path
+    for name, node in model.now.items():
+        where = Path(path, name)
+        if isinstance(node, _Dir):
+            _check(str(where), node)
+        else:
+            assert where.read_bytes() == node.content, where
+            assert where.stat().st_mtime_ns == node.mtime_ns, where
+
+
+def _materialise(
+    target: Path,
+    directory: _Dir,
+    names: Callable[[_Dir], dict[str, _Node]],
+    content: Callable[[_File], tuple[bytes, int]],
+) -> None:
+    target.mkdir(parents=True)
+    for name, node in names(directory).items():
+        if isinstance(node, _Dir):
+            _materialise(target / name, node, names, content)
+            continue
+        data, mtime_ns = content(node)
+        (target / name).write_bytes(data)
+        os.utime(target / name, ns=(mtime_ns, mtime_ns))
+
+
+def _read_dir(path: str) -> _Dir:
+    entries: dict[str, _Node] = {}
+    for entry in os.scandir(path):
+        entries[entry.name] = _read_dir(entry.path) if entry.is_dir() else _read(entry.path)
+    return _Dir(entries, dict(entries))
 
 
 def _read(path: str) -> _File:
     content, mtime_ns = Path(path).read_bytes(), os.stat(path).st_mtime_ns
     return _File(content, mtime_ns, content, mtime_ns)
+
+
+def _file(node: _Node) -> _File:
+    assert isinstance(node, _File)
+    return node
 
 
 def _short(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

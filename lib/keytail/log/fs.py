@@ -1,8 +1,9 @@
 """The one module that touches log dirs: every read, and every operation that changes something.
 
-A mutating operation passes one private hook, so that a subclass can record it, stop before it or drop it.
-Errors are the system's own OSError with the path in them; only a file that cannot be given its owner is
-`Refused`. Which operations to do, and in which order, is left to the callers.
+Each operation passes one of two private hooks, of those that change something and of those that do not, so that a
+subclass can record it, stop before it, drop it or let it fail. Errors are the system's own OSError with the path
+in them, and in words what was being done; only a file that cannot be given its owner is `Refused`. Which operations
+to do, and in which order, is left to the callers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import pwd
 import stat as stat_bits
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +31,30 @@ KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 _ACL_HEADER = struct.Struct("<I")
 _ACL_ENTRY = struct.Struct("<HHI")
 _ACL_EXECUTE = 1
+
+# In words, for errors.
+_DOING = {
+    "scan": "listing it",
+    "stat": "looking at it",
+    "exists": "looking for it",
+    "open_read": "opening it for reading",
+    "open_write": "opening it for writing",
+    "map_read": "mapping it",
+    "read_into": "reading it",
+    "read_bytes": "reading it",
+    "fd_stat": "looking at it",
+    "close": "closing it",
+    "free_bytes": "asking for its free space",
+    "create": "creating it",
+    "write": "writing to it",
+    "write_at": "writing to it",
+    "truncate": "cutting it",
+    "fsync": "syncing it",
+    "fsync_dir": "syncing the directory",
+    "rename": "renaming it",
+    "unlink": "removing it",
+    "set_mtime_ns": "setting its time",
+}
 
 # A file system without extended attributes, or one that hides them from us, has none for our purpose.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
@@ -76,33 +101,45 @@ class FileSystem:
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
         """The hook that every mutating operation passes; `action` is what really does it."""
-        return action()
+        return self._told(operation, arguments, action)
+
+    def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
+        """The hook of operations that change nothing."""
+        return self._told(operation, arguments, action)
+
+    def _told(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
+        """The system's errors do not say what was being done, nor of a descriptor which file it is; ours do."""
+        try:
+            return action()
+        except OSError as error:
+            subject = arguments[0]
+            if error.filename is None:
+                error.filename = self._path_of.get(subject) if isinstance(subject, int) else subject
+            if error.strerror:
+                error.strerror = f"{error.strerror} while {_DOING[operation]}"
+            raise
 
     # Reading
 
     def scan(self, path: str) -> list[DirEntry]:
         """The names in a directory, unsorted; names that vanish meanwhile are left out."""
-        found = []
-        with os.scandir(path) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
-        return found
+        return self._look("scan", (path,), lambda: _scan(path))
 
     def stat(self, path: str) -> FileStat:
         """Follows symlinks."""
-        return _file_stat(path, os.stat(path), _attributes(path))
+        return self._look("stat", (path,), lambda: _file_stat(path, os.stat(path), _attributes(path)))
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        """Whether there is such a name, whatever it leads to. An error that says neither yes nor no is raised."""
+        return self._look("exists", (path,), lambda: _exists(path))
 
     def open_read(self, path: str) -> int:
         """A descriptor of a regular file; never blocks on a FIFO."""
-        return self._open_regular(path, os.O_RDONLY)
+        return self._look("open_read", (path,), lambda: self._open_regular(path, os.O_RDONLY))
 
     def open_write(self, path: str) -> int:
         """A descriptor of a regular file that exists, for `write_at` and `truncate`; reads as well."""
-        return self._open_regular(path, os.O_RDWR)
+        return self._look("open_write", (path,), lambda: self._open_regular(path, os.O_RDWR))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
         """A read-only view of the first `size_bytes` (at least 1) of an index file; it outlives the descriptor.
@@ -110,20 +147,14 @@ class FileSystem:
         What `write_at` writes is seen at once. Whoever else cuts the file kills a process that looks behind its
         end, so files that another process may cut are read, not mapped.
         """
-        with self._naming(fd):
-            return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        return self._look(
+            "map_read", (fd, size_bytes), lambda: mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        )
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
         """Fills `buffer` (bytes-like, writable) from byte `position`; fewer bytes only at the end of file."""
         view = memoryview(buffer).cast("B")
-        done = 0
-        with self._naming(fd):
-            while done < len(view):
-                count = os.preadv(fd, [view[done:]], position + done)
-                if count == 0:
-                    break
-                done += count
-        return done
+        return self._look("read_into", (fd, view, position), lambda: self._read_into(fd, view, position))
 
     def read_at(self, path: str, position: int, length_bytes: int) -> bytes:
         """Up to `length_bytes` bytes from byte `position`, for the few bytes of a tail or a header."""
@@ -134,30 +165,30 @@ class FileSystem:
         finally:
             self.close(fd)
 
-    def read_bytes(self, path: str) -> bytes:
-        """A whole small file."""
+    def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
+        """A whole small file. `whole`: an OSError where it ends before the size that it had when it was opened."""
         fd = self.open_read(path)
         try:
-            chunks = []
-            with self._naming(fd):
-                while chunk := os.read(fd, 1 << 20):
-                    chunks.append(chunk)
-            return b"".join(chunks)
+            size_bytes = self.fd_stat(fd).size_bytes if whole else 0
+            data = self._look("read_bytes", (fd,), lambda: _read_all(fd))
+            if len(data) < size_bytes:
+                raise OSError(errno.EIO, f"Of {size_bytes} bytes only {len(data)} could be read", path)
+            return data
         finally:
             self.close(fd)
 
     def fd_stat(self, fd: int) -> FileStat:
         """Like `stat`, of an open descriptor (without extended attributes)."""
-        with self._naming(fd):
-            return _file_stat(self._path_of.get(fd, ""), os.fstat(fd), ())
+        return self._look("fd_stat", (fd,), lambda: _file_stat(self._path_of.get(fd, ""), os.fstat(fd), ()))
 
     def close(self, fd: int) -> None:
-        self._path_of.pop(fd, None)
-        os.close(fd)
+        """The descriptor is gone afterwards, whatever is raised."""
+        path = self._path_of.pop(fd, None)
+        self._look("close", (path,), lambda: os.close(fd))
 
     def free_bytes(self, path: str) -> int:
         """What an unprivileged process may still write on the file system of `path`."""
-        facts = os.statvfs(path)
+        facts = self._look("free_bytes", (path,), lambda: os.statvfs(path))
         return facts.f_bavail * facts.f_frsize
 
     def file_system_type(self, path: str) -> str:
@@ -187,7 +218,7 @@ class FileSystem:
     def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
         """A read-write descriptor of a lock file, and whether this call made the file."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = self._look("open_write", (path,), lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except FileNotFoundError:
             return self.create(path, like), True
         self._path_of[fd] = path
@@ -208,13 +239,11 @@ class FileSystem:
 
         What `write` writes next goes to the new end.
         """
-        with self._naming(fd):
-            self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
+        self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
     def fsync(self, fd: int) -> None:
         """Makes contents and metadata of an open file durable (not its name)."""
-        with self._naming(fd):
-            self._change("fsync", (fd,), lambda: os.fsync(fd))
+        self._change("fsync", (fd,), lambda: os.fsync(fd))
 
     def fsync_dir(self, path: str) -> None:
         """Makes the names of a directory durable."""
@@ -231,13 +260,18 @@ class FileSystem:
         self._change("set_mtime_ns", (path, mtime_ns), lambda: os.utime(path, ns=(mtime_ns, mtime_ns)))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
-        """A new file with these contents, durable but for its name."""
+        """A new file with these contents, durable but for its name. Where that fails the file goes again."""
         fd = self.create(path, like)
         try:
-            self.write(fd, data)
-            self.fsync(fd)
-        finally:
-            self.close(fd)
+            try:
+                self.write(fd, data)
+                self.fsync(fd)
+            finally:
+                self.close(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to be told
+                self.unlink(path)
+            raise
 
     def refuse_unless_like(self, like: FileStat) -> None:
         """Refused when this process cannot make a file with owner and group of `like`: ask before writing."""
@@ -252,9 +286,12 @@ class FileSystem:
 
     def _open_regular(self, path: str, mode: int) -> int:
         fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
-        if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
+        try:
+            if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file", path)
+        except BaseException:
             os.close(fd)
-            raise OSError(errno.EINVAL, "Not a regular file", path)
+            raise
         self._path_of[fd] = path
         return fd
 
@@ -265,38 +302,67 @@ class FileSystem:
             if like is not None:
                 _make_like(fd, path, like)
         except BaseException:
-            os.unlink(path)
             os.close(fd)
+            os.unlink(path)
             raise
         self._path_of[fd] = path
         return fd
 
     def _write(self, fd: int, view: memoryview) -> int:
         done = 0
-        with self._naming(fd):
-            while done < len(view):
-                done += os.write(fd, view[done:])
+        while done < len(view):
+            done += self._write_some(fd, view[done:])
         return done
 
     def _write_at(self, fd: int, view: memoryview, position: int) -> int:
         done = 0
-        with self._naming(fd):
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], position + done)
+        while done < len(view):
+            done += self._write_some(fd, view[done:], position + done)
         return done
 
-    @contextlib.contextmanager
-    def _naming(self, fd: int) -> Iterator[None]:
-        """The system's errors about a descriptor do not say which file it is; ours do."""
-        try:
-            yield
-        except OSError as error:
-            if error.filename is None and fd in self._path_of:
-                error.filename = self._path_of[fd]
-            raise
+    def _read_into(self, fd: int, view: memoryview, position: int) -> int:
+        done = 0
+        while done < len(view):
+            count = self._read_some(fd, view[done:], position + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
+        """One call of the system, which may write less; without a position it appends."""
+        return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
+
+    def _read_some(self, fd: int, view: memoryview, position: int) -> int:
+        """One call of the system, which may read less."""
+        return os.preadv(fd, [view], position)
 
 
 LOCAL = FileSystem()
+
+
+def _scan(path: str) -> list[DirEntry]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _read_all(fd: int) -> bytes:
+    chunks = []
+    while chunk := os.read(fd, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _dir_entry(name: str, facts: os.stat_result) -> DirEntry:
