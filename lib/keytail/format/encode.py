@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.errors import Refused, UsageProblem
-from keytail.format.batch import BATCH_TABLE, HEADER_BYTES, NO_CONTROL_TYPE, NO_PRODUCER_ID, NO_SEQUENCE
+from keytail.format.batch import BATCH_TABLE, HEADER_BYTES, LOG_APPEND_TIME, NO_CONTROL_TYPE, NO_PRODUCER_ID, NO_SEQUENCE
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 2**31 - 1
+MAX_BATCH_BYTES = 1 << 30  # before compression: no reader of ours opens more (`log/stride.py`)
 MAX_BATCH_RECORDS = 2**31 - 1
 BATCH_BYTES = 16384  # a producer's `batch.size` when nothing is said
 CHUNK_BYTES = 4 << 20
@@ -60,18 +60,20 @@ def encode_batches(
     max_message_bytes: int = MAX_BATCH_BYTES,
     first_row: int = 0,
     chunk_bytes: int = CHUNK_BYTES,
+    log_append_time: bool = False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The records as batches with consecutive offsets from `base_offset` on: bytes, and their rows of BATCH_TABLE.
 
     Each step gives about `chunk_bytes` of whole batches before compression, more only for a batch that is larger;
     positions in its rows count from its own first byte. Both arrays are the caller's. `level` None is the codec's
-    default. `first_row` is what messages call the first row. Refused, before any byte is given, for rows that no
+    default. `first_row` is what messages call the first row. `log_append_time` says that the timestamps, all the same,
+    are the time of appending. Refused, before any byte is given, for rows that no
     batch can hold; and, when its turn comes, for a record that even compressed exceeds `max_message_bytes`.
     UsageProblem for a codec, level or limit that does not exist.
     """
     check_level(codec, level)
     if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
-        raise UsageProblem(f"no batch can have {batch_bytes} bytes and {batch_records} records: 1 to 2^31 - 1 can be")
+        raise UsageProblem(f"no batch can have {batch_bytes} bytes and {batch_records} records: 1 to {MAX_BATCH_BYTES} bytes can be")
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(f"{len(columns)} records from offset {base_offset} on leave the range of offsets")
     arrays = _arrays(columns)
@@ -88,6 +90,7 @@ def encode_batches(
         max_message_bytes=most_bytes,
         first_row=first_row,
         chunk_bytes=chunk_bytes,
+        log_append_time=log_append_time,
         room_bytes=max(largest, min(batch_bytes, most_bytes)),
     )
 
@@ -104,6 +107,7 @@ def _chunks(
     max_message_bytes: int,
     first_row: int,
     chunk_bytes: int,
+    log_append_time: bool,
     room_bytes: int,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     records, n = len(arrays[0]), 0
@@ -121,6 +125,8 @@ def _chunks(
         table["control_type"] = NO_CONTROL_TYPE
         if codec != NONE:
             target = _compressed(target, table, codec, level, max_message_bytes, first_row - base_offset)
+        if log_append_time:
+            table["attributes"] |= LOG_APPEND_TIME
         kernels.put_headers(target, table)
         yield target, table
 

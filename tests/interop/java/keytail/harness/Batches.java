@@ -73,7 +73,7 @@ final class Batches {
         return text == null || text.isNull() ? null : text.binaryValue();
     }
 
-    private static Header[] headers(JsonNode pairs) throws IOException {
+    static Header[] headers(JsonNode pairs) throws IOException {
         Header[] headers = new Header[pairs.size()];
         for (int i = 0; i < headers.length; i++) {
             ByteBuffer key = ByteBuffer.wrap(bytes(pairs.get(i).get(0)));

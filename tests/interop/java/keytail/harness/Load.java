@@ -78,7 +78,7 @@ final class Load {
         return offsets;
     }
 
-    private static void describe(RecordBatch batch, long segmentBase, ObjectNode row) {
+    static void describe(RecordBatch batch, long segmentBase, ObjectNode row) {
         row.put("segment", segmentBase);
         row.put("base_offset", batch.baseOffset());
         row.put("last_offset", batch.lastOffset());
@@ -97,7 +97,7 @@ final class Load {
         row.put("records", batch.countOrNull() == null ? -1 : batch.countOrNull());
     }
 
-    private static void write(RecordBatch batch, Record record, ArrayNode row) {
+    static void write(RecordBatch batch, Record record, ArrayNode row) {
         row.add(record.offset()).add(record.timestamp());
         binary(row, record.key());
         binary(row, record.value());

@@ -64,6 +64,7 @@ public final class Main {
             case "append" -> Append.run(request, answer);
             case "clean" -> Clean.clean(request, answer);
             case "cleanable" -> Clean.cleanable(request, answer);
+            case "expire" -> Expire.run(request, answer);
             case "load" -> Load.run(request, answer);
             case "recover" -> Recover.run(request, answer);
             case "lock" -> LogDirs.lock(request, answer);
@@ -72,6 +73,9 @@ public final class Main {
             case "write_checkpoint" -> LogDirs.writeCheckpoint(request, answer);
             case "legacy_build" -> Legacy.build(request, answer);
             case "legacy_read" -> Legacy.read(request, answer);
+            case "encode" -> Encode.encode(request, answer);
+            case "decode" -> Encode.decode(request, answer);
+            case "murmur2" -> Encode.murmur2(request, answer);
             case "dump" -> org.apache.kafka.tools.Dump.run(request, answer);
             case "bench_generate" -> Bench.generate(request, answer);
             case "bench_clean" -> Bench.clean(request, answer);

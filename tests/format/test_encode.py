@@ -1,0 +1,306 @@
+"""Batches made of columns: what our readers and the twin read back is what went in, whatever the codec."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.errors import Refused, UsageProblem
+from keytail.format.batch import BATCH_TABLE
+from keytail.format.columns import BytesColumn, HeadersColumn
+from keytail.format.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD
+from keytail.format.encode import MAX_BATCH_BYTES, RecordColumns, encode_batches
+from keytail.kernels import batches as batch_kernels
+from keytail.log.fs import LOCAL
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import MAX_BLOCK_BYTES, SegmentReader
+from tests.reference.batches import Rec, all_records, decode_log
+from tests.reference.encode import bytes_arrays, headers_arrays
+from tests.reference.encode import encode as twin
+
+field = st.none() | st.binary(max_size=5) | st.integers(60, 300).map(lambda n: b"ab" * n)
+headers = st.lists(st.tuples(st.binary(max_size=4), field), max_size=3)
+rows = st.lists(st.tuples(st.integers(-1, 10**13), field, field, headers), max_size=30)
+
+
+def records_of(drawn: Sequence[tuple], base_offset: int = 0) -> list[Rec]:
+    return [Rec(base_offset + i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(drawn)]
+
+
+def columns_of(records: Sequence[Rec], width: type = np.int64) -> RecordColumns:
+    def column(data: np.ndarray, offsets: np.ndarray, valid: np.ndarray) -> BytesColumn:
+        return BytesColumn(data, offsets.astype(width), valid)
+
+    times = np.array([rec.timestamp for rec in records], np.int64)
+    keys, values = (bytes_arrays([getattr(rec, name) for rec in records]) for name in ("key", "value"))
+    if not any(rec.headers for rec in records):
+        return RecordColumns(times, column(*keys), column(*values))
+    offsets, header_keys, header_values = headers_arrays(records)
+    pairs = HeadersColumn(offsets.astype(width), column(*header_keys), column(*header_values))
+    return RecordColumns(times, column(*keys), column(*values), pairs)
+
+
+def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> bytes:
+    """All bytes; each step's rows are what the reader of strides parses from its bytes."""
+    options = {"leader_epoch": 4} | options
+    parts = []
+    for data, table in encode_batches(columns_of(records), base_offset=base_offset, **options):
+        parsed, out = np.zeros(len(table) + 1, BATCH_TABLE), np.zeros(4, np.int64)
+        batch_kernels.index_batches(data, len(data), 0, -1, parsed, out)
+        assert out[batch_kernels.CODE] == batch_kernels.OK
+        assert out[batch_kernels.CONSUMED] == len(data)
+        assert parsed[: out[batch_kernels.ROWS]].tolist() == table.tolist()
+        parts.append(data.tobytes())
+    return b"".join(parts)
+
+
+@settings(max_examples=60)
+@given(rows, st.sampled_from(range(len(CODECS))), st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 2**62))
+def test_the_twin_reads_what_went_in(drawn, codec, batch_bytes, chunk_bytes, base_offset):
+    records = records_of(drawn, base_offset)
+    data = encoded(records, base_offset, codec=codec, batch_bytes=batch_bytes, chunk_bytes=chunk_bytes)
+    batches = decode_log(data)
+    assert all_records(batches) == records
+    plain = decode_log(b"".join(twin(records, batch_bytes, leader_epoch=4)))
+    for batch, like in zip(batches, plain, strict=True):
+        assert (batch.codec, batch.attributes & ~7, batch.leader_epoch) == (codec, 0, 4)
+        for name in ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "record_count", "producer_id"):
+            assert getattr(batch, name) == getattr(like, name), name
+        assert (batch.producer_epoch, batch.base_sequence) == (-1, -1)
+    if codec == NONE:
+        assert data == b"".join(twin(records, batch_bytes, leader_epoch=4))
+
+
+@pytest.mark.parametrize("codec", range(len(CODECS)))
+def test_our_own_readers_read_what_went_in(tmp_path, codec):
+    records = records_of([
+        (10**12 - i * 7, [None, b"", b"k%d" % i][i % 3], [b"v" * i, None, b""][i % 3 % 2], [(b"h", None)] * (i % 5))
+        for i in range(500)
+    ])  # fmt: skip
+    data = encoded(records, codec=codec, batch_bytes=3000)
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(data)
+    columns, batches = [], 0
+    reader = SegmentReader(LOCAL)
+    for stride in reader.strides(str(path), len(data)):
+        batches += len(stride.table)
+        for opened in reader.open_rows(stride, np.ones(len(stride.table), bool)):
+            for chunk in RecordScanner(3).chunks(stride, opened):
+                table = chunk.record_table
+                times = table.records["timestamp_ms"].copy()
+                columns.append(RecordColumns(times, table.keys(), table.values(), table.headers()))
+    assert batches > 10
+    # What was gathered from a log goes straight back into one.
+    offset, again = 0, b""
+    for part in columns:
+        for chunk, _ in encode_batches(part, base_offset=offset, leader_epoch=4, batch_bytes=3000):
+            again += chunk.tobytes()
+        offset += len(part)
+    assert all_records(decode_log(again)) == records
+
+
+def test_steps_are_about_as_long_as_asked_for():
+    columns = columns_of(records_of([(5, b"k", b"v" * 100, [])] * 2000))
+    whole = [(len(data), len(table)) for data, table in encode_batches(columns, base_offset=0, leader_epoch=0)]
+    assert len(whole) == 1
+    sizes = [
+        len(data) for data, _ in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=40_000)
+    ]
+    assert sum(sizes) == whole[0][0]
+    assert all(40_000 <= size < 40_000 + 16384 for size in sizes[:-1])
+    few = list(encode_batches(columns, base_offset=0, leader_epoch=0, batch_records=7))
+    assert [int(table["record_count"].max()) for _, table in few] == [7]
+
+
+def test_what_was_given_stays_as_it_is():
+    columns = columns_of(records_of([(5, b"k%d" % i, b"v" * 100, []) for i in range(300)]))
+    held, copies = [], []
+    for data, table in encode_batches(columns, base_offset=0, leader_epoch=0, chunk_bytes=1):
+        held.append((data, table))
+        copies.append((data.tobytes(), table.tolist()))
+    assert len(held) > 1
+    assert [(data.tobytes(), table.tolist()) for data, table in held] == copies
+
+
+def test_offsets_may_have_32_bits_and_arrays_be_read_only():
+    records = records_of([(5, b"k", None, [(b"h", b"x")]), (4, None, b"v" * 70, []), (9, b"", b"", [(b"", None)])])
+    expected = b"".join(twin(records, 16384))
+    for width in (np.int32, np.int64):
+        columns = columns_of(records, width)
+        for array in (columns.timestamps_ms, columns.keys.offsets, columns.values.valid):
+            array.flags.writeable = False
+        (step,) = encode_batches(columns, base_offset=0, leader_epoch=0)
+        assert step[0].tobytes() == expected
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
+def test_arrows_buffers_are_columns(kind):
+    texts = [None, "", "a", "bcd" * 30, None, "e"] * 5
+    values = texts if kind in (pa.string(), pa.large_string()) else [t if t is None else t.encode() for t in texts]
+    array = pa.array(values, kind)
+    wide = kind in (pa.large_binary(), pa.large_string())
+    for start, stop in ((0, 30), (3, 30), (9, 11), (7, 7), (30, 30), (1, 2)):
+        part = array[start:stop]
+        column = BytesColumn.from_buffers(len(part), *part.buffers(), start=part.offset, wide=wide)
+        assert column.to_list() == [t if t is None else t.encode() for t in texts[start:stop]]
+        assert len(column) == len(part)
+    full = pa.array(["x", "yz"], kind)
+    assert BytesColumn.from_buffers(2, *full.buffers(), wide=wide).to_list() == [b"x", b"yz"]
+    empty = pa.array([], kind)
+    assert BytesColumn.from_buffers(0, *empty.buffers(), wide=wide).to_list() == []
+    nulls = pa.array([None, None], kind)
+    assert BytesColumn.from_buffers(2, *nulls.buffers(), wide=wide).to_list() == [None, None]
+
+
+def test_buffers_that_are_too_short_are_no_column():
+    offsets = np.array([0, 1, 2], np.int32).tobytes()
+    with pytest.raises(ValueError, match="offsets"):
+        BytesColumn.from_buffers(3, None, offsets, b"ab")
+    with pytest.raises(ValueError, match="validity"):
+        BytesColumn.from_buffers(9, b"\xff", np.zeros(10, np.int32).tobytes(), b"")
+
+
+GOOD = (5, b"k", b"v", [(b"h", b"x")])
+
+
+def refusal(records: Sequence[Rec], **options: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        encode_batches(columns_of(records), base_offset=70, leader_epoch=0, **options)
+    return str(caught.value)
+
+
+def test_rows_that_cannot_be_records_are_named_before_any_byte():
+    assert "row 2 " in refusal(records_of([GOOD, GOOD, (-2, None, None, [])]))
+    assert "row 1002 " in refusal(records_of([GOOD, GOOD, (-2, None, None, [])]), first_row=1000)
+    assert "below -1" in refusal(records_of([(-2, None, None, [])]))
+    null: Any = None
+    assert "row 1 cannot become a record: a header's key is null" in refusal(
+        records_of([GOOD, (5, b"k", b"v", [(b"h", b"x"), (null, b"x")])])
+    )
+    column = BytesColumn(np.zeros(3, np.uint8), np.array([0, 2, 1]), np.ones(2, bool))
+    with pytest.raises(Refused, match=r"row 1 .* offsets of values"):
+        fine = BytesColumn(np.zeros(3, np.uint8), np.array([0, 1, 1]), np.ones(2, bool))
+        encode_batches(RecordColumns(np.zeros(2, np.int64), fine, column), base_offset=0, leader_epoch=0)
+
+
+def test_a_record_too_large_is_refused():
+    drawn = [GOOD, GOOD, (5, b"k", b"a" * 1000, [])]
+    (batch,) = twin(records_of(drawn)[2:], 1)
+    assert f"row 2 needs a batch of {len(batch)} bytes, and {len(batch) - 1} are allowed" in refusal(
+        records_of(drawn), max_message_bytes=len(batch) - 1
+    )
+    assert len(decode_log(encoded(records_of(drawn), max_message_bytes=len(batch)))) == 2
+    # The limit is on what is stored.
+    for codec in (GZIP, SNAPPY, LZ4, ZSTD):
+        assert len(decode_log(encoded(records_of(drawn), max_message_bytes=len(batch) - 1, codec=codec))) == 2
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
+    noise = np.random.default_rng(7).bytes(1000)
+    drawn = [GOOD, GOOD, (5, b"k", noise, [])]
+    steps = encode_batches(
+        columns_of(records_of(drawn)), base_offset=70, leader_epoch=0, codec=codec, max_message_bytes=900,
+        first_row=10, chunk_bytes=1,
+    )  # fmt: skip
+    data, _ = next(steps)
+    assert all_records(decode_log(data.tobytes())) == records_of(drawn[:2], 70)
+    with pytest.raises(Refused, match=r"row 12 needs a batch of .* 900 are allowed"):
+        next(steps)
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_what_only_compression_takes_over_the_limit_stays_plain(codec):
+    noise = np.random.default_rng(8).bytes(4000)
+    records = records_of([(5, None, noise, []), (5, b"k", b"v" * 500, [])])
+    (first, *_) = twin(records[:-1], 10**6)
+    limit = len(first)
+    batches = decode_log(encoded(records, codec=codec, batch_bytes=10**6, max_message_bytes=limit))
+    assert [batch.codec for batch in batches] == [NONE, codec]
+    assert all_records(batches) == records
+    assert max(batch.size for batch in batches) <= limit
+
+
+def test_batches_are_never_longer_than_what_a_message_may_be():
+    records = records_of([(5, b"k%d" % i, b"v" * 90, []) for i in range(100)])
+    batches = decode_log(encoded(records, max_message_bytes=1000))
+    assert max(batch.size for batch in batches) <= 1000
+    assert all_records(batches) == records
+
+
+def test_lengths_of_five_bytes():
+    n = 1 << 27
+    value = BytesColumn(np.zeros(n, np.uint8), np.array([0, 0, n]), np.ones(2, bool))
+    key = BytesColumn(np.zeros(0, np.uint8), np.array([0, 0, 0]), np.zeros(2, bool))
+    columns = RecordColumns(np.array([3, 4]), key, value)
+    steps = list(encode_batches(columns, base_offset=0, leader_epoch=0))
+    assert [(len(data), len(table)) for data, table in steps] == [(61 + 7 + 61 + 5 + 4 + 5 + n + 1, 2)]
+    parsed, out = np.zeros(2, BATCH_TABLE), np.zeros(4, np.int64)
+    batch_kernels.index_batches(steps[0][0], len(steps[0][0]), 0, -1, parsed, out)
+    assert parsed.tolist() == steps[0][1].tolist()
+    # What we write, we open.
+    assert MAX_BATCH_BYTES <= MAX_BLOCK_BYTES
+
+
+@pytest.mark.parametrize("codec, levels", [(GZIP, (-1, 1, 9)), (LZ4, (1, 2, 9, 12, 17)), (ZSTD, (-131072, -1, 1, 12))])
+def test_levels(codec, levels):
+    rng = np.random.default_rng(3)
+    words = [rng.bytes(6) for _ in range(300)]
+    records = records_of([(5, None, b" ".join(words[j] for j in rng.integers(0, 300, 30)), []) for _ in range(400)])
+    sizes = {}
+    for level in levels:
+        data = encoded(records, codec=codec, level=level, batch_bytes=10**6)
+        assert all_records(decode_log(data)) == records
+        sizes[level] = len(data)
+    default = len(encoded(records, codec=codec, batch_bytes=10**6))
+    assert default == {GZIP: sizes.get(-1), LZ4: sizes.get(9)}.get(codec, default)
+    assert len(set(sizes.values())) > 1, sizes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"codec": codec} for codec in (-1, 5)),
+        *({"codec": codec, "level": 1} for codec in (NONE, SNAPPY)),
+        *({"codec": GZIP, "level": level} for level in (-2, 0, 10)),
+        *({"codec": LZ4, "level": level} for level in (-1, 0, 18)),
+        *({"codec": ZSTD, "level": level} for level in (-131073, 23)),
+        *({"batch_bytes": size} for size in (-1, 0, MAX_BATCH_BYTES + 1)),
+        *({"batch_records": n} for n in (0, 2**31)),
+        {"chunk_bytes": 0},
+        *({"base_offset": offset} for offset in (-1, 2**63 - 1)),
+    ],
+)
+def test_what_does_not_exist_cannot_be_asked_for(options):
+    with pytest.raises(UsageProblem):
+        encode_batches(columns_of(records_of([GOOD])), **({"base_offset": 0, "leader_epoch": 0} | options))
+
+
+def test_columns_of_different_lengths_are_no_records():
+    columns = columns_of(records_of([GOOD, GOOD]))
+    short = columns_of(records_of([GOOD]))
+    assert columns.headers is not None
+    for wrong in (
+        RecordColumns(columns.timestamps_ms, short.keys, columns.values),
+        RecordColumns(columns.timestamps_ms, columns.keys, short.values),
+        RecordColumns(short.timestamps_ms, columns.keys, columns.values),
+        RecordColumns(columns.timestamps_ms, columns.keys, columns.values, short.headers),
+        RecordColumns(
+            columns.timestamps_ms, columns.keys, columns.values,
+            HeadersColumn(columns.headers.offsets, columns.headers.keys, short.keys),
+        ),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"for [12] r"):
+            encode_batches(wrong, base_offset=0, leader_epoch=0)
+
+
+def test_no_records_are_no_batches():
+    assert list(encode_batches(columns_of([]), base_offset=0, leader_epoch=0)) == []
+    assert list(itertools.islice(encode_batches(columns_of([]), base_offset=0, leader_epoch=0, codec=ZSTD), 1)) == []

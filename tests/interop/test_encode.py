@@ -1,0 +1,133 @@
+"""Batches from columns beside those of Kafka's own builder, read back by Kafka's own reader; keys hashed by both.
+
+KEYTAIL_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keytail.errors import Refused
+from keytail.format.compression import CODECS
+from keytail.format.encode import encode_batches
+from keytail.kernels.murmur2 import partition_of_keys
+from tests.format.test_encode import columns_of
+from tests.interop.kafka import Kafka, KafkaError
+from tests.reference.batches import Rec
+from tests.reference.encode import bytes_arrays
+
+pytestmark = pytest.mark.interop
+
+LOGS = 40
+LEADER_EPOCH = 6
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    return random.Random(seed)
+
+
+def text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def from_text(data: str | None) -> bytes | None:
+    return None if data is None else base64.b64decode(data)
+
+
+def random_bytes(rng: random.Random) -> bytes | None:
+    n = rng.choice([0, 1, 3, 20, 62, 63, 64, 65, rng.randrange(300), rng.randrange(300)])
+    return None if rng.random() < 0.15 else rng.randbytes(n // 2) + b"x" * (n - n // 2)
+
+
+def random_records(rng: random.Random, base_offset: int) -> list[Rec]:
+    time, records = rng.choice([-1, 0, 10**12, 2**63 - 1]), []
+    for i in range(rng.randrange(1, 120)):
+        headers = [(f"h{j}" * rng.randrange(3), random_bytes(rng)) for j in range(rng.choice([0, 0, 0, 1, 4, 70]))]
+        value = b"large" * 4000 if rng.random() < 0.01 else random_bytes(rng)
+        pairs = tuple((name.encode(), content) for name, content in headers)
+        records.append(Rec(base_offset + i, time, random_bytes(rng), value, pairs))
+        step = rng.choice([0, 1, -1, 70, -70, 10**6, -(2**40), 2**62])
+        time = min(max(-1, time + step), 2**63 - 1)
+    return records
+
+
+def ours(records: Sequence[Rec], **options: Any) -> bytes:
+    steps = encode_batches(
+        columns_of(records), base_offset=records[0].offset, leader_epoch=LEADER_EPOCH, **options
+    )
+    return b"".join(data.tobytes() for data, _ in steps)
+
+
+def kafkas(kafka: Kafka, records: Sequence[Rec], batch_bytes: int) -> bytes:
+    wire = [
+        {"t": r.timestamp, "k": text(r.key), "v": text(r.value), "h": [[text(k), text(v)] for k, v in r.headers]}
+        for r in records
+    ]
+    request = {"command": "encode", "records": wire, "base_offset": records[0].offset, "batch_bytes": batch_bytes}
+    return base64.b64decode(kafka.request(request | {"leader_epoch": LEADER_EPOCH})["bytes"])
+
+
+def read_by_kafka(kafka: Kafka, data: bytes) -> tuple[list[dict[str, Any]], list[Rec]]:
+    answer = kafka.request({"command": "decode", "bytes": text(data)})
+    assert answer["valid_bytes"] == len(data)
+    records = [
+        Rec(offset, time, from_text(key), from_text(value), tuple((k.encode(), from_text(v)) for k, v in headers))
+        for offset, time, key, value, headers, _ in answer["records"]
+    ]
+    return answer["batches"], records
+
+
+def test_the_same_bytes_as_kafkas_builder(kafka: Kafka, rng: random.Random) -> None:
+    cut = 0
+    for _ in range(LOGS):
+        records = random_records(rng, rng.choice([0, 5, 2**40, 2**62]))
+        batch_bytes = rng.choice([1, 100, 500, 16384, rng.randrange(60, 2000)])
+        data = ours(records, batch_bytes=batch_bytes, chunk_bytes=rng.choice([1, 3000, 10**6]))
+        assert data == kafkas(kafka, records, batch_bytes), batch_bytes
+        batches, back = read_by_kafka(kafka, data)
+        assert back == records
+        cut += 1 < len(batches) < len(records)
+    assert cut > LOGS / 4
+
+
+@pytest.mark.parametrize("codec", range(1, len(CODECS)))
+def test_kafka_reads_back_every_codec(kafka: Kafka, rng: random.Random, codec: int) -> None:
+    for _ in range(LOGS // 4):
+        records = random_records(rng, rng.choice([0, 5, 2**62]))
+        batch_bytes = rng.choice([1, 500, 16384, 10**6])
+        level = rng.choice({"gzip": [None, -1, 1, 9], "lz4": [None, 1, 9, 17], "zstd": [None, -7, 1, 9]}.get(
+            CODECS[codec], [None]
+        ))  # fmt: skip
+        batches, back = read_by_kafka(kafka, ours(records, codec=codec, level=level, batch_bytes=batch_bytes))
+        assert back == records
+        plain, _ = read_by_kafka(kafka, kafkas(kafka, records, batch_bytes))
+        for batch, like in zip(batches, plain, strict=True):
+            assert batch.pop("codec") == CODECS[codec]
+            assert batch | {"bytes": 0, "codec": "none"} == like | {"bytes": 0}
+
+
+def test_both_refuse_timestamps_below_none(kafka: Kafka) -> None:
+    record = Rec(0, -2, b"k", b"v")
+    with pytest.raises(KafkaError, match="Invalid negative timestamp"):
+        kafkas(kafka, [record], 100)
+    with pytest.raises(Refused, match="below -1"):
+        ours([record])
+
+
+def test_keys_have_the_partitions_that_kafka_gives_them(kafka: Kafka, rng: random.Random) -> None:
+    keys = [b"", b"\xff" * 7, *(rng.randbytes(rng.randrange(40)) for _ in range(2000))]
+    for n in (1, 12, 2**31 - 1):
+        request = {"command": "murmur2", "keys": [text(key) for key in keys], "partitions": n}
+        data, offsets, valid = bytes_arrays(keys)
+        assert partition_of_keys(data, offsets, ~valid, n).tolist() == kafka.request(request)["partitions"]
+        assert partition_of_keys(data, offsets, np.ones(len(keys), bool), n).max() == -1
