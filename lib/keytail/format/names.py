@@ -25,6 +25,9 @@ SWAP = ".swap"
 CLEANED = ".cleaned"
 DELETED = ".deleted"
 SCRATCH = ".clean"  # ours: unknown to brokers, which ignore it
+# What a cleaning in rounds keeps from one to the next; scratch only.
+SURVIVORS = ".survivors"
+PROOF = ".proof"
 
 # Files of a log dir.
 LOCK = ".lock"
@@ -41,6 +44,7 @@ TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
 # Files of a partition directory that belong to no segment.
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+IMPORT_RECORD = "keytail-import"  # ours: unknown to brokers, which ignore it (maintenance/IMPORT.md)
 METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
 
 MAX_OFFSET = 2**63 - 1
@@ -101,8 +105,9 @@ _OFFSET = rf"(?P<offset>[0-9]{{{_OFFSET_DIGITS}}})"
 _CONTENT = "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in CONTENT_SUFFIXES) + ")"
 _STAGE = "(?P<stage>" + "|".join(re.escape(stage) for stage in (CLEANED, SWAP, DELETED)) + ")"
 _SEGMENT_FILE = re.compile(f"{_OFFSET}{_CONTENT}{_STAGE}?")
+_SCRATCH_CONTENT = _CONTENT.replace(")", "|" + "|".join(re.escape(s) for s in (SURVIVORS, PROOF)) + ")")
 _SCRATCH_FILE = re.compile(
-    rf"{_OFFSET}{_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
+    rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
 )
 _STAGE_KINDS: dict[str | None, FileKind] = {
     None: "live",

@@ -46,6 +46,7 @@ _DOING = {
     "close": "closing it",
     "free_bytes": "asking for its free space",
     "create": "creating it",
+    "mkdir": "making it",
     "write": "writing to it",
     "write_at": "writing to it",
     "truncate": "cutting it",
@@ -214,6 +215,10 @@ class FileSystem:
         execute bits); Refused, with nothing left behind, when that is not allowed.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
+
+    def mkdir(self, path: str, like: FileStat) -> None:
+        """A new directory with owner, group, mode, access ACL and security label of the directory `like`."""
+        self._change("mkdir", (path,), lambda: _mkdir(path, like))
 
     def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
         """A read-write descriptor of a lock file, and whether this call made the file."""
@@ -418,6 +423,18 @@ def _fsync_dir(path: str) -> None:
         os.close(fd)
 
 
+def _mkdir(path: str, like: FileStat) -> None:
+    os.mkdir(path, 0o700)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _make_like(fd, path, like)
+    except BaseException:
+        os.rmdir(path)
+        raise
+    finally:
+        os.close(fd)
+
+
 def _make_like(fd: int, path: str, like: FileStat) -> None:
     """Owner first: a change of owner clears mode bits. ACL before mode: both write the group bits, alike."""
     try:
@@ -425,7 +442,8 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
         if (now.st_uid, now.st_gid) != (like.uid, like.gid):
             os.fchown(fd, like.uid, like.gid)
         wanted = dict(like.attributes)
-        if like.is_dir and ACCESS_ACL in wanted:
+        of_dir = stat_bits.S_ISDIR(now.st_mode)
+        if like.is_dir and not of_dir and ACCESS_ACL in wanted:
             wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
         present = dict(_attributes(fd))
         for name in present.keys() - wanted.keys():
@@ -434,7 +452,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
         for name, value in wanted.items():
             if present.get(name) != value:
                 os.setxattr(fd, name, value)
-        os.fchmod(fd, like.mode & 0o666 if like.is_dir else like.mode)
+        os.fchmod(fd, like.mode & 0o666 if like.is_dir and not of_dir else like.mode)
     except OSError as error:
         raise Refused(
             f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",

@@ -40,15 +40,24 @@ class OutputSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """One finished scratch file that becomes the producer snapshot at `offset`."""
+
+    offset: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupOutput:
     """The segments that replace the sources of one group, both ascending.
 
     The first has the base of the first source; the bases of the others lie above it, and below the segment
-    that follows the last source.
+    that follows the last source. `snapshots` come with them: those above the log end that was before.
     """
 
     source_bases: tuple[int, ...]
     segments: tuple[OutputSegment, ...]
+    snapshots: tuple[SnapshotFile, ...] = ()
 
     @property
     def base_offset(self) -> int:
@@ -88,6 +97,7 @@ def _parts(group: GroupOutput) -> list[GroupOutput]:
         GroupOutput(
             tuple(base for base in group.source_bases if low <= base < high),
             tuple(out for out in group.segments if low <= out.base_offset < high),
+            group.snapshots if high == names.MAX_OFFSET else (),
         )
         for low, high in itertools.pairwise([*starts, names.MAX_OFFSET])
     ]
@@ -105,6 +115,9 @@ def _commit_part(fs: FileSystem, path: str, group: GroupOutput, end: int) -> Non
             if suffix in by_suffix:
                 swap = names.segment_file(out.base_offset, suffix + names.SWAP)
                 fs.rename(os.path.join(path, by_suffix[suffix]), os.path.join(path, swap))
+    for snapshot in group.snapshots:
+        swap = names.segment_file(snapshot.offset, names.SNAPSHOT + names.SWAP)
+        fs.rename(os.path.join(path, snapshot.name), os.path.join(path, swap))
     fs.fsync_dir(path)
     fs.unlink(guard)
     fs.fsync_dir(path)
@@ -230,6 +243,10 @@ def _finish(fs: FileSystem, path: str, outputs: Sequence[int], end: int, replace
     # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
     for base in outputs:
         _promote(fs, path, base, there, names.INDEX_SUFFIXES)
+    for name in sorted(there):
+        file = names.parse_file_name(name)
+        if file.kind == "swap" and file.suffix == names.SNAPSHOT and file.base_offset is not None:
+            _promote(fs, path, file.base_offset, there, (names.SNAPSHOT,))
     for base in bases:
         snapshot = names.segment_file(base, names.SNAPSHOT)
         if base not in outputs and snapshot in there:
@@ -428,7 +445,8 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
         if file.kind != "swap" or file.base_offset is None:
             continue
         live = names.segment_file(file.base_offset, file.suffix)
-        if names.segment_file(file.base_offset, names.LOG) in present:
+        # A snapshot may stand at the log end, where no segment begins.
+        if names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
             fs.rename(os.path.join(path, file.name), os.path.join(path, live))
             done.append(f"gave {live} its final name")
         else:
