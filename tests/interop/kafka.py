@@ -115,6 +115,15 @@ class Cleaned(Cleanable):
     records_mapped: int = -1
 
 
+@dataclass(frozen=True)
+class Retained(Opened):
+    """A log after UnifiedLog.deleteOldSegments: how many segments went, the leader epochs (epoch, start), the files."""
+
+    deleted: int
+    epochs: tuple[tuple[int, int], ...]
+    files: tuple[str, ...]
+
+
 OpenedT = TypeVar("OpenedT", bound=Opened)
 
 
@@ -298,6 +307,10 @@ class Kafka:
                 only_if_cleanable=only_if_cleanable,
             ),
         )
+
+    def expire(self, partition: Path, **options: Any) -> Retained:
+        """Retention at `clock_ms` as a broker applies it, then a clean shutdown; no `.deleted` file remains."""
+        return _opened(Retained, self._ask("expire", partition, options))
 
     def load(
         self,
@@ -580,6 +593,8 @@ def _opened(kind: type[OpenedT], answer: dict[str, Any]) -> OpenedT:
     values["segments"] = tuple(SegmentSizes(**row) for row in values["segments"])
     for name in known & {"messages", "files", "files_open", "batches"}:
         values[name] = tuple(values[name])
+    if "epochs" in values:
+        values["epochs"] = tuple(map(tuple, values["epochs"]))
     if "committed" in values:
         values["committed"] = tuple(values["committed"])
         for name in ("producers", "aborted"):

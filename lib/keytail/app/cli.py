@@ -33,6 +33,7 @@ VERBS = {
     "verify": cli_inspection.verify,
     "describe": cli_inspection.describe,
     "rebuild-index": cli_maintenance.rebuild_index,
+    "expire": cli_maintenance.expire,
     "lookup": cli_inspection.lookup,
     "dump": cli_inspection.dump,
 }

@@ -1,4 +1,4 @@
-"""The command lines of the verbs that make a partition ready for a broker: `rebuild-index`."""
+"""The command lines of the verbs that change partitions as a broker itself would: `rebuild-index`, `expire`."""
 
 from __future__ import annotations
 
@@ -55,3 +55,49 @@ def rebuild_index(
     if text := rebuild.next_step(rows, execute):
         show.error_console().print(f"\n{text}", soft_wrap=True)
     raise typer.Exit(rebuild.exit_status(rows))
+
+
+@reported
+def expire(
+    context: typer.Context,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    execute: o.Execute = False,
+    now: o.Now = None,
+    unsafe_clock: o.UnsafeClock = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, ahead of its start.
+
+    Without --execute it says which segments would go, and why each.
+
+    keytail expire --log-dirs /var/kafka --config server.properties --execute
+    """
+    from keytail.app import expire as verb  # noqa: PLC0415 (--help stays fast)
+
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    request = verb.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        configuration=configuration,
+        execute=execute,
+        now_ms=now,
+        unsafe_clock=unsafe_clock,
+        high_watermark="log-end" if high_watermark is o.HighWatermark.log_end else "checkpoint",
+        shared_storage=shared_storage,
+        submitted=context.obj == SUBMITTED,
+    )
+    rows = verb.expire(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verb.print_table(rows, "Expired" if execute else "Dry run: nothing was changed")
+    if text := verb.next_step(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(verb.exit_status(rows))

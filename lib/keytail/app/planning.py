@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from keytail.app.selection import Chosen, Configuration
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
 from keytail.durations import duration_text
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.rows import ResultRow
@@ -103,7 +103,7 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
     if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
         raise Refused(
             f"--now {now_ms} is {duration_text(abs(now_ms - clock_ms))} away from the clock ({clock_ms}): by a wrong "
-            "time tombstones leave too early",
+            "time records leave too early",
             remedy="Leave --now out, or state with --unsafe-clock that this time is meant",
         )
     return now_ms
@@ -138,6 +138,8 @@ def plan_one(
         )
     except KeytailError as problem:
         return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
+    except OSError as problem:
+        return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
@@ -168,7 +170,7 @@ def resolve_leftovers(
     try:
         done = recover(fs, facts.path)
     except (KeytailError, OSError) as problem:
-        text = f"what an interrupted replacement left cannot be resolved: {problem}"
+        text = f"what an interrupted replacement left cannot be resolved: {in_words(problem)}"
         return replace(planned, decision=Decision("refused", text, None)), []
     return plan_one(fs, log_dir, entry, configuration, rules), done
 

@@ -26,6 +26,8 @@ _STYLES = {
     "would-compact": "green",
     "sound": "green",
     "rebuilt": "green",
+    "expired": "green",
+    "would-expire": "green",
     "would-rebuild": "bold yellow",
     "skipped": "yellow",
     "refused": "bold yellow",

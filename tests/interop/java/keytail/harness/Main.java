@@ -64,6 +64,7 @@ public final class Main {
             case "append" -> Append.run(request, answer);
             case "clean" -> Clean.clean(request, answer);
             case "cleanable" -> Clean.cleanable(request, answer);
+            case "expire" -> Expire.run(request, answer);
             case "load" -> Load.run(request, answer);
             case "recover" -> Recover.run(request, answer);
             case "lock" -> LogDirs.lock(request, answer);

@@ -1,0 +1,23 @@
+"""spark-submit entry point of `keytail expire`: the same flags, on whatever master spark-submit was given.
+
+    spark-submit --master 'local[*]' jobs/expire.py --log-dirs /var/kafka --config server.properties --execute
+
+All is done in the driver, which must see the log dirs.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    try:
+        from keytail.app.cli import run_as_job  # noqa: PLC0415 (may have to restart first)
+    except ModuleNotFoundError as missing:
+        from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)
+
+        restart_beside_spark(missing)
+        raise
+    run_as_job("expire")
+
+
+if __name__ == "__main__":
+    main()
