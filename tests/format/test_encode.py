@@ -301,6 +301,19 @@ def test_columns_of_different_lengths_are_no_records():
             encode_batches(wrong, base_offset=0, leader_epoch=0)
 
 
+@pytest.mark.parametrize("codec", [NONE, LZ4])
+def test_append_time_is_that_of_all_records(codec):
+    records = records_of([(77, b"k", b"v" * n, []) for n in range(30)], 5)
+    batches = decode_log(encoded(records, 5, codec=codec, batch_bytes=300, log_append_time=True))
+    assert len(batches) > 1
+    assert {(batch.attributes, batch.base_timestamp, batch.max_timestamp) for batch in batches} == {(8 | codec, 77, 77)}
+    assert all_records(batches) == records
+    later = [*records[:-1], Rec(34, 78, None, None)]
+    with pytest.raises(ValueError, match="several times"):
+        encode_batches(columns_of(later), base_offset=5, leader_epoch=0, log_append_time=True)
+    assert encoded([], log_append_time=True) == b""
+
+
 def test_no_records_are_no_batches():
     assert list(encode_batches(columns_of([]), base_offset=0, leader_epoch=0)) == []
     assert list(itertools.islice(encode_batches(columns_of([]), base_offset=0, leader_epoch=0, codec=ZSTD), 1)) == []

@@ -116,6 +116,14 @@ def test_kafka_reads_back_every_codec(kafka: Kafka, rng: random.Random, codec: i
             assert batch | {"bytes": 0, "codec": "none"} == like | {"bytes": 0}
 
 
+def test_kafka_reads_back_append_times(kafka: Kafka) -> None:
+    records = [Rec(9 + i, 1234, b"k", b"v" * i) for i in range(50)]
+    batches, back = read_by_kafka(kafka, ours(records, batch_bytes=400, log_append_time=True))
+    assert {batch["timestamp_type"] for batch in batches} == {"LogAppendTime"}
+    assert len(batches) > 1
+    assert back == records
+
+
 def test_both_refuse_timestamps_below_none(kafka: Kafka) -> None:
     record = Rec(0, -2, b"k", b"v")
     with pytest.raises(KafkaError, match="Invalid negative timestamp"):

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.errors import Refused, UsageProblem
-from keytail.format.batch import BATCH_TABLE, HEADER_BYTES, LOG_APPEND_TIME, NO_CONTROL_TYPE, NO_PRODUCER_ID, NO_SEQUENCE
+from keytail.format.batch import (
+    BATCH_TABLE,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    NO_CONTROL_TYPE,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+)
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
@@ -66,16 +73,19 @@ def encode_batches(
 
     Each step gives about `chunk_bytes` of whole batches before compression, more only for a batch that is larger;
     positions in its rows count from its own first byte. Both arrays are the caller's. `level` None is the codec's
-    default. `first_row` is what messages call the first row. `log_append_time` says that the timestamps, all the same,
-    are the time of appending. Refused, before any byte is given, for rows that no
-    batch can hold; and, when its turn comes, for a record that even compressed exceeds `max_message_bytes`.
-    UsageProblem for a codec, level or limit that does not exist.
+    default. `first_row` is what messages call the first row. `log_append_time` says that the timestamps, which must
+    all be the same, are the time of appending.
+
+    Refused, before any byte is given, for rows that no batch can hold; and, when its turn comes, for a record that
+    even compressed exceeds `max_message_bytes`. UsageProblem for a codec, level or limit that does not exist.
     """
     check_level(codec, level)
     if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
-        raise UsageProblem(f"no batch can have {batch_bytes} bytes and {batch_records} records: 1 to {MAX_BATCH_BYTES} bytes can be")
+        raise UsageProblem(f"no batch has {batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {batch_records} records")
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(f"{len(columns)} records from offset {base_offset} on leave the range of offsets")
+    if log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
+        raise ValueError("records appended at several times")
     arrays = _arrays(columns)
     most_bytes = min(max_message_bytes, MAX_BATCH_BYTES)
     largest = _check(arrays, first_row, most_bytes if codec == NONE else MAX_BATCH_BYTES)
