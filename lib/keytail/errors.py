@@ -6,6 +6,22 @@ A caller tells them apart by what becomes of the partition: `CorruptLog` gives t
 
 from __future__ import annotations
 
+import errno
+
+_OUT_OF_ROOM = "Free space on this file system, or lower --max-scratch-bytes, and run again"
+_REMEDIES = {
+    errno.ENOSPC: _OUT_OF_ROOM,
+    errno.EDQUOT: _OUT_OF_ROOM,
+    errno.EIO: "The disk or its file system fails: see the kernel's log, and do not start a broker on it before it is "
+    "sound. Then run again",
+    errno.EROFS: "The file system is mounted read-only, mostly by the kernel after an error: see its log, mend that, "
+    "and run again",
+    errno.EACCES: "Run as the user that the files belong to, or as root",
+    errno.EPERM: "Run as the user that the files belong to, or as root",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n), or run fewer tasks at a time, and run again",
+    errno.ENFILE: "The host has too many files open: end what else is running, and run again",
+}
+
 
 class KeytailError(Exception):
     """An error that keytail explains itself.
@@ -66,3 +82,17 @@ class Refused(KeytailError):
 
 class UsageProblem(KeytailError):
     """What the user asked for cannot be understood or does not exist."""
+
+
+def of_system(error: OSError, where: str = "") -> KeytailError:
+    """An error of the system in the words of a KeytailError; `where` follows what happened."""
+    return KeytailError(
+        f"{error.strerror or error}{where}",
+        path=error.filename if isinstance(error.filename, str) else None,
+        remedy=_REMEDIES.get(error.errno or 0, "Check the file system and its permissions; then run again"),
+    )
+
+
+def in_words(problem: KeytailError | OSError) -> str:
+    """What is told of either kind."""
+    return str(of_system(problem) if isinstance(problem, OSError) else problem)

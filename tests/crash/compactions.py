@@ -10,25 +10,26 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from keytail.clean.cleaner import clean_partition
 from keytail.clean.plan import CompactionConfig, select
 from keytail.clean.task import CleaningTask
+from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import replace
-from keytail.log.fs import FileSystem
-from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
 from keytail.spark.compact import Compaction
 from keytail.spark.storage import ScratchSpace
-from keytail.spark.tasks import Outcome
+from keytail.spark.tasks import attempt_one
+from tests.crash.driver import Failed
 from tests.crash.partitions import NO_PRODUCERS, write_segment
-from tests.crash.recorder import RecordingFileSystem
 from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.indexing import index_files
@@ -229,38 +230,44 @@ class LogDir:
         (root / "meta.properties").write_text("version=1\n")
         (root / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
-    def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> None:
-        """A whole run of the driver but for Spark: a bundle of all partitions."""
-        with as_process(fs):
-            self._run(fs, root, run_id)
-
-    def _run(self, fs: FileSystem, root: Path, run_id: str) -> None:
+    def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
+        """A whole run of the driver but for Spark: a bundle of all partitions. What failed in it is told."""
         [listing] = survey_log_dirs(fs, [str(root)])
         compacted = {log.name for log in self.logs if log.compacted}
-        tasks = []
+        tasks, told = [], []
         for entry in listing.partitions:
-            if os.path.basename(entry.path) not in compacted:
-                continue
-            replace.recover(fs, entry.path)
-            facts = survey_partition(fs, listing, entry)
-            assert facts.problems == facts.leftovers == ()
-            unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
-            selection = select(facts, self.config, NOW, unstable=unstable, force=True)
-            if not selection.eligible:
-                continue
-            tasks.append(
-                CleaningTask(
-                    facts.topic, facts.partition, facts.path, facts.segments, facts.snapshots,
-                    facts.log_start_offset, facts.log_end_offset, selection.first_dirty_offset,
-                    selection.first_uncleanable_offset, NOW, self.config, run_id,
-                    grouping="kafka", map_memory_bytes=1 << 20,
-                )
-            )  # fmt: skip
+            if os.path.basename(entry.path) in compacted:
+                outcome = attempt_one(partial(self._task, fs, listing, entry), run_id, "")
+                if outcome.problem is not None:
+                    told.append(str(outcome.problem))
+                elif outcome.value is not None:
+                    tasks.append(outcome.value)
         driver = Compaction(None, tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
-        results = [clean_partition(fs, task) for task in tasks]
-        for task, result in zip(tasks, results, strict=True):
-            row = driver._finish(task, Outcome(result, None))  # the driver's own order of install and checkpoint
-            assert row.status == "compacted", row.error
+        outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            row = driver._finish(task, outcome)  # the driver's own order of install and checkpoint
+            if row.status != "compacted":
+                told.append(row.error)
+        assert not told or fs is not LOCAL, told
+        return Failed(tuple(told))
+
+    def _task(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, run_id: str, _: str) -> Any:
+        """None where there is nothing to clean."""
+        replace.recover(fs, entry.path)
+        facts = survey_partition(fs, listing, entry)
+        if facts.problems:
+            raise Refused("; ".join(facts.problems))
+        assert facts.leftovers == ()
+        unstable = first_unstable(fs, facts, expiration_ms=self.config.producer_id_expiration_ms, now_ms=NOW)
+        selection = select(facts, self.config, NOW, unstable=unstable, force=True)
+        if not selection.eligible:
+            return None
+        return CleaningTask(
+            facts.topic, facts.partition, facts.path, facts.segments, facts.snapshots,
+            facts.log_start_offset, facts.log_end_offset, selection.first_dirty_offset,
+            selection.first_uncleanable_offset, NOW, self.config, run_id,
+            grouping="kafka", map_memory_bytes=1 << 20,
+        )  # fmt: skip
 
     @property
     def config(self) -> CompactionConfig:
@@ -272,9 +279,8 @@ class LogDir:
         )
 
     def recover(self, fs: FileSystem, root: Path) -> None:
-        with as_process(fs):
-            for log in self.logs:
-                replace.recover(fs, str(root / log.name))
+        for log in self.logs:
+            replace.recover(fs, str(root / log.name))
 
 
 @dataclass(frozen=True)
@@ -450,14 +456,3 @@ def _batch(words: str, offset: int) -> tuple[bytes, int]:
 
 def _source(base: int, log: bytes, index: bytes, time_index: bytes, txn_index: bytes) -> Segment:
     return Segment(base, log, len(index), len(time_index), NOW - 5000, tuple(parse_entries(txn_index)))
-
-
-@contextmanager
-def as_process(fs: FileSystem) -> Iterator[None]:
-    """When a process dies, its descriptors close."""
-    try:
-        yield
-    finally:
-        if isinstance(fs, RecordingFileSystem):
-            for fd in list(fs._open):
-                fs.close(fd)

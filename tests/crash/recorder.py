@@ -88,9 +88,13 @@ class RecordingFileSystem(FileSystem):
         self._fault = fault
         return self
 
-    @property
-    def has_stopped(self) -> bool:
-        return self._stopped
+    def mend(self) -> None:
+        """Nothing fails from now on."""
+        self._fault = None
+
+    def close_all(self) -> None:
+        for fd in list(self._path_of):
+            self.close(fd)
 
     def open_write(self, path: str) -> int:
         fd = super().open_write(path)

@@ -13,12 +13,13 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.maintenance.rebuild import plan_partition
 from keytail.spark.rebuild import Rebuild
-from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir, as_process
-from tests.crash.driver import Counts, State, digest_of, for_every_stop
+from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir
+from tests.crash.driver import SEED, Counts, Failed, State, digest_of, for_every_fault, for_every_stop
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 
 NAME = "orders-0"
+SHARE = 0.1
 LOG_DIR = LogDir(
     (
         Log(
@@ -37,19 +38,21 @@ BASES = sorted(LOG_DIR.logs[0].segments)
 CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.interval.bytes": str(INTERVAL_BYTES)}
 
 
-def run(fs: FileSystem, root: Path, run_id: str = "r1") -> None:
+def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     """What an executing `rebuild-index` does, but for locks and Spark."""
-    with as_process(fs):
-        [listing] = survey_log_dirs(fs, [str(root)])
-        [entry] = listing.partitions
-        replace.recover(fs, entry.path)
-        facts = survey_partition(fs, listing, entry)
-        assert facts.problems == facts.leftovers == ()
-        plan = plan_partition(
-            fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
-        )
-        [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
-        assert outcome.problem is None, outcome.problem
+    [listing] = survey_log_dirs(fs, [str(root)])
+    [entry] = listing.partitions
+    replace.recover(fs, entry.path)
+    facts = survey_partition(fs, listing, entry)
+    if facts.problems:
+        return Failed(facts.problems)
+    assert facts.leftovers == ()
+    plan = plan_partition(
+        fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
+    )
+    [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
+    assert outcome.problem is None or fs is not LOCAL, outcome.problem
+    return Failed((str(outcome.problem),) if outcome.problem else ())
 
 
 def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:
@@ -98,7 +101,7 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
     }
     assert after.keys() == right.keys()
     digest = digest_of(undisturbed)
-    counts = Counts()
+    counts = Counts("index rebuild")
 
     def check(state: State) -> None:
         found = files_of(state.root)
@@ -113,9 +116,16 @@ def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[s
         run(LOCAL, state.root, "r2")
         assert digest_of(state.root) == digest
 
-    for_every_stop(lambda path: shutil.copytree(spoiled, path), run, check, work_dir=fast_dir / "stops", counts=counts)
+    def make(path: Path) -> None:
+        shutil.copytree(spoiled, path)
+
+    for_every_stop(make, run, check, work_dir=fast_dir / "stops", counts=counts)
+    for_every_fault(
+        make, run, check, again=lambda fs, root: run(fs, root, "r3"),
+        work_dir=fast_dir / "faults", counts=counts, share=SHARE, scratch=(".clean", ".tmp"), seed=SEED,
+    )  # fmt: skip
     with capsys.disabled():
-        print(f"\nrebuild: {counts}")
+        print(f"\nrebuild (seed {SEED}): {counts}")
     assert counts.distinct_states > 50
 
 

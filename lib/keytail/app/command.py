@@ -12,7 +12,7 @@ from rich.markup import escape
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.selection import Choice, Configuration, chosen_log_dirs
-from keytail.errors import KeytailError, UsageProblem
+from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.spark.rows import ResultRow, exit_status
 
 SUBMITTED = "under spark-submit"
@@ -26,7 +26,7 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
         try:
             verb(*args, **kwargs)
         except (KeytailError, OSError) as problem:
-            show.error_console().print(f"[bold red]keytail:[/] {escape(str(problem))}", soft_wrap=True)
+            show.error_console().print(f"[bold red]keytail:[/] {escape(in_words(problem))}", soft_wrap=True)
             usage = isinstance(problem, UsageProblem)
             if not usage and kwargs.get("output") == o.Output.json:
                 show.print_json([])

@@ -140,6 +140,8 @@ def plan_one(
         return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
     except OSError as problem:
         return Planned(facts, None, Decision("refused", in_words(problem), None))
+    except OSError as problem:
+        return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)

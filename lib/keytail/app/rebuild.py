@@ -21,7 +21,7 @@ from keytail.app import rows as show
 from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Configuration, choose
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
@@ -191,7 +191,7 @@ def _plan(
     except KeytailError as problem:
         return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes))
     except OSError as problem:
-        return _LookedAt(facts, None, "failed", str(problem), tuple(notes))
+        return _LookedAt(facts, None, "failed", in_words(problem), tuple(notes))
     return _LookedAt(facts, plan, notes=tuple(notes))
 
 

@@ -7,6 +7,7 @@ offset is right is left to the callers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -96,14 +97,19 @@ def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileSt
         fs.unlink(temporary)
     lines = [str(_VERSION), str(len(entries)), *entries]
     fs.write_file(temporary, "".join(f"{line}\n" for line in lines).encode(), like)
-    fs.rename(temporary, path)
+    try:
+        fs.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):  # the first error is the one to be told
+            fs.unlink(temporary)
+        raise
     fs.fsync_dir(directory)
 
 
 def _read_lines(fs: FileSystem, path: str, fields_wanted: int) -> list[tuple[int, list[str]]]:
     """Line number and fields of every entry, after the checks that Kafka makes, in Kafka's order."""
     try:
-        data = fs.read_bytes(path)
+        data = fs.read_bytes(path, whole=True)  # to be cut off may look like an empty file
     except FileNotFoundError:
         return []
     try:

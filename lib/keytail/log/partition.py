@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keytail.errors import CorruptLog, Refused, UsageProblem
+from keytail.errors import CorruptLog, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
@@ -187,7 +187,7 @@ def _log_dir_facts(
         try:
             offsets = read_offsets(fs, os.path.join(path, name))
         except (CorruptLog, OSError) as error:
-            problems.append(str(error))
+            problems.append(in_words(error))
         checkpoints.append(offsets)
     partitions, skipped = [], []
     for entry in sorted(entries, key=lambda e: e.name):
@@ -245,7 +245,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
         else:
             listing.problems.append(f"no segment in {entry.path}")
     except (CorruptLog, OSError) as error:
-        listing.problems.append(str(error))
+        listing.problems.append(in_words(error))
     first = segments[0].base_offset if segments else 0
     return PartitionFacts(
         topic=entry.topic,

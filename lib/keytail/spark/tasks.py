@@ -7,7 +7,6 @@ one whose worker dies again has failed.
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, of_system
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -124,14 +123,7 @@ def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
 def explained(surprise: Exception) -> KeytailError:
     """An error of the system or of the program itself, in the words of a KeytailError."""
     if isinstance(surprise, OSError):
-        remedy = "Check the file system and its permissions; the partition can be tried again"
-        if surprise.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = "Free space on this file system, or lower --max-scratch-bytes, and run again"
-        return KeytailError(
-            f"{surprise.strerror or surprise} on host {os.uname().nodename}",
-            path=surprise.filename if isinstance(surprise.filename, str) else None,
-            remedy=remedy,
-        )
+        return of_system(surprise, f" on host {os.uname().nodename}")
     if isinstance(surprise, MemoryError):
         return KeytailError(
             f"out of memory on host {os.uname().nodename}",
