@@ -318,12 +318,13 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 def _make_empty_segment(fs: FileSystem, facts: PartitionFacts) -> None:
     """At the log end offset, the `.log` last: index files without one are removed by a broker that starts."""
     like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
-    for suffix in (names.TIME_INDEX, names.INDEX, names.LOG):
-        path = _path(facts, facts.log_end_offset, suffix)
-        if fs.exists(path):  # of a run that was stopped here
-            fs.unlink(path)
-        fs.write_file(path, b"", like)
-    fs.fsync_dir(facts.path)
+    for suffixes in ((names.TIME_INDEX, names.INDEX), (names.LOG,)):
+        for suffix in suffixes:
+            path = _path(facts, facts.log_end_offset, suffix)
+            if fs.exists(path):  # of a run that was stopped here
+                fs.unlink(path)
+            fs.write_file(path, b"", like)
+        fs.fsync_dir(facts.path)
 
 
 def _set_aside(fs: FileSystem, path: str, bases: Collection[int]) -> None:

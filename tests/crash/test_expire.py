@@ -1,0 +1,279 @@
+"""Stop before every file operation of `expire`, or let it fail: nothing that is to stay is lost, what is served is the
+log as it was or as it is to be, and the next run, or a broker, finishes; and the states that EXPIRE.md tabulates."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+import keytail.maintenance
+from keytail.log import replace as replacing
+from keytail.log.checkpoint import read_epochs, read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.maintenance.ages import age_tasks, read_age
+from keytail.maintenance.expire import Retention, age_candidates, decide, refusals, remove
+from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, offsets_of, txn_index, write_segment
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka
+from tests.reference.loader import load
+
+SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
+END = 34
+NOW_MS = 1_000_025  # when records of offset n have the time 1,000,000 + n
+BY_TIME = Retention(retention_ms=5)
+UNLIMITED = Retention(retention_ms=-1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A log dir, the retention that is applied to it, and the base of the first segment that stays."""
+
+    retention: Retention
+    first: int
+    log_start: int | None = None  # in the checkpoint
+    clean_shutdown: bool = True
+    checkpoints: dict[str, int] = field(
+        default_factory=lambda: {"replication-offset-checkpoint": END, "recovery-point-offset-checkpoint": END}
+    )
+
+    def make(self, root: Path) -> None:
+        path = root / PARTITION
+        path.mkdir(parents=True)
+        for base, offsets in SEGMENTS.items():
+            write_segment(path, base, log_of(offsets), "", txn_index(base + 3) if base in (0, 20) else None)
+            if base:
+                (path / f"{base:020d}.snapshot").write_bytes(NO_PRODUCERS)
+        if self.clean_shutdown:
+            (path / f"{END:020d}.snapshot").write_bytes(NO_PRODUCERS)
+            (root / ".kafka_cleanshutdown").touch()
+        (path / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n2 12\n5 25\n")
+        notes = dict(self.checkpoints)
+        if self.log_start is not None:
+            notes["log-start-offset-checkpoint"] = self.log_start
+        for name, offset in notes.items():
+            (root / name).write_text(f"0\n2\norders 0 {offset}\nother 1 3\n")
+
+    @property
+    def log_start_after(self) -> int:
+        return max(self.first, self.log_start or 0)
+
+    def files_after(self) -> dict[str, bytes]:
+        """Of the partition, but for the leader epochs."""
+        files: dict[str, bytes] = {}
+        for base, offsets in SEGMENTS.items():
+            if base >= self.first:
+                for suffix in (".log", ".index", ".timeindex", ".txnindex"):
+                    files[f"{base:020d}{suffix}"] = b""
+                files[f"{base:020d}.snapshot"] = NO_PRODUCERS
+                files[f"{base:020d}.log"] = log_of(offsets)
+        return files
+
+
+CASES = {
+    "by time": Case(BY_TIME, 20),
+    "by size, an entry below": Case(Retention(retention_ms=-1, retention_bytes=len(log_of(range(20, 34)))), 20, 5),
+    "by log start alone": Case(UNLIMITED, 20, 27),
+    "all": Case(Retention(retention_ms=-1, retention_bytes=0), END),
+    "after an unclean shutdown": Case(
+        Retention(retention_ms=0), 20, None, False,
+        {"replication-offset-checkpoint": END, "recovery-point-offset-checkpoint": 25},
+    ),
+}  # fmt: skip
+
+
+def look(fs: FileSystem, root: Path) -> tuple[PartitionFacts, int | None]:
+    [listing] = survey_log_dirs(fs, [str(root)])
+    [entry] = listing.partitions
+    return survey_partition(fs, listing, entry), listing.log_starts.get(("orders", 0))
+
+
+def run(fs: FileSystem, root: Path, retention: Retention) -> Failed | None:
+    """What an executing `expire` does to a partition."""
+    facts, _ = look(fs, root)
+    if facts.leftovers:
+        replacing.recover(fs, facts.path)
+    facts, log_start = look(fs, root)
+    if reasons := [*facts.problems, *refusals(facts, log_start)]:
+        return Failed(tuple(reasons))
+    tasks = age_tasks(facts, age_candidates(facts, retention), NOW_MS + 1000, retention.retention_ms)
+    ages = {task.base_offset: read_age(fs, task) for task in tasks}
+    now_ms = NOW_MS if retention.retention_ms else NOW_MS + 1000
+    remove(fs, facts, decide(facts, retention, now_ms, ages))
+    return None
+
+
+def partition_files(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / PARTITION).iterdir() if not path.name.endswith(".tmp")}
+
+
+def checkpoints(root: Path) -> dict[str, dict[tuple[str, int], int]]:
+    return {path.name: read_offsets(LOCAL, str(path)) for path in sorted(root.glob("*-checkpoint"))}
+
+
+def served(root: Path) -> tuple[int, list[int], int]:
+    """What a broker serves that starts here: from which offset, which offsets, up to where."""
+    loaded = load(root / PARTITION)
+    first = min(loaded.segments)
+    start = max(read_offsets(LOCAL, str(root / "log-start-offset-checkpoint")).get(("orders", 0), 0), first)
+    last = max(loaded.segments)
+    end = max([last, *(offset + 1 for offset in offsets_of(loaded.segments[last].log))])
+    records = [record.offset for record in loaded.records() if record.offset >= start]
+    return start, records, end
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    case = CASES[name]
+    case.make(fast_dir / "origin")
+    print(f"KEYTAIL_SEED={SEED}")
+    before = served(fast_dir / "origin")
+    notes = checkpoints(fast_dir / "origin")
+    case.make(fast_dir / "whole")
+    run(LOCAL, fast_dir / "whole", case.retention)
+    after, left = served(fast_dir / "whole"), partition_files(fast_dir / "whole")
+    assert after == (case.log_start_after, list(range(case.log_start_after, END)), END)
+    assert before == (case.log_start or 0, list(range(case.log_start or 0, END)), END)
+    assert case.files_after().keys() >= {n for n in left if n[:20].isdigit() and int(n[:20]) < END}
+    notes_after = checkpoints(fast_dir / "whole")
+    ours = notes_after.pop("log-start-offset-checkpoint")
+    assert ours[("orders", 0)] == case.log_start_after
+    assert notes_after == {n: e for n, e in notes.items() if n != "log-start-offset-checkpoint"}, "other checkpoints"
+
+    def check(state: State) -> None:
+        found = served(state.root)
+        if found[0] == before[0] != after[0]:
+            assert found == before, "part of the log is gone before the log start says so"
+        else:
+            assert found == after
+        files = partition_files(state.root)
+        for file, data in left.items():
+            stays = file[:20].isdigit() and int(file[:20]) < END
+            assert not stays or files[file] == data, f"{file} is to stay as it is"
+        if state.action_ended:
+            assert files == left
+        # Once the log start is there, no setting is needed to finish.
+        retention = UNLIMITED if found[0] == after[0] != before[0] else case.retention
+        assert run(LOCAL, state.root, retention) is None
+        assert partition_files(state.root) == left
+        assert served(state.root) == after
+        assert checkpoints(state.root) == checkpoints(fast_dir / "whole")
+
+    def action(fs: FileSystem, root: Path) -> Failed | None:
+        return run(fs, root, case.retention)
+
+    counts = Counts()
+    for_every_stop(case.make, action, check, work_dir=fast_dir / "stops", counts=counts, partial_cuts=2)
+    for_every_fault(case.make, action, check, work_dir=fast_dir / "faults", counts=counts, share=0.1, seed=SEED)
+    with capsys.disabled():
+        print(f"\nexpire, {name}: {counts}")
+    assert counts.distinct_states > 8
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["by time", "all"])
+def test_kafka_starts_on_every_stop(name: str, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    """Its loader finds the log as it was or as it is to be, and its own retention finishes what was begun."""
+    case = CASES[name]
+
+    def check(state: State) -> None:
+        start, offsets, end = served(state.root)
+        copy = fast_dir / "kafka" / PARTITION
+        shutil.copytree(state.root / PARTITION, copy)
+        loaded = kafka.load(copy, log_start_offset=start, fetch=True, configs={"index.interval.bytes": 50})
+        assert (loaded.log_start_offset, loaded.log_end_offset, loaded.fetch_mismatches) == (start, end, ())
+        assert [record.offset for record in loaded.records if record.offset >= start] == offsets
+        if start == case.log_start_after:
+            left = kafka.expire(copy, log_start_offset=start, configs={"cleanup.policy": "compact"})
+            assert (left.segment_bases[0], left.log_start_offset) == (case.first, start)
+        shutil.rmtree(copy.parent)
+
+    for_every_stop(
+        case.make, lambda fs, root: run(fs, root, case.retention), check,
+        work_dir=fast_dir / "stops", counts=Counts(), partial_cuts=1,
+    )  # fmt: skip
+
+
+def note_log_start(root: Path) -> None:
+    (root / "log-start-offset-checkpoint").write_text("0\n1\norders 0 20\n")
+
+
+def set_aside(root: Path, base: int, *suffixes: str) -> None:
+    for suffix in suffixes or (".log", ".index", ".timeindex", ".txnindex"):
+        path = root / PARTITION / f"{base:020d}{suffix}"
+        if path.exists():
+            path.rename(f"{path}.deleted")
+
+
+def row_1(root: Path) -> None:
+    pass
+
+
+def row_2(root: Path) -> None:
+    note_log_start(root)
+
+
+def row_3(root: Path) -> None:
+    note_log_start(root)
+    set_aside(root, 0, ".log")
+
+
+def row_4(root: Path) -> None:
+    note_log_start(root)
+    set_aside(root, 10)
+
+
+def row_5(root: Path) -> None:
+    note_log_start(root)
+    set_aside(root, 0)
+    set_aside(root, 10)
+
+
+def row_6(root: Path) -> None:
+    row_5(root)
+    for path in (root / PARTITION).glob("*.deleted"):
+        path.unlink()
+
+
+def row_7(root: Path) -> None:
+    run(LOCAL, root, BY_TIME)
+
+
+# From where a broker serves that starts.
+ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
+    1: (row_1, 0), 2: (row_2, 20), 3: (row_3, 20), 4: (row_4, 20), 5: (row_5, 20), 6: (row_6, 20), 7: (row_7, 20),
+}  # fmt: skip
+
+
+def test_the_table_has_a_test_a_row() -> None:
+    page = (Path(next(iter(keytail.maintenance.__path__))) / "EXPIRE.md").read_text()
+    found = re.findall(r"^\| (\d+) \| .* \| (\d+)[,;]?.* \| .* \|$", page, re.MULTILINE)
+    assert [(int(number), int(start)) for number, start in found] == [(n, start) for n, (_, start) in ROWS.items()]
+
+
+@pytest.mark.parametrize("number", ROWS)
+def test_a_row_of_the_table(number: int, tmp_path: Path) -> None:
+    case, (build, start) = CASES["by time"], ROWS[number]
+    case.make(tmp_path / "whole")
+    run(LOCAL, tmp_path / "whole", case.retention)
+    case.make(tmp_path / "d")
+    build(tmp_path / "d")
+    assert served(tmp_path / "d") == (start, list(range(start, END)), END)
+    assert run(LOCAL, tmp_path / "d", UNLIMITED if number > 1 else case.retention) is None
+    assert partition_files(tmp_path / "d") == partition_files(tmp_path / "whole")
+    assert read_epochs(LOCAL, str(tmp_path / "d" / PARTITION / "leader-epoch-checkpoint")) == [(2, 20), (5, 25)]
+
+
+def test_the_policy_of_a_compacted_topic_finishes_too(tmp_path: Path) -> None:
+    case = CASES["by time"]
+    case.make(tmp_path / "d")
+    row_2(tmp_path / "d")
+    run(LOCAL, tmp_path / "d", replace(UNLIMITED, cleanup_policy=frozenset({"compact"})))
+    assert served(tmp_path / "d")[0] == 20
+    assert not (tmp_path / "d" / PARTITION / f"{0:020d}.log").exists()
