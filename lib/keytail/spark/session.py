@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,11 @@ _START_NOISE = re.compile(
 )
 
 
-def local_session(master: str = "local[*]", app_name: str = "keytail") -> Any:
-    """The session of a command line run. `master` may be any of Spark's; `local[...]` stays on 127.0.0.1."""
+def local_session(
+    master: str = "local[*]", app_name: str = "keytail", extra: Mapping[str, str] | None = None
+) -> Any:
+    """The session of a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]` stays on
+    127.0.0.1."""
     require_java()
     local = master.startswith("local")
     if local:
@@ -65,6 +68,7 @@ def local_session(master: str = "local[*]", app_name: str = "keytail") -> Any:
     if local:
         java_options.insert(0, _LOCAL_JAVA_OPTIONS)
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
+    settings |= extra or {}
     before = _children()
     with _without_start_noise():
         try:
@@ -96,15 +100,17 @@ def end_jvm() -> None:
         SparkContext._gateway = SparkContext._jvm = None  # the next session starts a JVM of its own
 
 
-def session_of_run(run: contextlib.ExitStack, master: str | None, *, submitted: bool) -> Any:
-    """spark-submit's session where there is one, else one on `master`; stopped with `run`.
+def session_of_run(
+    run: contextlib.ExitStack, master: str | None, *, submitted: bool, extra: Mapping[str, str] | None = None
+) -> Any:
+    """spark-submit's session where there is one, else one on `master` with `extra` settings; stopped with `run`.
 
     A cluster calls a submitted application that never makes one failed.
     """
     if submitted:
         spark = submitted_session()
     else:
-        spark = local_session(master or "local[*]")
+        spark = local_session(master or "local[*]", extra=extra)
         run.callback(end_jvm)
     run.callback(spark.stop)
     return spark

@@ -1,0 +1,85 @@
+"""The command lines of the verbs that move records in or out: `import`."""
+
+from __future__ import annotations
+
+import typer
+
+from keytail.app import import_options as i
+from keytail.app import options as o
+from keytail.app import rows as show
+from keytail.app.command import SUBMITTED, refuse_master, reported
+from keytail.app.selection import chosen_log_dirs, read_configuration
+
+
+@reported
+def import_logs(
+    context: typer.Context,
+    source: i.SourcePath,
+    topic: i.OneTopic,
+    format_: i.FormatFlag = i.Format.parquet,
+    key_column: i.KeyColumn = "key",
+    value_column: i.ValueColumn = "value",
+    headers_column: i.HeadersColumn = None,
+    timestamp_column: i.TimestampColumn = None,
+    partition_column: i.PartitionColumn = None,
+    sort_by: i.SortBy = None,
+    log_dirs: o.LogDirs = None,
+    replica_log_dirs: i.ReplicaLogDirs = None,
+    append: i.Append = False,
+    topic_id: i.TopicId = None,
+    partition_count: i.PartitionCount = None,
+    codec: i.CodecFlag = None,
+    batch_bytes: i.BatchBytes = None,
+    segment_bytes: i.SegmentBytes = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    single_replica: i.SingleReplica = False,
+    shared_storage: o.SharedStorage = False,
+    import_id: i.ImportId = None,
+    execute: o.Execute = False,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Write a table of records into partition directories, at the speed of the disk, for a broker to serve afterwards.
+
+    It bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts what would go where.
+
+    keytail import orders.parquet --topic orders --log-dirs /var/kafka --codec zstd --execute
+    """
+    from keytail.app import import_, import_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.spark.import_source import Columns, Source  # noqa: PLC0415
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
+    request = import_.Request(
+        source=Source(source, format_.value, columns, o.comma_lists(sort_by)),
+        topic=topic,
+        log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
+        replica_log_dirs=tuple(
+            chosen_log_dirs(o.comma_lists([one]), configuration) for one in replica_log_dirs or ()
+        ),
+        configuration=configuration,
+        codec=codec.value if codec else None,
+        batch_bytes=import_.BATCH_BYTES if batch_bytes is None else batch_bytes,
+        segment_bytes=segment_bytes,
+        append=append,
+        single_replica=single_replica,
+        topic_id=topic_id,
+        partition_count=partition_count,
+        import_id=import_id,
+        execute=execute,
+        master=master,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    rows = import_.import_records(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        import_table.print_table(rows, "Import" if execute else "Dry run: nothing was changed")
+    if text := import_table.next_step(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(import_.exit_status(rows))

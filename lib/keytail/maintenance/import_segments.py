@@ -1,0 +1,154 @@
+"""Writes the records of one partition as new segments under scratch names: what a task of an import does.
+
+Records come as columns, chunk after chunk; batches go to a segment until it is full. No broker sees these files;
+giving them their names is the business of `import_install.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.format.encode import RecordColumns, encode_batches
+from keytail.log.fs import FileSystem
+from keytail.log.replace import OutputSegment
+from keytail.log.writer import Limits, SegmentWriter
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsTask:
+    """Everything that writing one partition needs. `leader_epoch` and the rest are those of every batch."""
+
+    partition_path: str
+    base_offset: int
+    leader_epoch: int
+    codec: int
+    level: int | None
+    batch_bytes: int
+    max_message_bytes: int
+    limits: Limits
+    keys_required: bool
+    log_append_time: bool
+    now_ms: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Finished segments, ascending, durable. `first_crc` is the first batch's checksum."""
+
+    segments: tuple[OutputSegment, ...]
+    end_offset: int
+    records: int
+    log_bytes: int
+    first_crc: int
+    largest_timestamp_ms: int
+
+
+class SegmentsWriter:
+    """`append` columns in order, then `finish`, or `discard` whatever was made."""
+
+    def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
+        self._fs, self._task, self._attempt = fs, task, attempt
+        self._like = fs.stat(task.partition_path)
+        self._current: SegmentWriter | None = None
+        self._finished: list[OutputSegment] = []
+        self._made: list[str] = []
+        self._next = task.base_offset
+        self._first_crc: int | None = None
+        self._largest_ms = -1
+        self._log_bytes = 0
+
+    @property
+    def records(self) -> int:
+        return self._next - self._task.base_offset
+
+    def append(self, columns: RecordColumns) -> None:
+        """Records without a timestamp (-1) get the time of the import. Refused for rows that the topic refuses."""
+        task = self._task
+        if not len(columns):
+            return
+        if task.keys_required and not columns.keys.valid.all():
+            row = self.records + int(np.argmin(columns.keys.valid))
+            raise Refused(
+                f"row {row} of the partition has no key, and the topic is compacted: a broker refuses such records",
+                path=task.partition_path,
+                remedy="Leave them out of the source, or import them into a topic without compact in cleanup.policy",
+            )
+        chunks = encode_batches(
+            self._timed(columns),
+            base_offset=self._next,
+            leader_epoch=task.leader_epoch,
+            codec=task.codec,
+            level=task.level,
+            batch_bytes=task.batch_bytes,
+            max_message_bytes=task.max_message_bytes,
+            first_row=self.records,
+            log_append_time=task.log_append_time,
+        )
+        for data, table in chunks:
+            if self._first_crc is None:
+                self._first_crc = int(table["crc"][0])
+            self._largest_ms = max(self._largest_ms, int(table["max_timestamp_ms"].max()))
+            self._put(data, table)
+        self._next += len(columns)
+
+    def _timed(self, columns: RecordColumns) -> RecordColumns:
+        times = columns.timestamps_ms
+        if self._task.log_append_time:
+            times = np.full(len(columns), self._task.now_ms, np.int64)
+        elif (times == -1).any():
+            times = np.where(times == -1, self._task.now_ms, times)
+        return RecordColumns(times, columns.keys, columns.values, columns.headers)
+
+    def _put(self, data: np.ndarray, table: np.ndarray) -> None:
+        self._log_bytes += len(data)
+        while len(table):
+            if self._current is None:
+                base = int(table["base_offset"][0])
+                self._current = SegmentWriter(self._fs, self._path_of(base), base, self._like, self._task.limits)
+            taken = self._current.append(data, table)
+            data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
+            table = table[taken:]
+            if len(table):
+                self._close()
+
+    def _path_of(self, base_offset: int) -> Callable[[str], str]:
+        def path(suffix: str) -> str:
+            name = names.scratch_file(base_offset, self._task.run_id, self._attempt, suffix)
+            return os.path.join(self._task.partition_path, name)
+
+        return path
+
+    def _close(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            try:
+                self._finished.append(current.seal(self._task.now_ms, b""))
+            finally:
+                self._made += current.made
+
+    def finish(self) -> Written | None:
+        """None where there were no records."""
+        self._close()
+        if not self._finished or self._first_crc is None:
+            return None
+        return Written(
+            tuple(self._finished), self._next, self.records, self._log_bytes, self._first_crc, self._largest_ms
+        )
+
+    def discard(self) -> None:
+        """Remove every file that was made."""
+        if self._current is not None:
+            self._current.abandon()
+            self._made += self._current.made
+            self._current = None
+        for path in self._made:
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+        self._made.clear()

@@ -1,0 +1,278 @@
+"""The driver of an import: a source read by Spark, one task a target partition, the commits.
+
+Records stay Arrow columns from the shuffle to the encoder. Tasks write scratch files only, under names that no
+other attempt has; giving them their names is done here, after every task has ended well. The caller holds the
+locks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from keytail.errors import KeytailError, Refused
+from keytail.format.columns import BytesColumn, HeadersColumn
+from keytail.format.encode import RecordColumns
+from keytail.kernels.murmur2 import partition_of_keys
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.maintenance.import_ import ImportPlan, ImportRecord
+from keytail.maintenance.import_install import finish, install
+from keytail.maintenance.import_segments import SegmentsTask, SegmentsWriter, Written
+from keytail.maintenance.rebuild import remove_scratch
+from keytail.spark.import_source import COLUMNS
+from keytail.spark.tasks import Outcome, attempt_one, explained
+
+_ANSWER_SCHEMA = "partition int, answer binary"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the source has for one partition, counted without writing anything."""
+
+    partition: int
+    records: int
+    key_bytes: int
+    value_bytes: int
+    keyless: int
+
+
+@dataclass(frozen=True)
+class ImportOutcome:
+    """What became of one partition. `record` is None where it got no records, or has a `problem`.
+
+    `earlier`: an earlier run had committed it.
+    """
+
+    plan: ImportPlan
+    record: ImportRecord | None
+    problem: KeytailError | None
+    log_bytes: int = 0
+    largest_timestamp_ms: int = -1
+    earlier: bool = False
+    start_ms: int = 0
+    end_ms: int = 0
+
+
+def with_partitions(source: Any, n_partitions: int) -> Any:
+    """The source (`import_source.read`) with the `partition` of every record: its own, else that of its key.
+
+    Records that have neither go round all partitions in turn, by their running numbers.
+    """
+    import pyarrow  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+    def partitions(keys: Any) -> Any:
+        return _partitions_of(keys, n_partitions)
+
+    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # by which Spark knows its kind
+    by_key = F.arrow_udf(partitions, "int")
+    in_turn = F.pmod(F.col("number"), F.lit(n_partitions)).cast("int")
+    own = F.coalesce(F.col("partition"), by_key(F.col("key")), in_turn)
+    return source.withColumn("partition", own)
+
+
+def _partitions_of(keys: Any, n_partitions: int) -> Any:
+    import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
+
+    column = _bytes_column(keys)
+    found = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
+    return pyarrow.array(found, pyarrow.int32(), mask=~column.valid)
+
+
+def measure(records: Any) -> list[Load]:
+    """Reads the whole source once; by partition, ascending."""
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+    rows = (
+        records.groupBy("partition")
+        .agg(
+            F.count("*").alias("records"),
+            F.sum(F.coalesce(F.octet_length("key"), F.lit(0))).alias("key_bytes"),
+            F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("value_bytes"),
+            F.count_if(F.col("key").isNull()).alias("keyless"),
+        )
+        .collect()
+    )
+    return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
+
+
+@dataclass
+class Import:
+    """One run. `tasks` says for each partition to be written how; `plans` has these and those that an earlier run
+    has committed; `refused` says of others why records for them cannot be written. `on_trace` hears of tasks' Python
+    tracebacks."""
+
+    records: Any  # with partitions
+    sort_by: Sequence[str]
+    n_partitions: int
+    plans: Sequence[ImportPlan]
+    tasks: Mapping[int, SegmentsTask]
+    import_id: str
+    run_id: str
+    refused: Mapping[int, str] = field(default_factory=dict)
+    on_outcome: Callable[[ImportOutcome], None] = lambda outcome: None
+    on_trace: Callable[[str], None] = lambda text: None
+    fs: FileSystem = LOCAL
+
+    def run(self) -> list[ImportOutcome]:
+        """An outcome for each plan, in their order. If one partition cannot be written, none is committed."""
+        outcomes = []
+        try:
+            answers = self._write()
+            problem = next((one.problem for one in answers.values() if one.problem is not None), None)
+            if problem is None and not any(plan.record for plan in self.plans):
+                self._refuse_empty(answers)
+            for plan in self.plans:
+                outcome = self._install(plan, answers.get(plan.partition), problem)
+                self.on_outcome(outcome)
+                outcomes.append(outcome)
+        finally:
+            for plan in self.plans:
+                for replica in plan.replicas:
+                    remove_scratch(self.fs, replica.path, self.run_id)
+        return outcomes
+
+    def _write(self) -> dict[int, Outcome[Written]]:
+        """What tasks say of partitions; of those without records nothing."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+        if not self.tasks:
+            return {}
+        # A partition that has its records already is passed over; one that does not exist must come to a task.
+        passed = [plan.partition for plan in self.plans if plan.record is not None]
+        records = self.records.where(~F.col("partition").isin(passed)) if passed else self.records
+        ordered = (
+            records.repartitionById(self.n_partitions, F.col("partition"))
+            .sortWithinPartitions(*self.sort_by, "number")
+            .select(*COLUMNS, "partition")
+        )
+        task = partial(_write_partition, tasks=dict(self.tasks), refused=dict(self.refused))
+        try:
+            rows = ordered.mapInArrow(task, _ANSWER_SCHEMA).collect()
+        except Exception as lost:
+            lines = [line for line in str(lost).splitlines() if line.strip()]
+            text = next((line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__)
+            raise KeytailError(
+                f"Spark lost the job that reads the source and writes segments: {text.strip()[:500]}",
+                remedy="Nothing was imported. Check the source and the memory of tasks, and run again",
+            ) from lost
+        answers = {row["partition"]: pickle.loads(row["answer"]) for row in rows}
+        for answer in answers.values():
+            if answer.trace:
+                self.on_trace(answer.trace)
+        return answers
+
+    def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
+        if not any(answer.value is not None for answer in answers.values()):
+            raise Refused("the source has no rows, so there is nothing to import")
+
+    def _install(
+        self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
+    ) -> ImportOutcome:
+        start_ms = answer.start_ms if answer else time.time_ns() // 1_000_000
+        record, problem, written = plan.record, answer.problem if answer else None, answer.value if answer else None
+        if problem is None and elsewhere is not None:
+            problem = KeytailError(f"nothing was imported, since another partition could not be written: {elsewhere}")
+        try:
+            if problem is None and plan.record is not None:
+                finish(self.fs, plan, self.run_id)
+            elif problem is None and written is not None:
+                record = install(self.fs, plan, written, self.import_id, self.run_id)
+        except KeytailError as known:
+            problem = known
+        except OSError as system:
+            problem = explained(system)
+        return ImportOutcome(
+            plan,
+            record if problem is None else None,
+            problem,
+            written.log_bytes if written else 0,
+            written.largest_timestamp_ms if written else -1,
+            plan.record is not None,
+            start_ms,
+            time.time_ns() // 1_000_000,
+        )
+
+
+def _write_partition(
+    batches: Iterator[Any], *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
+) -> Iterator[Any]:
+    """What one Spark task does: the records of one partition, in order."""
+    import pyarrow  # noqa: PLC0415
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    context = TaskContext.get()
+    assert context is not None
+    number = context.partitionId()
+    attempt = f"s{context.stageId()}p{number}n{context.attemptNumber()}t{context.taskAttemptId()}"
+    answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), batches, attempt)
+    for _ in batches:  # a worker that leaves some of its input counts as died
+        pass
+    if answer.value is not None or answer.problem is not None:
+        yield pyarrow.RecordBatch.from_pydict(
+            {
+                "partition": pyarrow.array([number], pyarrow.int32()),
+                "answer": pyarrow.array([pickle.dumps(answer)], pyarrow.binary()),
+            }
+        )
+
+
+def _written(
+    batches: Iterator[Any], attempt: str, *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str], number: int
+) -> Written | None:
+    writer = None
+    try:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            partitions = batch.column(len(COLUMNS)).to_numpy()
+            if (partitions != number).any():
+                wrong = int(partitions[np.argmax(partitions != number)])
+                raise Refused(
+                    f"a record is for partition {wrong}, which the topic does not have",
+                    remedy="Look at the partition column of the source",
+                )
+            if number not in tasks:
+                raise Refused(
+                    f"there are records for partition {number}: {refused.get(number, 'it is not in these log dirs')}",
+                    remedy="If they are not meant, leave them out of the source",
+                )
+            if writer is None:
+                writer = SegmentsWriter(LOCAL, tasks[number], attempt)
+            writer.append(columns_of(batch))
+        return writer.finish() if writer is not None else None
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+
+
+def columns_of(batch: Any) -> RecordColumns:
+    """Of an Arrow batch with key, value, headers and timestamp in ms, in this order. Bytes are not copied."""
+    times = batch.column(3).fill_null(-1).to_numpy(zero_copy_only=False)
+    keys, values = (_bytes_column(batch.column(number)) for number in (0, 1))
+    return RecordColumns(times, keys, values, _headers(batch.column(2)))
+
+
+def _bytes_column(array: Any) -> BytesColumn:
+    import pyarrow  # noqa: PLC0415
+
+    wide = pyarrow.types.is_large_binary(array.type)
+    return BytesColumn.from_buffers(len(array), *array.buffers(), start=array.offset, wide=wide)
+
+
+def _headers(array: Any) -> HeadersColumn | None:
+    """Of lists of structs of key and value; a null list is one of no headers."""
+    if array.null_count == len(array):
+        return None
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    pairs = array.values
+    if not offsets[-1] - offsets[0]:
+        return None
+    return HeadersColumn(offsets, _bytes_column(pairs.field(0)), _bytes_column(pairs.field(1)))

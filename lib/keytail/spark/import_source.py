@@ -1,0 +1,188 @@
+"""The source of an import as a DataFrame of records: which column is what, of which type, and in which order.
+
+What is wrong with the source is said before anything of it is read: columns that are missing or of another type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from keytail.errors import KeytailError, UsageProblem
+
+FORMATS = ("parquet", "delta", "json")
+COLUMNS = ("key", "value", "headers", "timestamp")
+DELTA_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The source's names of the columns. Of the three last a default may be missing, a name that was given not."""
+
+    key: str = "key"
+    value: str = "value"
+    headers: str | None = None
+    timestamp: str | None = None
+    partition: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str
+    format: str
+    columns: Columns = Columns()
+    sort_by: tuple[str, ...] = ()
+
+
+def delta_settings() -> dict[str, str]:
+    """What a session needs that reads Delta tables: the jars, which Spark fetches when it starts."""
+    import delta.pip_utils  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = delta.pip_utils.configure_spark_with_delta_pip(SparkSession.Builder())
+    return {"spark.jars.packages": builder._options["spark.jars.packages"], **DELTA_SETTINGS}
+
+
+def read(spark: Any, source: Source) -> Any:
+    """Columns key, value (binary), headers (array of structs of binaries), timestamp (bigint, ms), partition (int),
+    number (bigint: ascending within each file), and those of `sort_by` as `sort_0` and so on."""
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+
+    frame = _opened(spark, source)
+    types = dict(frame.dtypes)
+    names = source.columns
+    chosen = {
+        "key": _binary(F, types, names.key, "--key-column"),
+        "value": _binary(F, types, names.value, "--value-column"),
+        "headers": _headers(F, types, names.headers),
+        "timestamp": _timestamp(F, types, names.timestamp),
+        "partition": _partition(F, types, names.partition),
+    }
+    columns = [column.alias(name) for name, column in chosen.items()]
+    columns.append(F.monotonically_increasing_id().alias("number"))
+    for number, name in enumerate(source.sort_by):
+        _require(types, name, "--sort-by")
+        columns.append(F.col(_quoted(name)).alias(f"sort_{number}"))
+    return frame.select(*columns)
+
+
+def sort_columns(source: Source) -> list[str]:
+    return [f"sort_{number}" for number in range(len(source.sort_by))]
+
+
+def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partitions: int) -> str:
+    """A name for importing this source, as its files are now, into this topic: 32 hexadecimal digits."""
+    files = []
+    configuration = spark._jsc.hadoopConfiguration()
+    for name in sorted(frame.inputFiles()):
+        path = spark._jvm.org.apache.hadoop.fs.Path(spark._jvm.java.net.URI(name))
+        status = path.getFileSystem(configuration).getFileStatus(path)
+        files.append([name, status.getLen(), status.getModificationTime()])
+    said = [topic, n_partitions, asdict(source), files]
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _opened(spark: Any, source: Source) -> Any:
+    if source.format not in FORMATS:
+        raise UsageProblem(f"--format {source.format} is not one of {', '.join(FORMATS)}")
+    reader = spark.read.format(source.format)
+    if source.format == "json":
+        reader = reader.option("mode", "FAILFAST")
+    try:
+        frame = reader.load(source.path)
+        types = frame.dtypes
+    except Exception as problem:
+        text = next((line for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+        raise UsageProblem(
+            f"the source cannot be read as {source.format}: {text.strip()[:500]}",
+            path=source.path,
+            remedy="Give a path that the driver and every executor see, and its --format",
+        ) from problem
+    if not types:
+        raise UsageProblem("the source has no columns: is it empty?", path=source.path)
+    return frame
+
+
+def _require(types: dict[str, str], name: str, flag: str) -> str:
+    if name not in types:
+        raise UsageProblem(
+            f"the source has no column {name}",
+            remedy=f"Its columns are {', '.join(types)}; name the right one with {flag}",
+        )
+    return types[name]
+
+
+def _wrong(name: str, found: str, wanted: str, remedy: str) -> UsageProblem:
+    return UsageProblem(f"column {name} of the source is {found}, but must be {wanted}", remedy=remedy)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _binary(F: Any, types: dict[str, str], name: str, flag: str) -> Any:  # noqa: N803
+    found = _require(types, name, flag)
+    if found not in ("binary", "string"):
+        raise _wrong(name, found, "binary or string", "Write it as the bytes that consumers are to get")
+    return F.col(_quoted(name)).cast("binary")
+
+
+def _optional(types: dict[str, str], given: str | None, default: str) -> str | None:
+    if given is not None:
+        _require(types, given, f"--{default}-column")
+        return given
+    return default if default in types else None
+
+
+def _headers(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
+    name = _optional(types, given, "headers")
+    kind = "array<struct<key:binary,value:binary>>"
+    if name is None:
+        return F.lit(None).cast(kind)
+    kinds = ("string", "binary")
+    allowed = {f"array<struct<key:{key},value:{value}>>" for key in kinds for value in kinds}
+    if types[name] not in allowed:
+        raise _wrong(name, types[name], f"{kind} (or strings)", "Leave the column out if there are no headers")
+    return F.transform(
+        F.col(_quoted(name)),
+        lambda pair: F.struct(pair["key"].cast("binary").alias("key"), pair["value"].cast("binary").alias("value")),
+    )
+
+
+def _timestamp(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
+    name = _optional(types, given, "timestamp")
+    if name is None:
+        return F.lit(None).cast("bigint")
+    if types[name] == "timestamp":
+        return F.unix_millis(F.col(_quoted(name)))
+    if types[name] not in _WHOLE:
+        raise _wrong(name, types[name], "timestamp, or a whole number of ms since 1970", "Convert it")
+    return F.col(_quoted(name)).cast("bigint")
+
+
+def _partition(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
+    name = _optional(types, given, "partition")
+    if name is None:
+        return F.lit(None).cast("int")
+    if types[name] not in _WHOLE:
+        raise _wrong(name, types[name], "a whole number", "Leave it out, and keys decide as in Kafka's producer")
+    # Numbers beyond int would wrap to partitions that exist.
+    beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
+    return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))
+
+
+def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partitions: int) -> None:
+    wrong = [load for load in loads if not 0 <= load.partition < n_partitions]
+    if wrong:
+        listed = ", ".join(str(load.partition) for load in wrong[:10])
+        raise KeytailError(
+            f"{sum(load.records for load in wrong)} records are for partitions that {topic} does not have: {listed}",
+            remedy=f"It has partitions 0 to {n_partitions - 1}; look at the partition column of the source",
+        )
