@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from keytail import __version__
-from keytail.app import cli_cleaning, cli_inspection, cli_maintenance
+from keytail.app import cli_cleaning, cli_inspection, cli_maintenance, cli_moving
 from keytail.app.command import SUBMITTED
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ VERBS = {
     "expire": cli_maintenance.expire,
     "lookup": cli_inspection.lookup,
     "dump": cli_inspection.dump,
+    "import": cli_moving.import_logs,
 }
 
 
