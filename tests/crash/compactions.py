@@ -21,10 +21,10 @@ from keytail.clean.plan import CompactionConfig, select
 from keytail.clean.task import CleaningTask
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
-from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
+from keytail.log.recover import recover
 from keytail.spark.compact import Compaction
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import attempt_one
@@ -253,7 +253,7 @@ class LogDir:
 
     def _task(self, fs: FileSystem, listing: LogDirFacts, entry: PartitionEntry, run_id: str, _: str) -> Any:
         """None where there is nothing to clean."""
-        replace.recover(fs, entry.path)
+        recover(fs, entry.path)
         facts = survey_partition(fs, listing, entry)
         if facts.problems:
             raise Refused("; ".join(facts.problems))
@@ -280,7 +280,7 @@ class LogDir:
 
     def recover(self, fs: FileSystem, root: Path) -> None:
         for log in self.logs:
-            replace.recover(fs, str(root / log.name))
+            recover(fs, str(root / log.name))
 
 
 @dataclass(frozen=True)

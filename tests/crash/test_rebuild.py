@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.log.recover import recover
 from keytail.maintenance.rebuild import plan_partition
 from keytail.spark.rebuild import Rebuild
 from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir
@@ -42,7 +42,7 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     """What an executing `rebuild-index` does, but for locks and Spark."""
     [listing] = survey_log_dirs(fs, [str(root)])
     [entry] = listing.partitions
-    replace.recover(fs, entry.path)
+    recover(fs, entry.path)
     facts = survey_partition(fs, listing, entry)
     if facts.problems:
         return Failed(facts.problems)

@@ -10,6 +10,7 @@ import pytest
 
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.recover import recover
 from tests.crash.driver import Counts, State, digest_of, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -82,8 +83,8 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         for group in partition.outputs():
             replace.commit_group(fs, str(root / PARTITION), group)
 
-    def recover(fs: FileSystem, root: Path) -> None:
-        replace.recover(fs, str(root / PARTITION))
+    def recover_dir(fs: FileSystem, root: Path) -> None:
+        recover(fs, str(root / PARTITION))
 
     def check_within_recovery(state: State) -> None:
         partition.judge(partition.load(state.root))
@@ -93,7 +94,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         replaced = partition.judge(partition.load(state.root))
         assert all(replaced) or not state.action_ended
         for_every_stop(
-            lambda path: shutil.copytree(state.root, path), recover, check_within_recovery,
+            lambda path: shutil.copytree(state.root, path), recover_dir, check_within_recovery,
             work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
         )  # fmt: skip
         assert recover_for_good(partition, state.root) == replaced
@@ -108,7 +109,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
 def recover_for_good(partition: Partition, root: Path) -> list[bool]:
     """Afterwards nothing is left over, sources are untouched or replaced, and there is nothing more to do."""
     path = root / PARTITION
-    replace.recover(LOCAL, str(path))
+    recover(LOCAL, str(path))
     replaced = partition.judge(partition.load(root))
     names = {file.name for file in path.iterdir()}
     assert not [name for name in names if name.count(".") > 1], names
@@ -122,6 +123,6 @@ def recover_for_good(partition: Partition, root: Path) -> list[bool]:
         if base:
             assert (f"{base:020d}.snapshot" in names) == (base not in merged_away), base
     before = digest_of(root)
-    assert replace.recover(LOCAL, str(path)) == []
+    assert recover(LOCAL, str(path)) == []
     assert digest_of(root) == before
     return replaced

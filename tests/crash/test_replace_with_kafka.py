@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from keytail.log import replace
+from keytail.log.recover import recover
 from tests.crash.driver import Counts, State, for_every_stop
 from tests.crash.partitions import PARTITION, Partition
 from tests.crash.test_replace import CASES
@@ -41,7 +42,7 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
         _compare(kafka, partition, state.root)
         for_every_stop(
             lambda path: shutil.copytree(state.root, path),
-            lambda fs, root: replace.recover(fs, str(root / PARTITION)),
+            lambda fs, root: recover(fs, str(root / PARTITION)),
             lambda stopped: _compare(kafka, partition, stopped.root),
             work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=3,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from keytail.errors import KeytailError, Refused
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of
@@ -43,7 +44,7 @@ def test_a_commit_leaves_the_output_and_nothing_else(tmp_path: Path) -> None:
     assert names == {f"{0:020d}{s}" for s in (".log", ".index", ".timeindex")} | inodes.keys()
     assert inodes == {name: (path / name).stat().st_ino for name in inodes}, "others were not touched"
     assert times == {name: (path / name).stat().st_mtime_ns for name in times}
-    assert replace.recover(LOCAL, str(path)) == []
+    assert recover(LOCAL, str(path)) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
@@ -163,7 +164,7 @@ def test_several_outputs_leave_nothing_else(tmp_path: Path) -> None:
     names = {name for name in os.listdir(path) if name.endswith(".log") or name.count(".") > 1}
     assert names == {f"{base:020d}.log" for base in (0, 8, 20, 30)}
     assert {name[:20] for name in os.listdir(path) if name.endswith(".snapshot")} == {f"{b:020d}" for b in (20, 30)}
-    assert replace.recover(LOCAL, str(path)) == []
+    assert recover(LOCAL, str(path)) == []
 
 
 def test_a_deleted_log_that_would_hide_what_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_a_name_that_is_no_file_is_refused(tmp_path: Path) -> None:
     path = _path(tmp_path)
     os.mkfifo(path / "00000000000000000020.index.swap")
     for act in (
-        lambda: replace.recover(LOCAL, str(path)),
+        lambda: recover(LOCAL, str(path)),
         lambda: replace.commit_group(LOCAL, str(path), CASE.outputs()[0]),
     ):
         with pytest.raises(Refused, match="not a regular file"):
@@ -242,7 +243,7 @@ def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_pa
     with pytest.raises(OSError, match="Input/output error"):
         replace.commit_group(Failing(), str(path), CASE.outputs()[0])
     found = CASE.judge(load(path))
-    replace.recover(LOCAL, str(path))
+    recover(LOCAL, str(path))
     assert CASE.judge(load(path)) == found
     assert not [name for name in os.listdir(path) if name.count(".") > 1]
 
@@ -251,7 +252,7 @@ def test_a_foreign_deleted_file_is_not_ours_to_remove(tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / "notes.deleted").write_text("mine")
     (path / "00000000000000000000-0000000000.checkpoint.deleted").write_text("a snapshot's")
-    replace.recover(LOCAL, str(path))
+    recover(LOCAL, str(path))
     assert (path / "notes.deleted").exists()
     assert (path / "00000000000000000000-0000000000.checkpoint.deleted").exists()
     assert log_of(range(10)) == (path / f"{0:020d}.log").read_bytes()

@@ -11,8 +11,8 @@ import pytest
 
 import keytail.log
 from keytail.errors import CorruptLog, KeytailError, Refused
-from keytail.log import replace
 from keytail.log.fs import LOCAL
+from keytail.log.recover import recover
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of, segment_data, write_segment
 from tests.reference.loader import BrokerDoesNotStart, load
@@ -252,10 +252,10 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
     before, wanted = digest_of(tmp_path), row.broker if row.ours is None else row.ours
     if isinstance(wanted, type):
         with pytest.raises(wanted):
-            replace.recover(LOCAL, str(d.path))
+            recover(LOCAL, str(d.path))
         assert digest_of(tmp_path) == before
         return
-    done = replace.recover(LOCAL, str(d.path))
+    done = recover(LOCAL, str(d.path))
     assert done, "something was left over in every row"
     loaded = load(d.path)
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
@@ -269,7 +269,7 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
     assert not [name for name in present if name.count(".") > 1]
     kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
     assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept
-    assert replace.recover(LOCAL, str(d.path)) == []
+    assert recover(LOCAL, str(d.path)) == []
 
 
 @pytest.mark.parametrize(("number", "base"), [(20, 0), (35, 7)])

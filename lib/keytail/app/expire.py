@@ -161,7 +161,7 @@ def _look(
         config = CompactionConfig.from_values(resolved.values())
         may_resolve = resolved.overrides_known and not config.remote_storage_enable and not entry.problems
         if request.execute and facts.leftovers and may_resolve:
-            from keytail.log.replace import recover  # noqa: PLC0415 (only runs that execute need it)
+            from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
 
             notes = recover(fs, facts.path)
             facts = survey_partition(fs, log_dir, entry)

@@ -167,7 +167,7 @@ def resolve_leftovers(
     entry = next(e for e in log_dir.partitions if e.path == facts.path)
     if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
         return planned, []
-    from keytail.log.replace import recover  # noqa: PLC0415 (only runs that execute need it)
+    from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
 
     try:
         done = recover(fs, facts.path)

@@ -167,7 +167,7 @@ def _plan(
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
         if request.execute and facts.leftovers and not entry.problems:
-            from keytail.log.replace import recover  # noqa: PLC0415 (only runs that execute need it)
+            from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
 
             notes = recover(fs, facts.path)
             facts = survey_partition(fs, log_dir, entry)

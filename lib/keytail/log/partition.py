@@ -72,7 +72,7 @@ class PartitionFacts:
     clean_shutdown: bool
     cleaner_checkpoint: int | None
     problems: tuple[str, ...]
-    leftovers: tuple[str, ...] = ()  # names that `replace.recover` resolves; not a problem by themselves
+    leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not a problem by themselves
     tail_bytes: int = 0  # of the active segment, after its last whole batch: a write that was cut off
 
 
@@ -352,10 +352,10 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
         size_bytes = fs.fd_stat(fd).size_bytes
         entry = _last_index_entry(fs, index_path)
         if entry is not None and 0 < entry[1] < size_bytes:
-            end = _walk(fs, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
+            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
             if end is not None:
                 return end
-        return _walk(fs, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
+        return _walk(fs, log_path, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
     finally:
         fs.close(fd)
 
@@ -374,6 +374,7 @@ def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
 
 def _walk(
     fs: FileSystem,
+    log_path: str,
     fd: int,
     size_bytes: int,
     position: int,
@@ -387,6 +388,13 @@ def _walk(
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
         if not window_at <= position <= window_at + got - HEADER_BYTES:
             window_at, got = position, fs.read_into(fd, window, position)
+            if got < min(len(window), size_bytes - position):
+                raise CorruptLog(
+                    f"file became shorter while it was read: {position + got} of {size_bytes} bytes",
+                    path=log_path,
+                    byte_position=position + got,
+                    remedy="Something else writes to this directory; stop it and run again",
+                )
         at = position - window_at
         offset, length = _PREFIX.unpack_from(window, at)
         end = position + LENGTH_PREFIX_BYTES + length

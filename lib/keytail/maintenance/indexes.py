@@ -279,7 +279,7 @@ def _judge(
 ) -> tuple[FileVerdict, ...]:
     """Both files, by their bytes; where those differ from what a recovery writes, by whether they are true."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
-    there = {suffix: read_if_there(fs, task.path(suffix)) for suffix in wanted}
+    there = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
     why = dict.fromkeys(wanted, "is not what a recovery writes")
     differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
     if differ and not task.rebuild_all:
@@ -306,9 +306,10 @@ def _judge(
     return tuple(verdicts)
 
 
-def read_if_there(fs: FileSystem, path: str) -> bytes | None:
+def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | None:
+    """A broker at work may trim the file meanwhile; whoever executes is alone with it."""
     try:
-        return fs.read_bytes(path)
+        return fs.read_bytes(task.path(suffix), whole=task.execute)
     except FileNotFoundError:
         return None
 

@@ -231,7 +231,7 @@ def cut_sentence(torn: Cut, done: bool) -> str:
 def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
     """None where no such file is, and none has to be."""
     wanted = encode_txn_index(entries)
-    data = read_if_there(fs, task.path(names.TXN_INDEX))
+    data = read_if_there(fs, task, names.TXN_INDEX)
     served = entries[entries["last_offset"] >= task.log_start_offset]
     if data is None:
         if not len(served):

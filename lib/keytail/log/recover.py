@@ -1,0 +1,221 @@
+"""Resolves what an interrupted replacement of segments left, ours or a broker's.
+
+SWAP.md beside this file tabulates the states on disk, and what becomes of each. The caller holds the locks.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.names import FileName
+from keytail.log.fs import FileSystem
+from keytail.log.partition import log_end
+from keytail.log.swap import NEEDED, finish, logs, named_files, refuse_fatal
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a recovery finishes as one replacement: its `.log.swap` files, and its span of offsets."""
+
+    bases: tuple[int, ...]
+    end: int
+
+
+def recover(fs: FileSystem, partition_path: str) -> list[str]:
+    """Resolves what an interrupted replacement left, ours or Kafka's; a sentence for each thing done.
+
+    Every `.swap` that a standing `.cleaned` makes void goes, every other one is finished, then scratch and
+    `.deleted` files go. Killed at any moment, it can be run again. Raises Refused or CorruptLog, before
+    anything is changed, where a broker would lose data or not start. The scratch of every run goes: call it
+    before tasks write.
+    """
+    files = named_files(fs, partition_path)
+    _refuse_unresolvable(files, partition_path)
+    swapped = _committed(fs, partition_path, files)
+    done = _discard(fs, partition_path, files)
+    for left in swapped:
+        done += _finish_left(fs, partition_path, left)
+    done += _finish_lone_indexes(fs, partition_path)
+    done += _sweep(fs, partition_path)
+    if done:
+        fs.fsync_dir(partition_path)
+    return done
+
+
+def _refuse_unresolvable(files: list[FileName], path: str) -> None:
+    refuse_fatal(files, path)
+    live, deleted = logs(files, "live"), logs(files, "deleted")
+    finishing = [file for file in files if _is_log_swap(file) and not _is_void(file, files)]
+    for file in files:
+        if not _is_log_swap(file) or not _is_void(file, files) or file.base_offset in live:
+            continue
+        if file.base_offset in deleted or finishing:
+            raise Refused(
+                "a `.cleaned` file makes this `.swap` void, but its source waits for deletion already, or is "
+                "replaced by other `.swap` files: a broker that starts on this loses what it holds",
+                path=os.path.join(path, file.name),
+                remedy="Copy the partition directory, then remove its `.cleaned` files and run again",
+            )
+
+
+def _is_log_swap(file: FileName) -> bool:
+    return file.kind == "swap" and file.suffix == names.LOG and file.base_offset is not None
+
+
+def _lowest_cleaned(files: list[FileName]) -> int | None:
+    return min((f.base_offset for f in files if f.kind == "cleaned" and f.base_offset is not None), default=None)
+
+
+def _is_void(file: FileName, files: list[FileName]) -> bool:
+    """A `.swap` at or above the lowest `.cleaned` belongs to a replacement that was not committed."""
+    lowest = _lowest_cleaned(files)
+    return file.kind == "swap" and file.base_offset is not None and lowest is not None and file.base_offset >= lowest
+
+
+def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
+    """The replacements that are to be finished, ascending.
+
+    Each is finished within its own span. A broker takes all `.log.swap` files as one span and deletes whatever
+    lies between; for the outputs of one replacement that is right.
+    """
+    found: list[_Left] = []
+    for file in files:
+        if not _is_log_swap(file) or _is_void(file, files):
+            continue
+        base = file.base_offset
+        assert base is not None
+        end = _swap_end(fs, path, base)
+        if found and _one_replacement(files, base):
+            _refuse_half_renamed(path, files, found[-1], base)
+            found[-1] = _Left((*found[-1].bases, base), max(found[-1].end, end))
+        else:
+            found.append(_Left((base,), end))
+    return found
+
+
+def _one_replacement(files: list[FileName], base: int) -> bool:
+    """Whether the `.log.swap` of `base` goes on where the one before it was closed.
+
+    Any other begins where its first source does, which is there until the output has its final name.
+    """
+    return base not in logs(files, "live") and base not in logs(files, "deleted")
+
+
+def _refuse_half_renamed(path: str, files: list[FileName], before: _Left, base: int) -> None:
+    """A broker renames in any order. Killed at it, it leaves an output that looks like a source in a gap."""
+    live, first = logs(files, "live"), before.bases[0]
+    between = [log for log in sorted(live) if before.end <= log < base]
+    if between and first not in live | logs(files, "deleted"):
+        raise Refused(
+            f"a broker was stopped while it put segments {first} to {base} in their places, and whether this "
+            "one is new or was to be replaced cannot be told; a broker that starts deletes it",
+            path=os.path.join(path, names.segment_file(between[0], names.LOG)),
+            remedy="Copy the partition directory before a broker starts on it",
+        )
+
+
+def _swap_end(fs: FileSystem, path: str, base: int) -> int:
+    swap = os.path.join(path, names.segment_file(base, names.LOG + names.SWAP))
+    index = os.path.join(path, names.segment_file(base, names.INDEX + names.SWAP))
+    end = log_end(fs, swap, base, index)
+    if end.tail_bytes:
+        raise CorruptLog(
+            "the output of an interrupted replacement does not end with a whole batch",
+            path=swap,
+            byte_position=end.end_position,
+            offset=end.next_offset,
+            remedy="Nothing was changed; copy the partition directory before a broker starts on it",
+        )
+    return end.next_offset
+
+
+def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
+    """Void `.swap` files first, and for good: the `.cleaned` that voids them must outlive them."""
+    done = []
+    for file in files:
+        if _is_void(file, files):
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"discarded {file.name}: its replacement was not committed")
+    if done:
+        fs.fsync_dir(path)
+    for file in files:
+        if file.kind == "cleaned":
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"discarded {file.name}: it was not finished")
+    if done:
+        fs.fsync_dir(path)
+    return done
+
+
+def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
+    """Finishes the replacement of everything in its span by its `.log.swap` files."""
+    files = named_files(fs, path)
+    present = {file.name for file in files}
+    final = [names.segment_file(base, names.LOG) for base in left.bases]
+    done = [f"finished the replacement of offsets {left.bases[0]} to {left.end} by {', '.join(final)}"]
+    for base, log in zip(left.bases, final, strict=True):
+        swaps = [names.segment_file(base, suffix + names.SWAP) for suffix in NEEDED]
+        if present.issuperset(swaps):
+            continue
+        # A broker would go on with an index of zeros; without any index file it rebuilds all of them.
+        for suffix in names.INDEX_SUFFIXES:
+            swap = names.segment_file(base, suffix + names.SWAP)
+            if swap in present:
+                fs.unlink(os.path.join(path, swap))
+        done.append(f"left {log} without indexes: part of them was missing")
+    replaced = {
+        file.base_offset
+        for file in files
+        if file.base_offset is not None
+        and file.kind in ("live", "deleted")
+        and file.suffix in names.SEGMENT_SUFFIXES
+        and left.bases[0] <= file.base_offset < left.end
+    }
+    finish(fs, path, left.bases, left.end, replaced)
+    return done
+
+
+def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
+    """Index files whose log has its final name already; without any log they index nothing."""
+    done = []
+    files = named_files(fs, path)
+    present = {file.name for file in files}
+    for file in files:
+        if file.kind != "swap" or file.base_offset is None:
+            continue
+        live = names.segment_file(file.base_offset, file.suffix)
+        # A snapshot may stand at the log end, where no segment begins.
+        if names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
+            fs.rename(os.path.join(path, file.name), os.path.join(path, live))
+            done.append(f"gave {live} its final name")
+        else:
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"removed {file.name}: there is no log for it")
+    return done
+
+
+def _sweep(fs: FileSystem, path: str) -> list[str]:
+    """Our scratch, `.deleted` files, and before those what belongs to deleted segments: index files, snapshots."""
+    done = []
+    files = named_files(fs, path)
+    live = logs(files, "live")
+    newest = max(live, default=-1)
+    gone = logs(files, "deleted") - live
+    for file in files:
+        base = file.base_offset
+        if file.kind != "live" or base is None or base not in gone:
+            continue
+        # A snapshot at or above the newest segment may be the log end's: never that one.
+        if file.suffix in names.INDEX_SUFFIXES or (file.suffix == names.SNAPSHOT and base < newest):
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"removed {file.name}: its segment was replaced")
+    if done:
+        fs.fsync_dir(path)  # what tells that they must go is removed next
+    for file in files:  # a `.deleted` without a number is nothing of Kafka's or ours
+        if file.kind == "scratch" or (file.kind == "deleted" and file.base_offset is not None):
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"removed {file.name}")
+    return done
