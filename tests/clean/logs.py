@@ -22,12 +22,12 @@ class RandomLog:
     producers: dict[int, tuple[int, int]]  # producer id -> (last data offset, epoch)
 
 
-def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5) -> RandomLog:
+def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:
     """A log that a broker could hold: idempotent producers, horizons of earlier rounds, gaps, emptied batches."""
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
-    offset, segments, ends = rng.choice([0, 0, 17, 2**40]), [], []
+    offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     producers: dict[int, tuple[int, int]] = {}
-    for number in range(rng.randint(1, 6)):
+    for number in range(segments or rng.randint(1, 6)):
         base, parts = offset, []
         for _ in range(rng.choice([0, 1, 2, 3, 8])):
             data, offset = _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers)
@@ -37,10 +37,10 @@ def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max
         log = b"".join(parts)
         index, time_index = index_files(log, base, 64)
         mtime_ms = now_ms - 10**6 + number * 1000
-        segments.append(Segment(base, log, len(index), len(time_index), mtime_ms))
+        made.append(Segment(base, log, len(index), len(time_index), mtime_ms))
         offset = max(offset, base + 1)
-    segments.append(Segment(offset, b"", 0, 0, now_ms))
-    return RandomLog(segments, ends, offset, producers)
+    made.append(Segment(offset, b"", 0, 0, now_ms))
+    return RandomLog(made, ends, offset, producers)
 
 
 def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):

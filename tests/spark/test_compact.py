@@ -11,11 +11,12 @@ import pytest
 
 from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.clean.plan import CompactionConfig
+from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
-from keytail.spark.compact import Compaction, scratch_bytes
+from keytail.spark.compact import Compaction
 from keytail.spark.rows import ResultRow
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome
@@ -109,7 +110,7 @@ def test_a_killed_worker_fails_one_partition(spark: Any, tmp_path: Path) -> None
     log_dir, tasks = make(tmp_path / "logs")
     untouched = snapshot(log_dir / "t-2")
     rows = compaction(spark, log_dir, tasks, clean=kill_worker_of_2).run()
-    assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"]
+    assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"], rows
     assert "killed, twice" in rows[2].error
     assert rows[2].bytes_after == rows[2].bytes_before
     assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be gone and its segments stay"
@@ -137,12 +138,12 @@ def test_one_corrupt_partition_leaves_the_others_done(spark: Any, tmp_path: Path
 
 def test_what_does_not_fit_is_refused_with_numbers_and_the_rest_goes_on(spark: Any, tmp_path: Path) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=3)
-    limit = scratch_bytes(tasks[1])
-    assert scratch_bytes(tasks[2]) > limit
+    limit = least_scratch_bytes(tasks[1])
+    assert least_scratch_bytes(tasks[2]) > limit
     untouched = snapshot(log_dir / "t-2")
     rows = compaction(spark, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "refused"]
-    assert str(scratch_bytes(tasks[2])) in rows[2].error
+    assert str(least_scratch_bytes(tasks[2])) in rows[2].error
     assert str(limit) in rows[2].error
     assert snapshot(log_dir / "t-2") == untouched
 

@@ -51,10 +51,13 @@ def test_by_default_half_of_what_is_free_is_used() -> None:
     space.reserve({one: 300})
     assert space.fits({one: 200})
     assert not space.fits({one: 201})
-    assert space.fits({space.device("/b"): 1000}), "another file system has its own account"
+    assert space.fits({space.device("/b"): 500}), "another file system has its own account"
     space.release({one: 300})
-    assert space.fits({one: 1000}), "alone it may have all that is free"
-    assert not space.fits({one: 1001})
+    assert space.fits({one: 500})
+    assert not space.fits({one: 501}), "what needs more goes in rounds"
+    assert space.for_rounds(one, 100) == 500
+    assert space.for_rounds(one, 700) == 700, "a group that is larger may have what it needs"
+    assert space.for_rounds(one, 1001) is None
 
 
 def test_a_given_limit_holds_also_for_one_alone() -> None:
@@ -62,6 +65,8 @@ def test_a_given_limit_holds_also_for_one_alone() -> None:
     one = space.device("/a")
     assert space.fits({one: 100})
     assert not space.fits({one: 101})
+    assert space.for_rounds(one, 100) == 100
+    assert space.for_rounds(one, 101) is None
     assert "--max-scratch-bytes to 101" in str(space.refusal(one, 101))
     assert isinstance(space.refusal(one, 101), Refused)
 
@@ -72,6 +77,8 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     one = space.device("/a")
     storage_now.free[1] = 40
     assert not space.fits({one: 50})
+    assert space.for_rounds(one, 30) == 30
+    assert space.for_rounds(one, 50) is None
     refusal = str(space.refusal(one, 50))
     assert "needs up to 50 bytes" in refusal
     assert "40 are free" in refusal

@@ -50,6 +50,7 @@ class Request:
     grouping: str = "measured"
     map_memory_bytes: int | None = None
     max_scratch_bytes: int | None = None
+    throttle_bytes_per_s: int | None = None
     drop_keyless: bool = False
     shared_storage: bool = False
     submitted: bool = False  # under spark-submit, which has chosen the master
@@ -68,6 +69,7 @@ class Request:
             map_memory_bytes=self.map_memory_bytes or 0,
             drop_keyless=self.drop_keyless,
             grouping="kafka" if self.grouping == "kafka" else "measured",
+            throttle_bytes_per_s=self.throttle_bytes_per_s or None,
         )
 
 

@@ -184,7 +184,8 @@ Deadline = Annotated[
         "--deadline",
         metavar="MINUTES",
         min=0.0,
-        help="Begin nothing new after this many minutes; what has begun is finished.",
+        help="Begin nothing new after this many minutes, no partition and no round of groups; what has begun is "
+        "finished.",
         rich_help_panel=_RUN,
     ),
 ]
@@ -224,7 +225,19 @@ MaxScratch = Annotated[
         "--max-scratch-bytes",
         metavar="SIZE",
         parser=size_bytes,
-        help="Most bytes of new files beside the old ones, per file system. Default: half of what is free.",
+        help="Most bytes of new files beside the old ones, per file system; what needs more is replaced in rounds. "
+        "Default: half of what is free.",
+        rich_help_panel=_RUN,
+    ),
+]
+Throttle = Annotated[
+    int | None,
+    typer.Option(
+        "--throttle",
+        metavar="SIZE",
+        parser=size_bytes,
+        help="Most bytes that the tasks of a host read and write a second, together, such as 100m. Each task has an "
+        "equal share.",
         rich_help_panel=_RUN,
     ),
 ]

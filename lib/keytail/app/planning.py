@@ -140,8 +140,6 @@ def plan_one(
         return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
     except OSError as problem:
         return Planned(facts, None, Decision("refused", in_words(problem), None))
-    except OSError as problem:
-        return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
@@ -184,6 +182,7 @@ class TaskSettings:
     map_memory_bytes: int = 0  # 0: each host's own share
     drop_keyless: bool = False
     grouping: Grouping = "measured"
+    throttle_bytes_per_s: int | None = None  # of a host
 
 
 def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings) -> list[CleaningTask]:
@@ -214,6 +213,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             drop_keyless=settings.drop_keyless,
             grouping=settings.grouping,
             map_memory_bytes=settings.map_memory_bytes,
+            throttle_bytes_per_s=settings.throttle_bytes_per_s,
             hash_seed=hash_seed,
         )
         tasks.append(task)

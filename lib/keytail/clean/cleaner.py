@@ -7,33 +7,37 @@ as it likes; `install` gives what it wrote the names that a broker reads, and is
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from keytail.clean.plan import group_segments, segments_between
+from keytail.clean.handing_on import hand_on, take_over
+from keytail.clean.plan import segments_between
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import prove
+from keytail.clean.proof_keys import table_bytes
+from keytail.clean.proof_state import ProofSoFar
 from keytail.clean.reading import PhaseClock, read_log, refuse_keyless
 from keytail.clean.rewrite import Counts, Rewriter
+from keytail.clean.rounds import rewrite_groups
 from keytail.clean.survivors import Progress, Survivors
-from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.clean.task import CleaningResult, CleaningTask, HandedOn, Totals
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
-from keytail.log.partition import SegmentFacts, refuse_changed
+from keytail.log.partition import refuse_changed
 from keytail.log.producers import load_producers
-from keytail.log.replace import GroupOutput, commit_group
+from keytail.log.replace import CleanFile, GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import Transactions
-from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter, Source
+from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 
 def clean_partition(
     fs: FileSystem, task: CleaningTask, on_progress: Progress | None = None
 ) -> CleaningResult:
-    """Write what is to replace the segments below the round's end offset, and prove it.
+    """Write what is to replace the segments below the end offset, or a round of it, and prove it.
 
     `on_progress(phase, bytes)` hears of bytes read. Raises CorruptLog or Refused with every scratch file of
     this attempt gone again. Memory: the map, and less than 512 MiB beside it whatever the segments' size.
@@ -44,39 +48,73 @@ def clean_partition(
     _check_hash(task)
     reader = SegmentReader(fs)
 
-    survivors, transactions, untouched_records = read_log(fs, task, reader, clock, progress)
-    numbers = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
-    writer = _output_writer(fs, task, transactions)
+    findings = _findings(fs, task, reader, clock, progress)
+    survivors, producers = findings.survivors, findings.producers
+    _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
+    writer = _output_writer(fs, task, findings.transactions)
+    made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            producers = _active_producers(fs, task, reader)
-            rewriter = _make_rewriter(task, reader, survivors, transactions, producers)
-            groups = _rewrite(task, numbers, survivors.end_offset, rewriter, writer, progress)
+            rewriter = _make_rewriter(task, reader, findings)
+            limit = _round_limit(task, survivors)
+            numbers = (task.first_segment, end)
+            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit, progress)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
-        untouched_records += survivors.records_from(numbers[1])
-        result = _result(task, survivors, rewriter.counts, numbers, groups, writer, untouched_records)
+            is_last = stop == len(task.segments)
+            groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
+        untouched_records = findings.unread_records + survivors.records_from(end)
+        totals = _totals(task, survivors, groups, counts, writer)
+        result = _result(task, survivors, stop, groups, totals, untouched_records)
+        known = task.handed_on.survivors if task.handed_on else None
+        if stop < end and known is None:
+            if task.segments[stop].base_offset >= task.first_dirty_offset:
+                survivors.forget_map()
+            known = hand_on(fs, task, names.SURVIVORS, findings)
+            made.append(known)
         # The proof needs a table as large as the map: one of them at a time.
-        del survivors, rewriter
+        del survivors, rewriter, findings
         with clock.phase("prove"):
-            _prove(fs, task, result, producers)
+            so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
+        if known is not None and stop < end:
+            proof = hand_on(fs, task, names.PROOF, so_far)
+            made.append(proof)
+            result = replace(result, rest=HandedOn(stop, known, proof, totals))
     except BaseException:
         writer.discard()
+        for file in made:
+            fs.unlink(os.path.join(task.partition_path, file.name))
         raise
     return replace(result, phases_s=clock.seconds)
 
 
-def install(fs: FileSystem, task: CleaningTask, result: CleaningResult) -> None:
+def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
+    """What goes on where `result`, all of whose groups are installed, left off."""
+    return replace(task, handed_on=result.rest)
+
+
+def install(
+    fs: FileSystem,
+    task: CleaningTask,
+    result: CleaningResult,
+    on_group: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
     """Replace the sources by what `clean_partition` wrote, group by group, in ascending order.
 
     The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
+    `on_group` hears of each that is done. Once `stopped()` no other begins.
     """
     _check_sources(fs, task)
     for group in result.groups:
+        if stopped():
+            return
         commit_group(fs, task.partition_path, group)
+        on_group()
 
 
 def _check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    for segment in task.segments:
+    """Those that are not replaced yet must be the files that were planned with."""
+    for segment in task.segments[task.first_segment :]:
         path = task.path(segment.base_offset, names.LOG)
         refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
 
@@ -89,7 +127,26 @@ def _check_hash(task: CleaningTask) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Findings:
+    """What holds for all rounds of a cleaning. `unread_records`: in segments that the map did not reach."""
 
+    survivors: Survivors
+    transactions: Transactions
+    producers: ActiveProducers
+    unread_records: int
+
+
+def _findings(
+    fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock, progress: Progress
+) -> _Findings:
+    """Of a pass over the log, or from the first round: once a group is replaced, the log would tell another story."""
+    if task.handed_on is not None:
+        with clock.phase("take over"):
+            findings: _Findings = take_over(fs, task, task.handed_on.survivors)
+        return findings
+    survivors, transactions, unread_records = read_log(fs, task, reader, clock, progress)
+    return _Findings(survivors, transactions, _active_producers(fs, task, reader), unread_records)
 
 
 def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
@@ -108,19 +165,13 @@ def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader)
     return ActiveProducers.of(producers)
 
 
-def _make_rewriter(
-    task: CleaningTask,
-    reader: SegmentReader,
-    survivors: Survivors,
-    transactions: Transactions,
-    producers: ActiveProducers,
-) -> Rewriter:
+def _make_rewriter(task: CleaningTask, reader: SegmentReader, findings: _Findings) -> Rewriter:
     return Rewriter(
         reader,
         RecordScanner(),
-        survivors,
-        transactions,
-        producers,
+        findings.survivors,
+        findings.transactions,
+        findings.producers,
         seed=task.hash_seed,
         first_dirty_offset=task.first_dirty_offset,
         first_uncleanable_offset=task.first_uncleanable_offset,
@@ -129,6 +180,15 @@ def _make_rewriter(
         old_horizon_ms=_old_horizon_ms(task),
         max_message_bytes=task.config.max_message_bytes,
     )
+
+
+def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
+    """Bytes of outputs that a round may write: what is left beside the files that it hands on."""
+    if task.max_scratch_bytes is None:
+        return None
+    keys = task.handed_on.totals.keys if task.handed_on else survivors.offset_map.used
+    kept = survivors.size_bytes + 2 * table_bytes(keys)  # of the proof: the last round's and this one's
+    return max(0, task.max_scratch_bytes - kept)
 
 
 def _old_horizon_ms(task: CleaningTask) -> int:
@@ -149,80 +209,57 @@ def _output_writer(fs: FileSystem, task: CleaningTask, transactions: Transaction
     )
 
 
-def _rewrite(
-    task: CleaningTask,
-    numbers: tuple[int, int],
-    end_offset: int,
-    rewriter: Rewriter,
-    writer: OutputWriter,
-    progress: Progress,
-) -> tuple[GroupOutput, ...]:
-    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the grouping asked for."""
-    starts = {0}
-    if task.grouping == "kafka":
-        config = task.config
-        starts = {
-            first
-            for first, _ in group_segments(
-                task.segments,
-                end_offset,
-                task.first_uncleanable_offset,
-                config.segment_bytes,
-                config.segment_index_bytes,
-            )
-        }
-    by_base = {segment.base_offset: segment for segment in task.segments}
-    for number in range(*numbers):
-        segment = task.segments[number]
-        source = Source(segment.base_offset, segment.log_mtime_ns // 1_000_000)
-        merged = [by_base[base] for base in writer.current_sources]
-        if number in starts or (task.grouping == "measured" and _spans_too_long(task, [*merged, segment])):
-            writer.start_output(source)
-        else:
-            writer.start_source(source)
-        rewriter.rewrite(task.partition_path, segment, number, writer, progress)
-    is_last = numbers[1] == len(task.segments)
-    return writer.finish(task.log_end_offset if is_last else task.segments[numbers[1]].base_offset)
-
-
-def _spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
-    """Would one output of these make time retention keep old records longer, or young ones shorter?"""
-    if "delete" not in task.config.cleanup_policy:
-        return False
-    # Without bytes there is nothing to delete, and the time is the file's: such a segment must not pile up.
-    times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
-    return bool(times) and max(times) - min(times) > task.config.segment_ms
+def _totals(
+    task: CleaningTask, survivors: Survivors, groups: tuple[GroupOutput, ...], counts: Counts, writer: OutputWriter
+) -> Totals:
+    """Those of the rounds before, and of this one."""
+    before = task.handed_on.totals if task.handed_on else Totals(keys=survivors.offset_map.used)
+    return Totals(
+        keys=before.keys,
+        groups=before.groups + len(groups),
+        segments=before.segments + sum(len(group.segments) for group in groups),
+        bytes=before.bytes + writer.size_bytes,
+        records=before.records + writer.records,
+        records_read=before.records_read + counts.records_read,
+        tombstones_removed=before.tombstones_removed + counts.tombstones_removed,
+        markers_removed=before.markers_removed + counts.markers_removed,
+        limits_met=before.limits_met + writer.splits,
+        large_batches=before.large_batches + counts.large_batches,
+    )
 
 
 def _result(
     task: CleaningTask,
     survivors: Survivors,
-    counts: Counts,
-    numbers: tuple[int, int],
+    stop: int,
     groups: tuple[GroupOutput, ...],
-    writer: OutputWriter,
+    totals: Totals,
     untouched_records: int,
 ) -> CleaningResult:
-    untouched = task.segments[numbers[1] :]
+    untouched = task.segments[stop:]
     return CleaningResult(
         end_offset=survivors.end_offset,
         groups=groups,
         segments_before=len(task.segments),
-        segments_after=sum(len(group.segments) for group in groups) + len(untouched),
+        segments_after=totals.segments + len(untouched),
         bytes_before=sum(segment.log_bytes for segment in task.segments),
-        bytes_after=writer.size_bytes + sum(segment.log_bytes for segment in untouched),
-        records_before=counts.records_read + untouched_records,
-        records_after=writer.records + untouched_records,
-        tombstones_removed=counts.tombstones_removed,
-        markers_removed=counts.markers_removed,
-        keys=survivors.offset_map.used,
-        limits_met=writer.splits,
-        large_batches=counts.large_batches,
+        bytes_after=totals.bytes + sum(segment.log_bytes for segment in untouched),
+        records_before=totals.records_read + untouched_records,
+        records_after=totals.records + untouched_records,
+        tombstones_removed=totals.tombstones_removed,
+        markers_removed=totals.markers_removed,
+        keys=totals.keys,
+        limits_met=totals.limits_met,
+        large_batches=totals.large_batches,
     )
 
 
-def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers) -> None:
-    prove(
+def _prove(
+    fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
+) -> ProofSoFar | None:
+    """What the next round's proof goes on with, if there is one."""
+    so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
+    report = prove(
         fs,
         task.partition_path,
         task.segments,
@@ -238,4 +275,7 @@ def _prove(fs: FileSystem, task: CleaningTask, result: CleaningResult, producers
         log_start_offset=task.log_start_offset,
         segment_index_bytes=task.config.segment_index_bytes,
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
+        round_of=round_of,
+        so_far=so_far,
     )
+    return report.so_far

@@ -16,22 +16,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keytail.clean.proof_messages import prove_message
-from keytail.clean.proof_output import finish_output, open_checked, start_output
-from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, Proof
+from keytail.clean.proof_output import NEVER_READ, finish_output, open_block, open_checked, start_output
+from keytail.clean.proof_rest import note_segment
+from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, Proof, ProofSoFar
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
-from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
 from keytail.log.fs import FileSystem
-from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import GroupOutput
 
-_MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
 _NO_LIMIT = 2**62
-_NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class ProofReport:
     records_kept: int
     keys: int
     bytes_read: int
+    so_far: ProofSoFar | None = None  # for the next round, where there is one
 
 
 def prove(
@@ -63,6 +61,8 @@ def prove(
     log_start_offset: int = 0,
     segment_index_bytes: int = 2**31 - 1,
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
+    round_of: tuple[int, int] | None = None,
+    so_far: ProofSoFar | None = None,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -70,9 +70,16 @@ def prove(
     may lie there. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data
     offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
     keys and that of markers. A source that is corrupt raises CorruptLog.
+
+    In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
+    report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
+    above it. The first round reads the segments of all the others, so that what is wrong with them is known before
+    anything is replaced; from then on, each only its own.
     """
-    _check_groups(partition_path, segments, groups, end_offset)
-    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes)
+    mine = segments[slice(*round_of)] if round_of else [s for s in segments if s.base_offset < end_offset]
+    rest = [s for s in segments if mine and mine[-1].base_offset < s.base_offset < end_offset]
+    _check_groups(partition_path, segments, groups, mine)
+    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far)
     if active_producers is not None:
         proof.producers = np.array(active_producers, dtype=np.int64)
     state = proof.state
@@ -89,11 +96,10 @@ def prove(
         (kernels.INTERVAL_BYTES, index_interval_bytes),
         (kernels.DROP_KEYLESS, drop_keyless),
         (kernels.LOG_START, log_start_offset),
-        (kernels.SOURCE_LAST_OFFSET, -1),
-        (kernels.OUTPUT_LAST_OFFSET_SEEN, -1),
-        (kernels.OUTPUT_NUMBER, -1),
     ):
         state[at] = value
+    if so_far is None:
+        state[[kernels.SOURCE_LAST_OFFSET, kernels.OUTPUT_LAST_OFFSET_SEEN, kernels.OUTPUT_NUMBER]] = -1
     by_base = {segment.base_offset: segment for segment in segments}
     ends = _ends(segments, groups)
     try:
@@ -106,6 +112,11 @@ def prove(
                 finish_output(proof)
                 start_output(proof)
             finish_output(proof)
+        if so_far is None:
+            last_offset = state[kernels.SOURCE_LAST_OFFSET]
+            for segment in rest:
+                note_segment(proof, segment)
+            state[kernels.SOURCE_LAST_OFFSET] = last_offset
         proof.put_keys()
         _check_newest(proof, partition_path, segments)
     finally:
@@ -117,6 +128,7 @@ def prove(
         records_kept=int(state[kernels.RECORDS_KEPT]),
         keys=proof.keys.used,
         bytes_read=proof.bytes_read,
+        so_far=proof.so_far() if rest else None,
     )
 
 
@@ -129,14 +141,16 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
     return [[next(bases) for _ in group.segments] for group in groups]
 
 
-def _check_groups(path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], end_offset: int) -> None:
-    """The groups take the segments below the end, in order, from the first one, each exactly once."""
-    expected = [segment.base_offset for segment in segments if segment.base_offset < end_offset]
+def _check_groups(
+    path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], mine: Sequence[SegmentFacts]
+) -> None:
+    """The groups take `mine` of the segments, in order, each exactly once."""
+    expected = [segment.base_offset for segment in mine]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
         raise KeytailError(f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=REMEDY)
     needed = {names.LOG, names.INDEX, names.TIME_INDEX}
-    following = [segment.base_offset for segment in segments if segment.base_offset >= end_offset]
+    following = [segment.base_offset for segment in segments if mine and segment.base_offset > expected[-1]]
     before = -1
     for group in groups:
         bases = [segment.base_offset for segment in group.segments]
@@ -163,7 +177,7 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
     state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), segment.base_offset - 1)
     state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
     proof.bytes_read += segment.log_bytes
-    source_block = output_block = _NEVER_READ
+    source_block = output_block = NEVER_READ
     while True:
         proof.show_windows()
         current = proof.current
@@ -190,10 +204,10 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             output.advance(int(state[kernels.OUTPUT_FROM]), int(state[kernels.WANTED_BYTES]))
             state[kernels.OUTPUT_FROM] = 0
         elif code == kernels.NEED_SOURCE_BLOCK:
-            source_block = _open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
+            source_block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
             state[kernels.SOURCE_BLOCK_BYTES] = len(source_block)
         elif code == kernels.NEED_OUTPUT_BLOCK:
-            output_block = _open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
+            output_block = open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
             state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
         elif code == kernels.NEED_NOTES:
             proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
@@ -206,26 +220,6 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             prove_message(proof, segment)
         else:
             proof.fail(code)
-
-
-def _open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
-    """The decompressed records of the batch at index `at`, read-only."""
-    header = window.bytes
-    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
-    codec = int(header[at + 22]) & 7
-    try:
-        data = decompress(codec, header[at + 61 : at + size_bytes].data, limit_bytes=_MOST_BLOCK_BYTES)
-    except ValueError as problem:
-        raise kind(
-            f"a batch cannot be decompressed: {problem}",
-            path=window.path,
-            byte_position=window.position + at,
-            offset=int.from_bytes(header[at : at + 8].tobytes(), "big", signed=True),
-            remedy=remedy,
-        ) from problem
-    block = np.frombuffer(data, dtype=np.uint8) if len(data) else _NEVER_READ[:0]
-    block.flags.writeable = False
-    return block
 
 
 def _check_newest(proof: Proof, partition_path: str, segments: Sequence[SegmentFacts]) -> None:

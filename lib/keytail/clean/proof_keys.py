@@ -31,15 +31,18 @@ class _Notes:
 
 
 class Keys:
-    """At most `memory_bytes` of table, growth included; `put` takes the notes in the order of offsets."""
+    """At most `memory_bytes` of table, growth included; `put` takes the notes in the order of offsets.
 
-    def __init__(self, memory_bytes: int) -> None:
+    `slots` and `used` are those of the round before, where there was one.
+    """
+
+    def __init__(self, memory_bytes: int, slots: np.ndarray | None = None, used: int = 0) -> None:
         self._memory_bytes = memory_bytes
         # As in the offset map: the last doubling holds one and a half tables at once.
         self._max_slots = memory_bytes * 2 // (3 * SLOT_BYTES)
-        self._slots = np.zeros(0, dtype=np.uint64)
-        self._used = 0
-        self._limit = 0
+        self._slots = np.zeros(0, dtype=np.uint64) if slots is None else slots
+        self._used = used
+        self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
         self._notes = [_Notes(_NOTES, _KEY_BYTES), _Notes(_NOTES, _KEY_BYTES)]
         self._digests = np.empty((2, _NOTES), dtype=np.uint64)
         self._thread = ThreadPoolExecutor(1, "keys")
@@ -49,6 +52,12 @@ class Keys:
     def notes(self) -> _Notes:
         """What the walk may fill."""
         return self._notes[0]
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The table, with the keys handed over last."""
+        self._wait()
+        return self._slots
 
     @property
     def used(self) -> int:
@@ -106,10 +115,20 @@ class Keys:
         table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
         kernels.rehash(self._slots, table)
         self._slots = table
-        self._limit = min(int(slots * _LOAD), slots - 2)  # one slot stays free, so that searches end
+        self._limit = _limit_of(slots)
 
     def fail_for_memory(self) -> NoReturn:
         raise KeytailError(
             f"the proof needs more than its {self._memory_bytes} bytes of memory, {SLOT_BYTES} for each key",
             remedy="Nothing was replaced; give the run more --map-memory, or fewer concurrent tasks",
         )
+
+
+def table_bytes(keys: int) -> int:
+    """About what the table of so many keys takes; as it grows by doubling, twice that at most."""
+    return int(keys / _LOAD) * SLOT_BYTES
+
+
+def _limit_of(slots: int) -> int:
+    """Keys at which a table of so many slots grows: one slot stays free, so that searches end."""
+    return max(0, min(int(slots * _LOAD), slots - 2))

@@ -11,7 +11,7 @@ from keytail.clean.proof_output import finish_output, start_output
 from keytail.clean.proof_state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels import proof as kernels
-from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
+from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, PRESENT
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 
 def prove_message(proof: Proof, segment: SegmentFacts) -> None:
     """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
-    state, source, window = proof.state, proof.source, proof.output
-    p, q = int(state[kernels.SOURCE_FROM]), int(state[kernels.OUTPUT_FROM])
-    size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
-    try:
-        message = read_message(source.bytes[p : p + size].tobytes())
-        if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
-            raise ValueError(SOURCE[kernels.SOURCE_ORDER])
-    except ValueError as problem:
-        position = source.position + p
-        raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY) from problem
+    state, window = proof.state, proof.output
+    q = int(state[kernels.OUTPUT_FROM])
+    message, size = _next_message(proof)
     ends = q == state[kernels.OUTPUT_TO]
     if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
         finish_output(proof)
@@ -62,6 +55,44 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
     state[kernels.BATCHES_READ] += 1
     state[kernels.RECORDS_READ] += len(message.records)
     state[kernels.RECORDS_KEPT] += len(kept)
+
+
+def note_present_message(proof: Proof) -> None:
+    """Note the source's next message of magic 0 or 1, which a later round is to rewrite."""
+    message, size = _next_message(proof)
+    state = proof.state
+    proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
+    notes = proof.keys.notes
+    noted = key_at = 0
+    for record in message.records:
+        if record.offset >= state[kernels.END_OFFSET]:
+            continue
+        if record.key is None:
+            if not state[kernels.DROP_KEYLESS]:
+                proof.lost(kernels.WOULD_LOSE_KEYLESS, record.offset)
+        elif record.offset >= state[kernels.FIRST_DIRTY]:
+            notes.pending[:, noted] = (key_at, len(record.key), record.offset, PRESENT)
+            notes.keys[key_at : key_at + len(record.key)] = np.frombuffer(record.key, dtype=np.uint8)
+            key_at += len(record.key)
+            noted += 1
+    state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at
+    state[kernels.SOURCE_FROM] += size
+    state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
+
+
+def _next_message(proof: Proof) -> tuple[Message, int]:
+    """The source's next message, checked, and its size in bytes."""
+    state, source = proof.state, proof.source
+    p = int(state[kernels.SOURCE_FROM])
+    size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
+    try:
+        message = read_message(source.bytes[p : p + size].tobytes())
+        if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
+            raise ValueError(SOURCE[kernels.SOURCE_ORDER])
+    except ValueError as problem:
+        position = source.position + p
+        raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY) from problem
+    return message, size
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:

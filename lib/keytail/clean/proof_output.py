@@ -11,11 +11,15 @@ from keytail.clean.proof_markers import check_txn_index
 from keytail.clean.proof_state import REMEDY, Proof
 from keytail.errors import KeytailError
 from keytail.format import names
+from keytail.format.compression import decompress
 from keytail.kernels import proof as kernels
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.replace import CleanFile
+
+_MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
+NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -126,3 +130,23 @@ def finish_output(proof: Proof) -> None:
         REMEDY,
     )
     proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
+
+
+def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
+    """The decompressed records of the batch at index `at`, read-only."""
+    header = window.bytes
+    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
+    codec = int(header[at + 22]) & 7
+    try:
+        data = decompress(codec, header[at + 61 : at + size_bytes].data, limit_bytes=_MOST_BLOCK_BYTES)
+    except ValueError as problem:
+        raise kind(
+            f"a batch cannot be decompressed: {problem}",
+            path=window.path,
+            byte_position=window.position + at,
+            offset=int.from_bytes(header[at : at + 8].tobytes(), "big", signed=True),
+            remedy=remedy,
+        ) from problem
+    block = np.frombuffer(data, dtype=np.uint8) if len(data) else NEVER_READ[:0]
+    block.flags.writeable = False
+    return block

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from keytail.clean.proof_keys import Keys
 from keytail.clean.proof_markers import collect_markers
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.kernels import proof_markers as marker_kernels
@@ -75,11 +76,27 @@ REMEDY = "Nothing was replaced; keep the directory and report this, it is a bug 
 SOURCE_REMEDY = "Nothing was replaced; `keytail verify` lists what is wrong with the partition"
 
 
+@dataclass(frozen=True)
+class ProofSoFar:
+    """What the proof of one round hands on to that of the next: its table of keys, its markers, its state."""
+
+    slots: np.ndarray
+    used: int
+    markers: np.ndarray
+    state: np.ndarray
+
+
 class Proof:
     """One proof under way: windows, the table of keys, and the state that the kernels share."""
 
     def __init__(
-        self, fs: FileSystem, path: str, segments: Sequence[SegmentFacts], segment_index_bytes: int, memory_bytes: int
+        self,
+        fs: FileSystem,
+        path: str,
+        segments: Sequence[SegmentFacts],
+        segment_index_bytes: int,
+        memory_bytes: int,
+        so_far: ProofSoFar | None = None,
     ) -> None:
         self.fs = fs
         self.path = path
@@ -96,6 +113,16 @@ class Proof:
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self.bytes_read = 0
+        if so_far is not None:
+            self.keys = Keys(self.memory_bytes, so_far.slots, so_far.used)
+            self.markers = so_far.markers
+            self.keys.take_memory(self.markers.nbytes)
+            self.state = so_far.state
+            # What the round before did not know of, no source has; of its files some are replaced.
+            self.state[kernels.MARKERS_KNOWN] = 1
+
+    def so_far(self) -> ProofSoFar:
+        return ProofSoFar(self.keys.slots, self.keys.used, self.markers, self.state)
 
     def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
         """Put the keys noted so far into the table; room for the next batch's notes."""
@@ -148,6 +175,9 @@ class Proof:
             window, what = self.output, _OUTPUT[code]
         elif code in _LOST:
             what = _LOST[code]
+        elif code == kernels.WOULD_LOSE_KEYLESS:
+            kind, what = Refused, "a record without a key lies in the range to be cleaned"
+            remedy = "Compaction would drop it, which usually means a wrong cleanup.policy; --drop-keyless does it"
         else:
             kind, what, remedy = CorruptLog, SOURCE[code], SOURCE_REMEDY
         raise kind(

@@ -60,6 +60,15 @@ class Survivors:
     def end_offset(self) -> int:
         return self.latest_offset + 1
 
+    @property
+    def size_bytes(self) -> int:
+        return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
+
+    def forget_map(self) -> None:
+        """For who goes on in the dirty section: there bits decide, but for the two exceptions (clean/rewrite.py)."""
+        if not (self.full or self.starts_inside_segment):
+            self.offset_map = OffsetMap(0)
+
     def records_from(self, number: int) -> int:
         """Records in the segments that pass 1 read from segment `number` on."""
         return sum(self.segment_records[max(0, number - self.first_segment) :])

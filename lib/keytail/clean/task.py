@@ -10,18 +10,52 @@ from keytail.clean.plan import CompactionConfig
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.partition import SegmentFacts
-from keytail.log.replace import GroupOutput
+from keytail.log.replace import CleanFile, GroupOutput
 
 Grouping = Literal["kafka", "measured"]
 
 
 @dataclass(frozen=True)
-class CleaningTask:
-    """One round over one partition, as the plan decided it; small, picklable, and the same for every attempt.
+class Totals:
+    """What was written and counted so far, over the rounds of one cleaning; bytes of `.log` files.
 
-    `segments` are all of the partition, as the driver saw them. The map takes `map_memory_bytes`, and holds at
-    most `map_max_entries` keys where that is given. `grouping` "kafka" makes one output of each group that Kafka
-    would; "measured" goes by what survived.
+    `keys` were put into the map.
+    """
+
+    keys: int = 0
+    groups: int = 0
+    segments: int = 0
+    bytes: int = 0
+    records: int = 0
+    records_read: int = 0
+    tombstones_removed: int = 0
+    markers_removed: int = 0
+    limits_met: int = 0
+    large_batches: int = 0
+
+
+@dataclass(frozen=True)
+class HandedOn:
+    """What one round of writing hands to the next: where to go on, and the files with what it needs to know.
+
+    Segments below number `next_segment` are replaced, or will be before the next round begins.
+    """
+
+    next_segment: int
+    survivors: CleanFile
+    proof: CleanFile
+    totals: Totals
+
+
+@dataclass(frozen=True)
+class CleaningTask:
+    """One cleaning of one partition, as the plan decided it; small, picklable, and the same for every attempt.
+
+    `segments` are all of the partition, as the driver saw them before the first was replaced. The map takes
+    `map_memory_bytes`, and holds at most `map_max_entries` keys where that is given. `grouping` "kafka" makes one
+    output of each group that Kafka would; "measured" goes by what survived. With `max_scratch_bytes` groups are
+    written in rounds of about so many bytes, at least one group a round; `handed_on` is what the round before left.
+    `throttle_bytes_per_s` is for all tasks of a host together.
     """
 
     topic: str
@@ -44,6 +78,14 @@ class CleaningTask:
     map_max_entries: int | None = None
     hash_name: str = HASH_NAME
     hash_seed: int = 0
+    max_scratch_bytes: int | None = None
+    handed_on: HandedOn | None = None
+    throttle_bytes_per_s: int | None = None
+
+    @property
+    def first_segment(self) -> int:
+        """Number of the first segment that is not replaced yet."""
+        return self.handed_on.next_segment if self.handed_on else 0
 
     def path(self, base_offset: int, suffix: str) -> str:
         return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
@@ -54,6 +96,7 @@ class CleaningResult:
     """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
 
     `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
+    `rest`: groups are left for another round; records are counted then only as far as they were read.
     """
 
     end_offset: int
@@ -69,4 +112,5 @@ class CleaningResult:
     keys: int
     limits_met: int = 0
     large_batches: int = 0
+    rest: HandedOn | None = None
     phases_s: dict[str, float] = field(default_factory=dict)

@@ -73,7 +73,8 @@ FIRST_VIOLATION = 10
     LOST_MARKER,
     LOST_MARKER_EARLY,
     OUTPUT_ABORTED,
-) = range(FIRST_VIOLATION, FIRST_VIOLATION + 40)
+    WOULD_LOSE_KEYLESS,
+) = range(FIRST_VIOLATION, FIRST_VIOLATION + 41)
 
 # `state`, int64. The first ones are the caller's, the others are kept between calls.
 (
@@ -122,7 +123,7 @@ FIRST_VIOLATION = 10
 
 # What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
 _COUNTS, _SILENT, _UNNEEDED = range(3)
-_SMALLEST_RECORD = 7  # length, attributes, two deltas, null key, null value, no headers
+SMALLEST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers
 
 
 @register_jitable
@@ -133,7 +134,7 @@ def _fail(state, code, at, offset):
 
 
 @register_jitable
-def _check_source(source, p, size, state):
+def check_source(source, p, size, state):
     base = be_64(source, p)
     if source[p + 16] != 2:
         return _fail(state, SOURCE_MAGIC, p, base)
@@ -482,7 +483,7 @@ def step(source, output, s_block, o_block, index, time_index, pending, keys, mar
             break
         opened = state[SOURCE_BLOCK_BYTES] >= 0
         if not opened:
-            code = _check_source(source, p, size, state)
+            code = check_source(source, p, size, state)
             if code != 0:
                 break
         q = state[OUTPUT_FROM]
@@ -528,7 +529,7 @@ def step(source, output, s_block, o_block, index, time_index, pending, keys, mar
         s_data, s, s_end = source, p + HEADER_BYTES, p + size
         if compressed:
             s_data, s, s_end = s_block, np.int64(0), state[SOURCE_BLOCK_BYTES]
-        if count > (s_end - s) // _SMALLEST_RECORD:
+        if count > (s_end - s) // SMALLEST_RECORD_BYTES:
             code = _fail(state, SOURCE_COUNT, p, base)
             break
         if count > pending.shape[1] - state[NOTED] or s_end - s > keys.shape[0] - state[NOTED_KEY_BYTES]:

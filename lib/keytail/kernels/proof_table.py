@@ -1,7 +1,8 @@
 """The proof's table of keys: the newest record of each, and what became of it, in 24 bytes a slot.
 
-Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are held; no key bytes. Offsets must
-be put in ascending order. The caller sees to it that one slot is always free.
+Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are held; no key bytes. Offsets are put in
+ascending order; those put as PRESENT may come once more, with what became of them. The caller sees to it that one
+slot is always free.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _PREFETCH_AHEAD = 16
 DROPPED = 0
 KEPT = 1
 EXPIRED = 2  # a tombstone dropped when its horizon had passed
+PRESENT = 3  # nothing yet: it is settled in a later round
 _OLDER_KEPT = 4  # an older record of the key is in the output
 _FLAGS = 7
 
@@ -31,14 +33,19 @@ def _slot_of(high, capacity):
 
 @register_jitable
 def _put(slots, capacity, low, high, offset, fate):
-    """Make `offset` the newest record of a key; 1 if the key is new."""
+    """Make `offset` the newest record of a key, unless a newer one is known; 1 if the key is new."""
     clear = ~np.uint64(_FLAGS)
     i = _slot_of(high, capacity)
     while slots[SLOT_WORDS * i + 2] != 0:
         held = slots[SLOT_WORDS * i + 1]
         if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
+            known = np.int64(slots[SLOT_WORDS * i + 2]) - 1
+            if offset < known:
+                if fate == KEPT:
+                    slots[SLOT_WORDS * i + 1] = held | np.uint64(_OLDER_KEPT)
+                return 0
             older = held & np.uint64(_OLDER_KEPT)
-            if held & np.uint64(3) == np.uint64(KEPT):
+            if offset > known and held & np.uint64(3) == np.uint64(KEPT):
                 older = np.uint64(_OLDER_KEPT)
             slots[SLOT_WORDS * i + 1] = high & clear | older | np.uint64(fate)
             slots[SLOT_WORDS * i + 2] = np.uint64(offset + 1)

@@ -54,6 +54,12 @@ class SegmentIndexer:
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
     @property
+    def size_bytes(self) -> int:
+        """Of both index files, if they were closed now."""
+        offsets, times = int(self._state[kernels.OFFSET_ENTRIES]), int(self._state[kernels.TIME_ENTRIES])
+        return offsets * OFFSET_ENTRY.itemsize + (times + 1) * TIME_ENTRY.itemsize
+
+    @property
     def next_earns_an_entry(self) -> bool:
         """Whether the batch behind those so far, if there is one, gets an offset entry."""
         return bool(self._state[kernels.SINCE_LAST] > self._interval)

@@ -7,6 +7,7 @@ in their names and are seen by no broker; giving them their final names is the b
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,17 +69,28 @@ class SegmentWriter:
         self.size_bytes = 0
         self.records = 0
         self.made: list[str] = []
+        self._open: set[int] = set()
         self._fd = self._create(names.LOG)
 
     @property
     def log_path(self) -> str:
         return self._path_of(names.LOG)
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Of all its files, if it was sealed now."""
+        return self.size_bytes + self._indexer.size_bytes
+
     def _create(self, suffix: str) -> int:
         path = self._path_of(suffix)
         fd = self._fs.create(path, self._like)
+        self._open.add(fd)
         self.made.append(path)
         return fd
+
+    def _close(self, fd: int) -> None:
+        self._open.discard(fd)  # first: an error of closing leaves it closed, and its number to others
+        self._fs.close(fd)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
         """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; how many were taken.
@@ -120,7 +132,6 @@ class SegmentWriter:
         A `.txnindex` is made only of a `txn_index` with entries.
         """
         files = [self._seal_file(self._fd, names.LOG, mtime_ms, self.size_bytes, self._digest.hexdigest())]
-        self._fd = -1
         offset_index, time_index = self._indexer.close()
         indexes = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
         if txn_index:
@@ -138,13 +149,14 @@ class SegmentWriter:
         # The time first: fsync makes it durable together with the contents.
         self._fs.set_mtime_ns(path, mtime_ms * 1_000_000)
         self._fs.fsync(fd)
-        self._fs.close(fd)
+        self._close(fd)
         return CleanFile(suffix, os.path.basename(path), size_bytes, digest)
 
     def abandon(self) -> None:
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
+        """Let go of the files; they are for the caller to remove."""
+        while self._open:
+            with contextlib.suppress(OSError):
+                self._fs.close(self._open.pop())
 
 
 class OutputWriter:
@@ -170,14 +182,32 @@ class OutputWriter:
         self._limits = limits
         self._txn_index = txn_index
         self._current: SegmentWriter | None = None
+        self._coming: SegmentWriter | None = None  # what is split off the current one
         self._sources: list[Source] = []  # of the current output
         self._mark: Mark | None = None  # where the last of them begins, if it is not the first
         self._shares_source = False  # the current output goes on with the source the one before it ended in
         self._groups: list[tuple[list[int], list[OutputSegment]]] = []
         self._made: list[str] = []
+        self._closed_bytes = 0  # of all files of the outputs that are closed
+        self._before = (0, 0, 0, 0)  # the numbers below, and bytes closed, when the group in the making began
         self.splits = 0
         self.size_bytes = 0
         self.records = 0
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of all files, if everything was closed now."""
+        return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
+
+    @property
+    def current_bytes(self) -> int:
+        """Of the `.log` of the output in the making."""
+        return self._current.size_bytes if self._current else 0
+
+    @property
+    def complete_groups(self) -> int:
+        """Groups that nothing will be added to, whatever comes."""
+        return len(self._groups) - self._shares_source
 
     @property
     def current_sources(self) -> tuple[int, ...]:
@@ -200,10 +230,10 @@ class OutputWriter:
     def start_output(self, source: Source) -> None:
         """End the output before, if any; the new one has the base of `source`, which is started with it."""
         self._close(source.base_offset)
+        self._begin_group()
         self._current = self._open(source.base_offset, source.base_offset)
         self._sources = [source]
         self._mark = None
-        self._shares_source = False
 
     def start_source(self, source: Source) -> None:
         """The batches that follow come from `source`."""
@@ -229,7 +259,7 @@ class OutputWriter:
         """Give the last source an output of its own, with what was appended of it so far."""
         assert self._current is not None and self._mark is not None
         old, mark, source = self._current, self._mark, self._sources[-1]
-        new = self._open(source.base_offset, source.base_offset)
+        self._coming = new = self._open(source.base_offset, source.base_offset)
         self._made += new.made
         reader = SegmentReader(self._fs, stride_bytes=1 << 20)
         for stride in reader.strides(old.log_path, old.size_bytes, start=mark.size_bytes):
@@ -238,7 +268,9 @@ class OutputWriter:
         old.take_back(mark)
         self._sources.pop()
         self._close(source.base_offset)
-        self._current, self._sources, self._mark, self._shares_source = new, [source], None, False
+        self._begin_group()
+        self._current, self._sources, self._mark = new, [source], None
+        self._coming = None
 
     def _split_inside_source(self, base_offset: int) -> None:
         self.splits += 1
@@ -246,6 +278,28 @@ class OutputWriter:
         self._close(base_offset)
         self._current = self._open(base_offset, source.base_offset)
         self._sources, self._mark, self._shares_source = [source], None, True
+
+    def _begin_group(self) -> None:
+        self._shares_source = False
+        self._before = (self.splits, self.size_bytes, self.records, self._closed_bytes)
+
+    def drop_group(self) -> int:
+        """Remove what was written of the group in the making; the base of its first source, to begin at again."""
+        assert self._current is not None
+        first = self._sources[0].base_offset
+        self._current.abandon()
+        self._made += [path for path in self._current.made if path not in self._made]
+        paths = list(self._current.made)
+        if self._shares_source:
+            bases, segments = self._groups.pop()
+            first = bases[0]
+            paths += [os.path.join(self._partition_path, file.name) for out in segments for file in out.files]
+        for path in paths:
+            self._fs.unlink(path)
+            self._made.remove(path)
+        self.splits, self.size_bytes, self.records, self._closed_bytes = self._before
+        self._current, self._sources, self._mark, self._shares_source = None, [], None, False
+        return first
 
     def _close(self, next_base: int) -> None:
         if self._current is None:
@@ -256,6 +310,7 @@ class OutputWriter:
             self._sources[-1].mtime_ms, self._txn_index(current.base_offset, next_base)
         )
         self._made += current.made
+        self._closed_bytes += sum(file.size_bytes for file in segment.files)
         self.size_bytes += current.size_bytes
         self.records += current.records
         bases = [source.base_offset for source in self._sources]
@@ -273,12 +328,13 @@ class OutputWriter:
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 
     def discard(self) -> None:
-        """Remove every file that was made."""
-        if self._current is not None:
-            self._current.abandon()
-            self._made += self._current.made
-            self._current = None
+        """Remove every file that was made, as far as the disk lets us: why that is done is what is to be told."""
+        for writer in (self._current, self._coming):
+            if writer is not None:
+                writer.abandon()
+                self._made += writer.made
+        self._current = self._coming = None
         for path in dict.fromkeys(self._made):
-            if self._fs.exists(path):
+            with contextlib.suppress(OSError):  # of one that is gone already, too
                 self._fs.unlink(path)
         self._made.clear()

@@ -7,6 +7,7 @@ in flight stays within what was allowed. The caller holds the locks and has deci
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,12 +16,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.cleaner import clean_partition, install, next_round
+from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import update_offset
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.pace import Pace, PacedFileSystem
+from keytail.log.recover import recover
+from keytail.log.replace import GroupOutput
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.session import concurrent_tasks
@@ -31,8 +36,17 @@ from keytail.spark.tasks import Outcome, explained, run_bundle
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 MOST_THREADS = 64
-# What a rewritten segment may hold beyond its source: index files, and batches that compress a little worse.
-_MARGIN_BYTES = 1 << 20
+_SAFE = "safe to start the broker"
+# A group takes milliseconds to install; a disk that hangs must not keep the run from ending.
+_LONGEST_STOP_S = 20.0
+
+
+class _Interrupted(KeytailError):
+    """The run was told to stop."""
+
+
+class _PastDeadline(KeytailError):
+    """--deadline has passed."""
 
 
 @dataclass
@@ -42,7 +56,10 @@ class Compaction:
     `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
-    time.monotonic() after which no bundle begins.
+    time.monotonic() after which no bundle and no round begins.
+
+    A partition that does not fit into the scratch space is written in rounds, alone on its file system: a Spark job
+    each, whose groups are installed before the next. Its checkpoint moves after the last.
     """
 
     spark: Any
@@ -78,15 +95,36 @@ class Compaction:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException:  # Ctrl-C: what is being installed is finished, nothing else begins
+        except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
             self._stopped = True
-            self.spark.sparkContext.cancelAllJobs()
-            for thread in threads:
-                thread.join()
+            self._stop_jobs(threads)
             raise
         if self._crash is not None:
             raise self._crash
         return [self._rows[task.partition_path] for task in self.tasks]
+
+    def rows_so_far(self) -> list[ResultRow]:
+        """Of a run that was stopped: a row for each task, in their order."""
+        not_done = "interrupted before anything was replaced"
+        return [
+            self._rows.get(task.partition_path) or planned_row(task).unchanged("skipped", not_done)
+            for task in self.tasks
+        ]
+
+    def remove_scratch(self) -> None:
+        """What tasks of a stopped run have left. Call it when no worker runs any more; it may be called twice."""
+        for task in self.tasks:
+            with contextlib.suppress(OSError):  # the next run removes it too
+                self._remove_scratch(task)
+
+    def _stop_jobs(self, threads: Sequence[threading.Thread]) -> None:
+        """Until no thread has a job in flight: one may just have begun another."""
+        last_s = time.monotonic() + _LONGEST_STOP_S
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < last_s:
+            with contextlib.suppress(Exception):  # under spark-submit the same signal may have ended the JVM
+                self.spark.sparkContext.cancelAllJobs()
+            for thread in threads:
+                thread.join(0.2)
 
     def _work(self, most_in_flight: int) -> None:
         try:
@@ -121,9 +159,10 @@ class Compaction:
                 if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
                     self._give_up_waiting()
                     break
-                bundle = self._fitting() if self._in_flight < most_in_flight else []
+                bundle = (self._fitting() or self._in_rounds()) if self._in_flight < most_in_flight else []
                 if bundle:
-                    self._waiting = [task for task in self._waiting if task not in bundle]
+                    begun = {task.partition_path for task in bundle}
+                    self._waiting = [task for task in self._waiting if task.partition_path not in begun]
                     self._in_flight += len(bundle)
                     self.space.reserve(self._needs(bundle))
                     return bundle
@@ -150,14 +189,25 @@ class Compaction:
     def _needs(self, bundle: Sequence[CleaningTask]) -> dict[int, int]:
         needs: dict[int, int] = {}
         for task in bundle:
-            device = self.space.device(os.path.dirname(task.partition_path))
-            needs[device] = needs.get(device, 0) + scratch_bytes(task)
+            device = self._device(task)
+            needs[device] = needs.get(device, 0) + min(scratch_bytes(task), task.max_scratch_bytes or 2**63)
         return needs
+
+    def _in_rounds(self) -> list[CleaningTask]:
+        """The largest partition whose file system no other takes room of; it gets all that there is."""
+        for task in self._waiting:
+            device = self._device(task)
+            bound = self.space.for_rounds(device, least_scratch_bytes(task))
+            if bound is not None and not self.space.reserved_bytes.get(device):
+                return [replace(task, max_scratch_bytes=bound)]
+        return []
+
+    def _device(self, task: CleaningTask) -> int:
+        return self.space.device(os.path.dirname(task.partition_path))
 
     def _refuse_waiting(self) -> None:
         for task in self._waiting:
-            device = self.space.device(os.path.dirname(task.partition_path))
-            problem = self.space.refusal(device, scratch_bytes(task))
+            problem = self.space.refusal(self._device(task), least_scratch_bytes(task))
             self._add(task, planned_row(task).unchanged(status_of(problem), str(problem)))
         self._waiting = []
 
@@ -172,36 +222,28 @@ class Compaction:
             self.on_row(row)
 
     def _finish(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> ResultRow:
-        """Install what a task wrote and move its checkpoint; the row says how far that went."""
+        """Install what a task wrote, round by round, and move its checkpoint; the row says how far that went."""
         row = replace(planned_row(task), start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
-        if outcome.trace:
-            self.on_trace(outcome.trace)
-        if outcome.worker_died:
-            # A worker that died has left scratch files behind; the attempt that succeeded owns the others.
-            self._remove_scratch_of_dead(task, outcome)
-        if outcome.problem is not None or outcome.value is None:
-            problem = outcome.problem or KeytailError("internal error: a task gave no answer")
-            return row.unchanged(status_of(problem), str(problem))
-        result = outcome.value
+        progress = _Progress()
         try:
-            install(self.fs, task, result)
+            while True:
+                if self._stopped and task.handed_on:
+                    raise _Interrupted("interrupted")
+                result = self._result_of(task, outcome)
+                self._install(task, result, progress)
+                if result.rest is None:
+                    break
+                task = self._prepare_next(task, result)
+                [outcome] = run_bundle(self.spark, [task], self._clean(), name=f"compact {row.name}, next round",
+                                       stopped=lambda: self._stopped)  # fmt: skip
             log_dir = os.path.dirname(task.partition_path)
             key = (task.topic, task.partition)
             move_checkpoint(self.fs, log_dir, key, result.end_offset, self.hosted[log_dir])
         except KeytailError as problem:
-            return self._row_after_failed_install(row, problem)
+            return self._row_after(problem, row, task, progress)
         except OSError as problem:
-            return self._row_after_failed_install(row, explained(problem))
-        if result.limits_met:
-            self.on_note(
-                f"{row.name}: {result.limits_met} segments ended at a limit inside of what they were made from: "
-                f"segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
-            )
-        if result.large_batches:
-            self.on_note(
-                f"{row.name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and "
-                f"replicas fetch them all the same, but sent again they would not be taken"
-            )
+            return self._row_after(explained(problem), row, task, progress)
+        self._tell_oddities(row, result)
         return replace(
             row,
             status="compacted",
@@ -217,18 +259,142 @@ class Compaction:
             end_ms=time.time_ns() // 1_000_000,
         )
 
-    def _row_after_failed_install(self, row: ResultRow, problem: KeytailError) -> ResultRow:
-        """How much was replaced is not known here; the next run finishes or undoes it before it begins."""
-        text = f"{problem}. Replacing stopped; the next run finishes or undoes the group it stopped in"
-        return replace(row, status=status_of(problem), error=text, end_ms=time.time_ns() // 1_000_000)
+    def _clean(self) -> Callable[[CleaningTask, str], CleaningResult]:
+        assert self.clean is not None
+        return self.clean
 
-    def _remove_scratch_of_dead(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> None:
-        groups = outcome.value.groups if outcome.value else ()
-        kept = {file.name for group in groups for segment in group.segments for file in segment.files}
+    def _result_of(self, task: CleaningTask, outcome: Outcome[CleaningResult]) -> CleaningResult:
+        if outcome.trace:
+            self.on_trace(outcome.trace)
+        result = outcome.value
+        if outcome.worker_died:
+            # A worker that died has left scratch files behind; the attempt that succeeded owns the others.
+            self._remove_scratch(task, result)
+        if outcome.problem is not None or result is None:
+            raise outcome.problem or KeytailError("internal error: a task gave no answer")
+        return result
+
+    def _install(self, task: CleaningTask, result: CleaningResult, progress: _Progress) -> None:
+        """The groups of one round; the files that it needed go with it."""
+        progress.begin(result)
+        install(self.fs, task, result, progress.one_more, lambda: self._stopped)
+        if progress.waiting:
+            raise _Interrupted("interrupted")
+        if task.handed_on or result.rest:
+            self._remove_scratch(task, result)
+
+    def _prepare_next(self, task: CleaningTask, result: CleaningResult) -> CleaningTask:
+        """The task of the next round, with the space that there is now; replacing has mostly freed some."""
+        if self._stopped:
+            raise _Interrupted("interrupted")
+        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+            raise _PastDeadline("--deadline has passed")
+        task = next_round(task, result)
+        with self._changed:
+            device, least = self._device(task), least_scratch_bytes(task)
+            bound = self.space.for_rounds(device, least)
+            if bound is None:
+                raise self.space.refusal(device, least)
+            return replace(task, max_scratch_bytes=bound)
+
+    def _row_after(
+        self, problem: KeytailError, row: ResultRow, task: CleaningTask, progress: _Progress
+    ) -> ResultRow:
+        """The row of a partition that is not done. What the group it stopped in has begun is finished or undone."""
+        left = "what it has begun is finished or undone by the next run"
+        try:
+            if progress.waiting:
+                recovered = recover(self.fs, task.partition_path)
+                if _is_replaced(self.fs, task, progress.waiting[0], recovered):
+                    progress.one_more()
+            else:
+                self._remove_scratch(task)
+            left = ""
+        except (KeytailError, OSError) as also:
+            left = f"{left} ({also})"
+        status = "skipped" if isinstance(problem, _Interrupted | _PastDeadline) else status_of(problem)
+        if progress.groups == 0:
+            text = f"{problem}. Nothing was replaced, {_SAFE}" if status == "failed" else str(problem)
+            return row.unchanged(status, "; ".join(filter(None, (text, left))))
+        text = f"{problem}. {progress}, {_SAFE}; the next run goes on from there"
+        segments, size = self._present(task)
+        return replace(
+            row,
+            status=status,
+            error="; ".join(filter(None, (text, left))),
+            segments_after=segments,
+            bytes_after=size,
+            end_ms=time.time_ns() // 1_000_000,
+        )
+
+    def _present(self, task: CleaningTask) -> tuple[int | None, int | None]:
+        """Number and bytes of the segments that are there now, where that can be told."""
+        try:
+            entries = [(names.parse_file_name(entry.name), entry) for entry in self.fs.scan(task.partition_path)]
+        except OSError:
+            return None, None
+        logs = [entry.size_bytes for name, entry in entries if name.kind == "live" and name.suffix == names.LOG]
+        return len(logs), sum(logs)
+
+    def _tell_oddities(self, row: ResultRow, result: CleaningResult) -> None:
+        if result.limits_met:
+            self.on_note(
+                f"{row.name}: {result.limits_met} segments ended at a limit inside of what they were made from: "
+                f"segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
+            )
+        if result.large_batches:
+            self.on_note(
+                f"{row.name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and "
+                f"replicas fetch them all the same, but sent again they would not be taken"
+            )
+
+    def _remove_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> None:
+        """Of this run, but for what `result` has written and hands on."""
+        kept = set()
+        if result is not None:
+            kept = {file.name for group in result.groups for segment in group.segments for file in segment.files}
+            kept |= {file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set()
         for entry in self.fs.scan(task.partition_path):
             name = names.parse_file_name(entry.name)
             if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
                 self.fs.unlink(os.path.join(task.partition_path, name.name))
+
+
+@dataclass
+class _Progress:
+    """How far the replacement of one partition's groups has come. `more`: rounds follow, of nobody knows how many."""
+
+    done: int = 0
+    groups: int = 0
+    more: bool = False
+    waiting: list[GroupOutput] = field(default_factory=list)  # of this round
+
+    def begin(self, result: CleaningResult) -> None:
+        self.waiting = list(result.groups)
+        self.groups += len(result.groups)
+        self.more = result.rest is not None
+
+    def one_more(self) -> None:
+        self.waiting.pop(0)
+        self.done += 1
+
+    def __str__(self) -> str:
+        return f"{self.done} of {'at least ' if self.more else ''}{self.groups + self.more} groups done"
+
+
+def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:
+    """Whether a recovery has finished the whole group: one of several replacements that it is made of may be done."""
+    if not any(sentence.startswith("finished the replacement") for sentence in recovered):
+        return False
+    sizes = {entry.name: entry.size_bytes for entry in fs.scan(task.partition_path)}
+    wanted = {
+        names.segment_file(out.base_offset, names.LOG): file.size_bytes
+        for out in group.segments
+        for file in out.files
+        if file.suffix == names.LOG
+    }
+    gone = {names.segment_file(base, names.LOG) for base in group.source_bases} - set(wanted)
+    return all(sizes.get(name) == size for name, size in wanted.items()) and not gone & set(sizes)
 
 
 def move_checkpoint(
@@ -241,14 +407,10 @@ def move_checkpoint(
 def clean_on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningResult:
     """What one Spark task does; a map memory of 0 means this host's share."""
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    return clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=memory))
-
-
-def scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what cleaning writes: all segments below the first uncleanable offset, with indexes."""
-    rewritten = [s for s in task.segments if s.base_offset < task.first_uncleanable_offset]
-    files = sum(s.log_bytes + (s.index_bytes or 0) + (s.time_index_bytes or 0) for s in rewritten)
-    return files + _MARGIN_BYTES
+    fs = LOCAL
+    if task.throttle_bytes_per_s is not None:
+        fs = PacedFileSystem(Pace(max(1, task.throttle_bytes_per_s // tasks_a_host)))
+    return clean_partition(fs, replace(task, attempt=attempt, map_memory_bytes=memory))
 
 
 def planned_row(task: CleaningTask) -> ResultRow:

@@ -57,7 +57,7 @@ class ScratchSpace:
     """Reservations by file system (device number). Not thread safe: the caller holds its own lock.
 
     Without `limit_bytes` a file system is filled at most by half of what was free when it was first asked
-    about; one partition that needs more may have it alone, as long as it is free at all.
+    about. A partition that needs more is written in rounds (`for_rounds`).
     """
 
     fs: FileSystem
@@ -77,9 +77,7 @@ class ScratchSpace:
         """Whether these bytes, by device, may be written now beside what is reserved."""
         for device, need in needs.items():
             reserved = self.reserved_bytes.get(device, 0)
-            limit = self.limit_bytes
-            if limit is None:
-                limit = self._half_free[device] if reserved else self.fs.free_bytes(self._path_of[device])
+            limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
             if reserved + need > limit or reserved + need > self.fs.free_bytes(self._path_of[device]):
                 return False
         return True
@@ -92,19 +90,28 @@ class ScratchSpace:
         for device, need in needs.items():
             self.reserved_bytes[device] -= need
 
+    def for_rounds(self, device: int, least: int) -> int | None:
+        """What the rounds of one partition alone may take now; None where its largest group (`least`) does not fit.
+
+        Half of what is free, where no limit is given, or `least` if that is more.
+        """
+        free = self.fs.free_bytes(self._path_of[device])
+        bound = max(free // 2, least) if self.limit_bytes is None else self.limit_bytes
+        return min(bound, free) if least <= min(bound, free) else None
+
     def refusal(self, device: int, need: int) -> Refused:
-        """Why a partition that needs so much cannot be rewritten even alone."""
+        """Why a partition cannot be rewritten even alone, group by group: its largest needs so much."""
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
         if self.limit_bytes is not None and need > self.limit_bytes:
             return Refused(
-                f"rewriting needs up to {need} bytes of scratch space, and --max-scratch-bytes is "
-                f"{self.limit_bytes} (free: {free})",
+                f"the largest group of segments needs up to {need} bytes of scratch space, and --max-scratch-bytes "
+                f"is {self.limit_bytes} (free: {free})",
                 path=path,
                 remedy=f"Raise --max-scratch-bytes to {need} or more",
             )
         return Refused(
-            f"rewriting needs up to {need} bytes of scratch space, and {free} are free",
+            f"the largest group of segments needs up to {need} bytes of scratch space, and {free} are free",
             path=path,
             remedy=f"Free {max(need - free, 1)} bytes more on this file system",
         )

@@ -1,0 +1,87 @@
+"""What one round of a cleaning leaves for the next: values with large arrays, as scratch files in the partition.
+
+Such a file is part of a run: nobody but its next round reads it, it need not outlive a power cut, and the next run
+removes it. Arrays are written from where they lie, not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from keytail.clean.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.kernels.memory import zeros
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile
+
+_SIZE = struct.Struct("<Q")
+
+
+def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
+    """Write `value` under a scratch name of this attempt; with nothing left behind where that fails."""
+    base = task.segments[task.first_segment].base_offset
+    name = names.scratch_file(base, task.run_id, task.attempt, suffix)
+    path = os.path.join(task.partition_path, name)
+    arrays: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
+    parts = [memoryview(data), *(array.raw() for array in arrays)]
+    digest, size_bytes = hashlib.blake2b(), 0
+    fd = fs.create(path, fs.stat(task.path(base, names.LOG)))
+    try:
+        try:
+            sizes = b"".join(_SIZE.pack(size) for size in (len(parts), *(part.nbytes for part in parts)))
+            for part in (memoryview(sizes), *parts):
+                if part.nbytes:
+                    fs.write(fd, part)
+                    digest.update(part)
+                    size_bytes += part.nbytes
+        finally:
+            fs.close(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to be told
+            fs.unlink(path)
+        raise
+    return CleanFile(suffix, name, size_bytes, digest.hexdigest())
+
+
+def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
+    """What `hand_on` was given; nothing of it is believed before its digest is that of the round that wrote it."""
+    path = os.path.join(task.partition_path, file.name)
+    digest, parts = hashlib.blake2b(), []
+    fd = fs.open_read(path)
+    try:
+        position = 0
+
+        def read(size_bytes: int) -> np.ndarray:
+            nonlocal position
+            part = zeros(size_bytes, np.dtype(np.uint8))
+            if size_bytes > file.size_bytes - position or fs.read_into(fd, part, position) < size_bytes:
+                raise _differs(path)
+            position += size_bytes
+            digest.update(part)
+            return part
+
+        [count] = read(_SIZE.size).view("<u8")
+        sizes = read(int(count) * _SIZE.size).view("<u8")
+        parts = [read(int(size)) for size in sizes]
+    finally:
+        fs.close(fd)
+    if position != file.size_bytes or digest.hexdigest() != file.digest_hex:
+        raise _differs(path)
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _differs(path: str) -> KeytailError:
+    return KeytailError(
+        "what the round before left for this one is not what it wrote",
+        path=path,
+        remedy="Run again: a new run begins with a round of its own, from what is replaced so far",
+    )

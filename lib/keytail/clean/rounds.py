@@ -1,0 +1,110 @@
+"""Which groups are written in one round: as many as the scratch space takes, and at least one.
+
+Where outputs begin and end does not depend on the rounds: a round ends only where an output ends and a source
+begins. With grouping "measured" that is known when the next output has begun, which is then dropped and is the
+first of the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from keytail.clean.plan import group_segments
+from keytail.clean.rewrite import Counts, Rewriter
+from keytail.clean.survivors import Progress
+from keytail.clean.task import CleaningTask
+from keytail.log.partition import SegmentFacts
+from keytail.log.writer import OutputWriter, Source
+
+# Index files are closed with an entry each that a source may not have had.
+_MARGIN_BYTES = 1 << 20
+
+
+def source_bytes(segment: SegmentFacts) -> int:
+    """What rewriting a segment writes at most, about: its log and the indexes that brokers do not rebuild."""
+    return segment.log_bytes + (segment.index_bytes or 0) + (segment.time_index_bytes or 0)
+
+
+def scratch_bytes(task: CleaningTask) -> int:
+    """Upper bound of what cleaning writes in one round: all segments below the first uncleanable offset."""
+    rewritten = [s for s in task.segments if s.base_offset < task.first_uncleanable_offset]
+    return sum(map(source_bytes, rewritten)) + _MARGIN_BYTES
+
+
+def least_scratch_bytes(task: CleaningTask) -> int:
+    """Upper bound of what its largest group takes: with less no round can be written."""
+    rewritten = [s for s in task.segments if s.base_offset < task.first_uncleanable_offset]
+    if task.grouping == "kafka":
+        groups = [rewritten[first:end] for first, end in _kafka_groups(task, task.first_uncleanable_offset)]
+        return max(sum(map(source_bytes, group)) for group in groups) + _MARGIN_BYTES
+    # An output fills up to segment.bytes, and what passes that is copied to the next one before it is cut off.
+    largest = max(map(source_bytes, rewritten))
+    return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + _MARGIN_BYTES)
+
+
+def rewrite_groups(
+    task: CleaningTask,
+    numbers: tuple[int, int],
+    end_offset: int,
+    rewriter: Rewriter,
+    writer: OutputWriter,
+    limit_bytes: int | None,
+    progress: Progress,
+) -> tuple[int, Counts]:
+    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the grouping asked for.
+
+    Returns where the round ended for want of space, or `numbers[1]`, and what was counted up to there.
+    """
+    groups = dict(_kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
+    number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
+    counts_before: dict[int, Counts] = {}
+    for number in range(*numbers):
+        segment = task.segments[number]
+        merged = [task.segments[number_of[base]] for base in writer.current_sources]
+        if task.grouping == "kafka":
+            begins = number in groups
+            needed = sum(map(source_bytes, task.segments[number : groups.get(number, number)]))
+        else:
+            begins = number == numbers[0] or _spans_too_long(task, [*merged, segment])
+            needed = _needed_bytes(task, segment, writer.current_bytes)
+        counts_before[number] = replace(rewriter.counts)
+        if limit_bytes is not None and number > numbers[0] and writer.scratch_bytes + needed > limit_bytes:
+            if begins:
+                return number, counts_before[number]
+            if task.grouping == "measured" and writer.complete_groups:
+                stop = number_of[writer.drop_group()]
+                return stop, counts_before[stop]
+        source = Source(segment.base_offset, segment.log_mtime_ns // 1_000_000)
+        if begins:
+            writer.start_output(source)
+        else:
+            writer.start_source(source)
+        rewriter.rewrite(task.partition_path, segment, number, writer, progress)
+    return numbers[1], rewriter.counts
+
+
+def _kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], ...]:
+    config = task.config
+    return group_segments(
+        task.segments,
+        end_offset,
+        task.first_uncleanable_offset,
+        config.segment_bytes,
+        config.segment_index_bytes,
+    )
+
+
+def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int) -> int:
+    """What may be written of one more source; of an output that gets too full a part is there twice for a while."""
+    passes = current_bytes + segment.log_bytes > task.config.segment_bytes
+    return source_bytes(segment) + (segment.log_bytes if passes else 0)
+
+
+def _spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
+    """Would one output of these make time retention keep old records longer, or young ones shorter?"""
+    if "delete" not in task.config.cleanup_policy:
+        return False
+    # Without bytes there is nothing to delete, and the time is the file's: such a segment must not pile up.
+    times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
+    return bool(times) and max(times) - min(times) > task.config.segment_ms

@@ -1,0 +1,56 @@
+"""Reading and writing at no more than so many bytes a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from keytail.log.fs import FileSystem
+
+# After a rest nothing is made up for: more than this is never done at full speed.
+_BURST_S = 0.1
+
+
+class Pace:
+    """Call `spend` after each piece of work: it sleeps until the bytes so far are due."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._due_s = clock()
+
+    def spend(self, n_bytes: int) -> None:
+        now_s = self._clock()
+        self._due_s = max(self._due_s, now_s - _BURST_S) + n_bytes / self._bytes_per_s
+        if self._due_s > now_s:
+            self._sleep(self._due_s - now_s)
+
+
+class PacedFileSystem(FileSystem):
+    """The real file system, at the pace given; what the page cache gives counts like the disk."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def read_into(self, fd: int, buffer: Any, position: int) -> int:
+        count = super().read_into(fd, buffer, position)
+        self._pace.spend(count)
+        return count
+
+    def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
+        data = super().read_bytes(path, whole=whole)
+        self._pace.spend(len(data))
+        return data
+
+    def write(self, fd: int, buffer: Any) -> int:
+        count = super().write(fd, buffer)
+        self._pace.spend(count)
+        return count
