@@ -1,0 +1,49 @@
+"""Retention in plain Python: the log as a list of segments from which the oldest is taken as long as it may go.
+
+Shares no code with keytail, and takes nothing into account that a broker does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seg:
+    """One segment; `time_ms` is what its age counts from."""
+
+    base: int
+    size: int
+    time_ms: int
+
+
+def expired(
+    log: list[Seg],
+    log_end: int,
+    *,
+    policy: set[str],
+    retention_ms: int,
+    retention_bytes: int,
+    log_start: int,
+    high_watermark: int,
+    now_ms: int,
+) -> tuple[list[tuple[int, str]], int]:
+    """Bases of the segments that go, each with the name of its pass, and the log start offset afterwards."""
+    log, gone = list(log), []
+
+    def may_go() -> bool:
+        if not log or (len(log) == 1 and log[0].size == 0):
+            return False
+        end = log[1].base if len(log) > 1 else log_end
+        return high_watermark >= end
+
+    while may_go() and len(log) > 1 and log[1].base <= log_start:
+        gone.append((log.pop(0).base, "log-start"))
+    if "delete" in policy:
+        if retention_bytes >= 0:
+            while may_go() and sum(seg.size for seg in log[1:]) >= retention_bytes:
+                gone.append((log.pop(0).base, "size"))
+        if retention_ms >= 0:
+            while may_go() and now_ms - log[0].time_ms > retention_ms:
+                gone.append((log.pop(0).base, "time"))
+    return gone, max(log_start, log[0].base if log else log_end)
