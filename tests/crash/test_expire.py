@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import keytail.maintenance
-from keytail.log import replace as replacing
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.recover import recover
 from keytail.maintenance.ages import age_tasks, read_age
 from keytail.maintenance.expire import Retention, age_candidates, decide, refusals, remove
 from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
@@ -98,7 +98,7 @@ def run(fs: FileSystem, root: Path, retention: Retention) -> Failed | None:
     """What an executing `expire` does to a partition."""
     facts, _ = look(fs, root)
     if facts.leftovers:
-        replacing.recover(fs, facts.path)
+        recover(fs, facts.path)
     facts, log_start = look(fs, root)
     if reasons := [*facts.problems, *refusals(facts, log_start)]:
         return Failed(tuple(reasons))
