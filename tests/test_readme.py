@@ -14,9 +14,11 @@ import typer.main
 
 from keytail.app.cli import app
 from keytail.app.describe import DescribeRow
+from keytail.app.expire import ExpireRow
 from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
 from keytail.app.verification import VerifyRow
+from keytail.maintenance.expire import ExpiredSegment, Finding
 from keytail.spark.rows import ResultRow
 
 ROOT = Path(__file__).parents[1]
@@ -34,14 +36,14 @@ def test_every_flag_is_one_of_the_verbs() -> None:
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
 
 
-@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe"])
+@pytest.mark.parametrize("verb", ["plan", "compact", "verify", "lookup", "rebuild-index", "describe", "expire"])
 def test_every_verb_is_there(verb: str) -> None:
     assert verb in typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert f"keytail {verb} --config" in README
 
 
 def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
-    verbs = "plan|compact|verify|lookup|describe|rebuild-index"
+    verbs = "plan|compact|verify|lookup|describe|rebuild-index|expire"
     line = rf"^ +(?:keytail|.*jobs/)(\s*(?:{verbs}))(?:\.py)? (--.*)$"
     commands = re.findall(line, README, re.MULTILINE)
     assert len(commands) >= 4
@@ -49,7 +51,10 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
         assert set(re.findall(r"--[a-z-]+", arguments)) <= _flags(verb.strip())
 
 
-@pytest.mark.parametrize("row", [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow])
+@pytest.mark.parametrize(
+    "row",
+    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ExpireRow, ExpiredSegment, Finding],
+)
 def test_every_field_of_a_row_is_listed(row: type) -> None:
     listed = re.findall(r"`(\w+)`", README)
     fields = [field.name for field in dataclasses.fields(row)]
