@@ -29,6 +29,8 @@ _STYLES = {
     "expired": "green",
     "would-expire": "green",
     "would-rebuild": "bold yellow",
+    "salvaged": "green",
+    "would-salvage": "bold yellow",
     "skipped": "yellow",
     "refused": "bold yellow",
     "suspect": "bold yellow",

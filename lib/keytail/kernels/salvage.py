@@ -1,0 +1,189 @@
+"""Finds batches again behind damage, looks at the records of those found, and tells which of them fit together.
+
+The array is a whole segment file. What may be a batch is decided by its header first and then by its checksum;
+maintenance/SALVAGE.md says which rule is which. Positions are bytes of the file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.batches import be32, be64
+from keytail.kernels.jit import kernel
+from keytail.kernels.legacy import check_message
+from keytail.kernels.native import crc32c
+from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE, check_block
+
+_HEADER_BYTES = 61
+_LEAST_BYTES = 17  # up to the magic byte
+_LEAST_V0_BYTES, _LEAST_V1_BYTES = 26, 34
+_LEAST_RECORD_BYTES = 7
+_MOST_CODEC, _MOST_OLD_CODEC = 4, 3
+
+# Positions in `out` of `next_batch`.
+FOUND, CHECKED_BYTES = 0, 1
+
+
+@njit
+def _batch_bytes(raw, p, n, low, high, out, scratch):
+    """Size of the batch at `p` of offsets within [low, high) and with a right checksum; 0: there is none."""
+    if n - p < _LEAST_BYTES or raw[p + 16] > 2:
+        return np.int64(0)
+    size = np.int64(be32(raw, p + 8)) + 12
+    if size < _LEAST_V0_BYTES or size > n - p:
+        return np.int64(0)
+    base = be64(raw, p)
+    if base < low or base >= high:
+        return np.int64(0)
+    if raw[p + 16] == 2:
+        if size < _HEADER_BYTES:
+            return np.int64(0)
+        span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
+        if span < 0 or span >= high - base or count < 0 or count > span + 1 or codec > _MOST_CODEC:
+            return np.int64(0)
+        if codec == 0 and count * _LEAST_RECORD_BYTES > size - _HEADER_BYTES:
+            return np.int64(0)
+        out[CHECKED_BYTES] += size
+        return size if crc32c(raw, p + 21, size - 21) == np.uint32(be32(raw, p + 17)) else np.int64(0)
+    if (raw[p + 16] == 1 and size < _LEAST_V1_BYTES) or raw[p + 17] & 7 > _MOST_OLD_CODEC:
+        return np.int64(0)
+    out[CHECKED_BYTES] += size
+    check_message(raw, p + 12, p + size, scratch)
+    return size if scratch[0] == 0 else np.int64(0)
+
+
+@njit(inline="always")
+def _may_be_one(raw, p, left, most_high_bits):
+    """Whether the few bytes that almost any other place has wrong could be a batch's: cheap, for every byte."""
+    q = np.uint64(p)  # unsigned spares the test for Python's negative positions
+    if raw[q + np.uint64(16)] > 2 or raw[q] > most_high_bits:
+        return False
+    size = (
+        np.uint64(raw[q + np.uint64(8)]) << np.uint64(24)
+        | np.uint64(raw[q + np.uint64(9)]) << np.uint64(16)
+        | np.uint64(raw[q + np.uint64(10)]) << np.uint64(8)
+        | np.uint64(raw[q + np.uint64(11)])
+    )
+    return np.uint64(_LEAST_V0_BYTES - 12) <= size <= left
+
+
+@njit
+def _landing(raw, p, n, low, high, out, scratch):
+    """Where the damaged batch at `p` ends by its own header, if a batch begins there or the file ends; else -1."""
+    if n - p < _LEAST_BYTES:
+        return np.int64(-1)
+    size = np.int64(be32(raw, p + 8)) + 12
+    if size < _LEAST_V0_BYTES or size > n - p:
+        return np.int64(-1)
+    if size == n - p or _batch_bytes(raw, p + size, n, low, high, out, scratch) > 0:
+        return p + size
+    return np.int64(-1)
+
+
+@kernel
+def next_batch(raw, p, low, high, most_checked_bytes, out):
+    """Where batches go on behind the damage at `p`: `out[FOUND]`, above `p`; the length of `raw` for nowhere.
+
+    Where the damaged batch's own length leads to a batch, that is where; but for batches in front of it that lead
+    there one by one: then it was the length that was wrong. `out` is int64[2]; `out[CHECKED_BYTES]` grows by the bytes
+    whose checksum was computed, and the search ends when it has passed `most_checked_bytes`.
+    """
+    n = np.int64(raw.shape[0])
+    scratch = np.zeros(6, np.int64)
+    landing = _landing(raw, p, n, low, high, out, scratch)
+    end = landing if landing >= 0 else n
+    q = np.int64(p) + 1
+    most_high_bits = np.uint8((high - 1) >> 56)
+    while q < end and n - q >= _LEAST_BYTES:
+        if not _may_be_one(raw, q, np.uint64(n - q), most_high_bits):
+            q += 1
+            continue
+        size = _batch_bytes(raw, q, n, low, high, out, scratch)
+        if size > 0:
+            if landing < 0:
+                out[FOUND] = q
+                return
+            at = q + size
+            while at < landing:
+                size = _batch_bytes(raw, at, n, low, high, out, scratch)
+                if size == 0:
+                    break
+                at += size
+            if at == landing:
+                out[FOUND] = q
+                return
+        if out[CHECKED_BYTES] > most_checked_bytes:
+            break
+        q += 1
+    out[FOUND] = end
+
+
+@kernel
+def check_records(raw, table, bad):
+    """Set `bad[row]` (uint8) of each uncompressed batch of version 2 whose records are not what its header says."""
+    state = np.zeros(STATE_SIZE, np.int64)
+    for row in range(table.shape[0]):
+        batch = table[row]
+        if batch.magic != 2 or batch.attributes & 7 or bad[row]:
+            continue
+        start = np.int64(batch.position) + _HEADER_BYTES
+        code = check_block(
+            raw[start : np.int64(batch.position) + batch.size_bytes], batch.base_offset, batch.last_offset,
+            np.int64(batch.record_count), batch.base_timestamp_ms, batch.max_timestamp_ms,
+            np.int64(batch.attributes), state,
+        )  # fmt: skip
+        bad[row] = code not in (0, RECORD_TIMESTAMP, MAX_TIMESTAMP_OFF)
+
+
+@njit(inline="always")
+def _best_below(scores, rows, rank):
+    """(score, row) of the best among ranks [0, rank), or (-1, -1)."""
+    best, row = np.int64(-1), np.int64(-1)
+    while rank > 0:
+        if scores[rank] > best:
+            best, row = scores[rank], rows[rank]
+        rank -= rank & -rank
+    return best, row
+
+
+@kernel
+def best_chain(base, last, below, touching, ranks, first_offset, keep):
+    """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets rise without overlap.
+
+    Of equally long ones that with more natural steps: a step between neighbours that leaves out no offset, or over
+    rejected batches that does leave some out. `ranks` is the place of each `last` among the different values of
+    `last`, `below` how many of these are below each `base`, `touching` 1 where the highest of those is `base - 1`.
+    """
+    n = base.shape[0]
+    size = np.int64(ranks.max()) + 1
+    scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
+    at_score, at_row = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
+    score, before = np.zeros(n, np.int64), np.full(n, -1, np.int64)
+    one = np.int64(2) * n + 2  # more than all natural steps together
+    for j in range(n):
+        natural = (j == 0) == (base[j] == first_offset)
+        score[j] = one + natural
+        found, row = _best_below(scores, rows, below[j] - touching[j])
+        if found >= 0 and found + one + 1 > score[j]:
+            score[j], before[j] = found + one + 1, row
+        if touching[j] and at_score[below[j] - 1] >= 0 and at_score[below[j] - 1] + one > score[j]:
+            score[j], before[j] = at_score[below[j] - 1] + one, at_row[below[j] - 1]
+        if j > 0:
+            if last[j - 1] < base[j]:
+                step = score[j - 1] + one + (last[j - 1] == base[j] - 1)
+                if step > score[j]:
+                    score[j], before[j] = step, j - 1
+            rank = np.int64(ranks[j - 1])
+            if score[j - 1] > at_score[rank]:
+                at_score[rank], at_row[rank] = score[j - 1], j - 1
+            rank += 1
+            while rank <= size:
+                if score[j - 1] > scores[rank]:
+                    scores[rank], rows[rank] = score[j - 1], j - 1
+                rank += rank & -rank
+    row = np.int64(np.argmax(score))
+    keep[:] = 0
+    while row >= 0:
+        keep[row] = 1
+        row = before[row]

@@ -1,0 +1,95 @@
+"""Which files of a damaged partition directory hold its log, as a broker that starts would take them.
+
+Listings, and of an interrupted replacement the headers of its outputs. Nothing is changed; what the directory says
+against itself becomes notes. The rules are those of log/SWAP.md, "What a broker does with names".
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+from keytail.format import names
+from keytail.log.fs import DirEntry, FileSystem
+from keytail.log.partition import log_end
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A file with the batches of one segment."""
+
+    base_offset: int
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The log files of a partition, ascending; bases of segments of which only index files are left; snapshots by
+    offset; what the operator should know of files that were not taken."""
+
+    logs: tuple[LogFile, ...]
+    lost_bases: tuple[int, ...]
+    snapshots: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def find_sources(fs: FileSystem, path: str) -> Sources:
+    """Raises OSError where the directory cannot be listed."""
+    notes: list[str] = []
+    found: dict[tuple[str, str], dict[int, DirEntry]] = defaultdict(dict)
+    for entry in sorted(fs.scan(path), key=lambda entry: entry.name):
+        name = names.parse_file_name(entry.name)
+        if name.kind == "fatal":
+            notes.append(f"{entry.name} is a name that no broker writes; not taken")
+        elif name.base_offset is None:
+            continue
+        elif name.suffix == names.LOG and not entry.is_regular:
+            notes.append(f"{entry.name} is no regular file; not taken")
+        else:
+            found[name.kind, name.suffix][name.base_offset] = entry
+    swaps = _swaps_that_count(found, notes)
+    logs = {base: entry for base, entry in found["live", names.LOG].items() if base not in swaps}
+    for low, high in _replaced(fs, path, swaps, {*found["live", names.LOG], *found["deleted", names.LOG]}):
+        for base in [base for base in logs if low <= base < high]:
+            notes.append(f"{logs.pop(base).name} is replaced by a .swap file, as a broker would do; not taken")
+    logs |= swaps
+    for base, entry in sorted(found["deleted", names.LOG].items()):
+        if base not in logs:
+            notes.append(f"{entry.name} is one that a broker removes; not taken")
+    known = {base for kind in ("live", "swap", "deleted") for base in found[kind, names.LOG]}
+    indexed = {base for suffix in (names.INDEX, names.TIME_INDEX) for base in found["live", suffix]}
+    return Sources(
+        tuple(LogFile(base, logs[base].name, logs[base].size_bytes, logs[base].mtime_ns) for base in sorted(logs)),
+        tuple(sorted(indexed - known)),
+        tuple(sorted(found["live", names.SNAPSHOT])),
+        tuple(notes),
+    )
+
+
+def _swaps_that_count(found: dict[tuple[str, str], dict[int, DirEntry]], notes: list[str]) -> dict[int, DirEntry]:
+    """A `.swap` with a `.cleaned` at or below it is void."""
+    cleaned = [base for (kind, _), entries in found.items() if kind == "cleaned" for base in entries]
+    voids_from = min(cleaned, default=names.MAX_OFFSET)
+    swaps = {base: entry for base, entry in found["swap", names.LOG].items() if base < voids_from}
+    for base, entry in found["swap", names.LOG].items():
+        if base not in swaps:
+            notes.append(f"{entry.name} belongs to a replacement that was never finished; not taken")
+    return swaps
+
+
+def _replaced(
+    fs: FileSystem, path: str, swaps: dict[int, DirEntry], sources: set[int]
+) -> list[tuple[int, int]]:
+    """Ranges of bases that the outputs of interrupted replacements take the place of, each with its own: an output
+    with neither a live nor a `.deleted` log of its base goes on where the one before it was closed."""
+    ranges: list[tuple[int, int]] = []
+    for base, entry in sorted(swaps.items()):
+        end = log_end(fs, os.path.join(path, entry.name), base, index_path="").next_offset
+        if ranges and base not in sources:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
+        else:
+            ranges.append((base, end))
+    return ranges
