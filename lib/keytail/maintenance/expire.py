@@ -7,6 +7,7 @@ a partition may be touched at all is left to the caller, who holds the locks and
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -295,12 +296,16 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
     """
     for segment in facts.segments[: len(decision.expired)]:
         refuse_changed(fs, _path(facts, segment.base_offset, names.LOG), segment.log_bytes, segment.log_mtime_ns)
-    if decision.rolls:
-        _make_empty_segment(fs, facts)
-    if decision.log_start_offset > facts.log_start_offset:
-        checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
-        # Its entries are those of copies in the making as well: all stay.
-        update_offset(fs, checkpoint, (facts.topic, facts.partition), decision.log_start_offset, hosted=None)
+    try:
+        _commit(fs, facts, decision)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC or len(decision.expired) < 1 + decision.rolls:
+            raise
+        # On a full disk the oldest segment goes first and alone: the rest is a whole log too.
+        oldest = decision.expired[0]
+        _set_aside(fs, facts.path, [oldest.base_offset])
+        _remove_below(fs, facts.path, oldest.end_offset)
+        _commit(fs, facts, decision)
     bases = [segment.base_offset for segment in decision.expired]
     _set_aside(fs, facts.path, bases)
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
@@ -309,6 +314,16 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
         done.append(f"cut {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
     gone = _remove_below(fs, facts.path, first)
     return done if bases else [*done, *(f"removed {name}, below the first segment" for name in gone)]
+
+
+def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
+    """Afterwards nobody is served what is to go, and whoever comes next removes it."""
+    if decision.rolls:
+        _make_empty_segment(fs, facts)
+    if decision.log_start_offset > facts.log_start_offset:
+        checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
+        # Its entries are those of copies in the making as well: all stay.
+        update_offset(fs, checkpoint, (facts.topic, facts.partition), decision.log_start_offset, hosted=None)
 
 
 def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
