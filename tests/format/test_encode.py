@@ -138,6 +138,13 @@ def test_offsets_may_have_32_bits_and_arrays_be_read_only():
             array.flags.writeable = False
         (step,) = encode_batches(columns, base_offset=0, leader_epoch=0)
         assert step[0].tobytes() == expected
+    assert columns.headers is not None
+    keys = columns.headers.keys
+    spread = BytesColumn(np.repeat(keys.data, 2)[::2], np.repeat(keys.offsets, 2)[::2], np.repeat(keys.valid, 2)[::2])
+    pairs = HeadersColumn(columns.headers.offsets, spread, columns.headers.values)
+    apart = RecordColumns(columns.timestamps_ms, columns.keys, columns.values, pairs)
+    (step,) = encode_batches(apart, base_offset=0, leader_epoch=0)
+    assert step[0].tobytes() == expected
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
@@ -226,6 +233,9 @@ def test_what_only_compression_takes_over_the_limit_stays_plain(codec):
     assert [batch.codec for batch in batches] == [NONE, codec]
     assert all_records(batches) == records
     assert max(batch.size for batch in batches) <= limit
+    # What fits to the byte stays compressed.
+    whole = encoded(records[1:], codec=codec)
+    assert encoded(records[1:], codec=codec, max_message_bytes=len(whole)) == whole
 
 
 def test_batches_are_never_longer_than_what_a_message_may_be():
@@ -262,6 +272,8 @@ def test_levels(codec, levels):
     default = len(encoded(records, codec=codec, batch_bytes=10**6))
     assert default == {GZIP: sizes.get(-1), LZ4: sizes.get(9)}.get(codec, default)
     assert len(set(sizes.values())) > 1, sizes
+    if codec == LZ4:  # 9 is the fast one
+        assert sizes[9] > max(size for level, size in sizes.items() if level != 9)
 
 
 @pytest.mark.parametrize(
