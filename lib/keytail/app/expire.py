@@ -329,8 +329,9 @@ def print_table(rows: Sequence[ExpireRow], title: str) -> None:
     found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
     text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}."
     for status, begin in (("would-expire", "To remove"), ("expired", "Removed")):
-        size = sum(segment.log_bytes for row in rows if row.status == status for segment in row.expired)
-        text += f" {begin}: {show.human_bytes(size)}." if size or counts[status] else ""
+        if counts[status]:
+            of_status = [segment for row in rows if row.status == status for segment in row.expired]
+            text += f" {begin}: {show.human_bytes(sum(segment.log_bytes for segment in of_status))}."
     console.print(f"\n{text}", soft_wrap=True)
 
 
