@@ -27,7 +27,6 @@ from keytail.maintenance.import_ import (
 )
 from keytail.maintenance.import_segments import Written
 
-_EMPTY_SEGMENT = (names.INDEX, names.TIME_INDEX, names.LOG)  # the log last: without it the others are nothing
 _COPY_BYTES = 4 << 20
 _ATTEMPT = "driver"
 
@@ -128,13 +127,14 @@ def _commit(
 
 
 def _make_empty_segment(fs: FileSystem, path: str, base_offset: int, like: FileStat) -> None:
-    """As a broker that rolls. What an interrupted one left is no segment without its log."""
-    for suffix in _EMPTY_SEGMENT:
-        where = os.path.join(path, names.segment_file(base_offset, suffix))
-        if fs.exists(where):
-            fs.unlink(where)
-        fs.write_file(where, b"", like)
-    fs.fsync_dir(path)
+    """As a broker that rolls, the log last: without it the others are nothing, and a broker removes them."""
+    for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
+        for suffix in suffixes:
+            where = os.path.join(path, names.segment_file(base_offset, suffix))
+            if fs.exists(where):  # of a run that was killed here
+                fs.unlink(where)
+            fs.write_file(where, b"", like)
+        fs.fsync_dir(path)
 
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:

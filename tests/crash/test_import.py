@@ -1,0 +1,209 @@
+"""Stop before every file operation of an import: a broker finds all of it or nothing, the producers' state is never
+lost, and the next run ends with the import in the partition once."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keytail.log.fs import LOCAL
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.explorer import digest_without_scratch
+from tests.crash.partitions import PARTITION
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka
+from tests.maintenance.import_case import CASES, INTERVAL_BYTES, TWO_REPLICAS, Case
+from tests.reference.batches import Rec, all_records, decode_log
+from tests.reference.indexing import index_files
+from tests.reference.loader import load
+
+
+def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
+    """Of one replica, as a broker that starts finds them."""
+    return {base: one.log for base, one in load(case.dirs(root)[number] / PARTITION).segments.items() if one.log}
+
+
+def names_of(case: Case, root: Path) -> set[str]:
+    return {path.name for path in (case.dirs(root)[0] / PARTITION).iterdir()}
+
+
+def records_in(logs: dict[int, bytes]) -> list[Rec]:
+    return [rec for _, log in sorted(logs.items()) for rec in all_records(decode_log(log))]
+
+
+def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
+    """Whether a broker finds the import. AssertionError for anything but all of it or nothing."""
+    path = case.dirs(root)[number] / PARTITION
+    loaded = load(path)
+    logs = logs_of(case, root, number)
+    assert logs in (before, after), f"found segments {sorted(logs)}"
+    is_there = logs == after
+    for base, segment in loaded.segments.items():
+        index, time_index = index_files(segment.log, base, INTERVAL_BYTES)
+        assert segment.index in (None, index), f"the index of {base} is not its log's"
+        assert segment.time_index in (None, time_index), f"the time index of {base} is not its log's"
+    end = case.end + case.count if is_there else case.end
+    usable = [offset for offset in loaded.snapshots if 0 < offset <= end]
+    if case.snapshots:
+        assert usable, "a broker forgets all producers"
+        newest = max(usable)
+        files = {name: file.read_bytes() for name in (f"{newest:020d}.snapshot.swap", f"{newest:020d}.snapshot")
+                 if (file := path / name).exists()}  # fmt: skip
+        state = case.snapshots.get(newest) if newest <= case.end else case.snapshots[case.end]
+        assert set(files.values()) == {state}, f"the snapshot at {newest} is another"
+    lines = (path / "leader-epoch-checkpoint").read_text().splitlines()[2:]
+    epochs = [tuple(map(int, line.split())) for line in lines]
+    if is_there:
+        written = {batch.leader_epoch for _, log in after.items() for batch in decode_log(log)
+                   if batch.base_offset >= case.end}  # fmt: skip
+        assert written == {epochs[-1][0]}, "batches carry another epoch than the newest"
+        assert epochs[-1][1] <= case.end
+    return is_there
+
+
+def expected_logs(case: Case, tmp_path: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    case.make(tmp_path / "whole")
+    before = logs_of(case, tmp_path / "whole")
+    case.run(LOCAL, tmp_path / "whole")
+    after = logs_of(case, tmp_path / "whole")
+    assert records_in(after) == [*records_in(before), *case.records]
+    return before, after
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_or_nothing_at_every_stop(
+    name: str,
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case, counts = CASES[name], Counts("import")
+    before, after = expected_logs(case, tmp_path)
+    names = names_of(case, tmp_path / "whole")
+
+    def check(state: State) -> None:
+        is_there = judge(case, state.root, before, after)
+        assert is_there or not state.action_ended
+        plan = case.run(LOCAL, state.root, "r2")
+        assert judge(case, state.root, before, after)
+        assert plan.record is not None or not is_there, "an import that is there was begun anew"
+        assert names_of(case, state.root) - {"keytail-import.tmp", "leader-epoch-checkpoint.tmp"} == names
+        end = case.end + case.count
+        for checkpoint in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+            assert (case.dirs(state.root)[0] / checkpoint).read_text() == f"0\n2\norders 0 {end}\nother 3 17\n"
+        assert case.run(LOCAL, state.root, "r3").is_done
+
+    for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=2)
+    print(counts)
+    assert counts.distinct_states > 50
+
+
+def test_replicas_never_differ_but_by_the_whole_import(
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case, counts = TWO_REPLICAS, Counts("import into two replicas")
+    before, after = expected_logs(case, tmp_path)
+
+    def check(state: State) -> None:
+        first, second = (judge(case, state.root, before, after, number) for number in (0, 1))
+        assert first or not second
+        assert (first and second) or not state.action_ended
+        for log_dir in case.dirs(state.root):
+            moved = f"orders 0 {case.end + case.count}" in (log_dir / "replication-offset-checkpoint").read_text()
+            assert not moved or second, "an offset counts as committed that one replica does not have"
+        case.run(LOCAL, state.root, "r2")
+        assert judge(case, state.root, before, after, 0)
+        assert judge(case, state.root, before, after, 1)
+        assert segment_files(case, state.root, 0) == segment_files(case, state.root, 1)
+
+    for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
+    print(counts)
+    assert counts.distinct_states > 100
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["behind records, beginning a new segment",
+                                  "behind an empty active segment, whose snapshot is the only one"])  # fmt: skip
+def test_kafka_finds_all_or_nothing_at_every_stop(
+    name: str,
+    tmp_path: Path,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    """Kafka's own loader; and a run after a broker has started on what was left."""
+    case, counts = CASES[name], Counts("import, opened by Kafka")
+    before, after = expected_logs(case, tmp_path)
+    known = producers_of(tmp_path / "whole", case, kafka)
+    assert known
+
+    def check(state: State) -> None:
+        path = case.dirs(state.root)[0] / PARTITION
+        model = judge(case, state.root, before, after)
+        loaded = kafka.load(path, configs=CONFIGS, fetch=True, transactions=True, clock_ms=1_100_000)
+        found = {base: (path / f"{base:020d}.log").read_bytes() for base in loaded.segment_bases}
+        assert {base: log for base, log in found.items() if log} == (after if model else before)
+        assert loaded.producers == known
+        assert loaded.fetch_mismatches == ()
+        assert loaded.log_end_offset == case.end + (case.count if model else 0)
+        plan = case.run(LOCAL, state.root, "r2")
+        assert (plan.record is not None) == model
+        assert logs_of(case, state.root) == after
+
+    for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=0)
+    print(counts)
+    assert counts.distinct_states > 40
+
+
+CONFIGS = {"segment.index.bytes": "8192", "index.interval.bytes": str(INTERVAL_BYTES)}
+
+
+def producers_of(root: Path, case: Case, kafka: Kafka) -> tuple[tuple[int, ...], ...]:  # noqa: F811
+    copy = root.with_name("for-kafka") / PARTITION
+    shutil.copytree(case.dirs(root)[0] / PARTITION, copy)
+    loaded = kafka.load(copy, configs=CONFIGS, transactions=True, clock_ms=1_100_000)
+    assert loaded.repaired == []
+    return loaded.producers
+
+
+def segment_files(case: Case, root: Path, number: int) -> dict[str, bytes]:
+    path = case.dirs(root)[number] / PARTITION
+    return {file.name: file.read_bytes() for kind in ("log", "index", "timeindex") for file in path.glob(f"*.{kind}")}
+
+
+def test_every_stop_of_the_second_run_too(
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case = replace(CASES["behind the only segment, with the only snapshot at its end"], count=7, segment_bytes=250)
+    before, after = expected_logs(case, tmp_path)
+    assert len(after) == 3
+    first, second = Counts("import"), Counts("import, again")
+    begun: set[str] = set()
+
+    def again(root: Path) -> None:
+        digest = digest_without_scratch(root)
+        if digest in begun:  # scratch files are removed first, and nobody reads them
+            return
+        begun.add(digest)
+
+        def check(state: State) -> None:
+            judge(case, state.root, before, after)
+            case.run(LOCAL, state.root, "r3")
+            assert judge(case, state.root, before, after)
+
+        for_every_stop(
+            lambda path: shutil.copytree(root, path),
+            lambda fs, path: case.run(fs, path, "r2"),
+            check,
+            work_dir=fast_dir / "again", counts=second, partial_cuts=0, torn_writes=False,
+        )  # fmt: skip
+
+    for_every_stop(
+        case.make, case.run, lambda state: again(state.root),
+        work_dir=fast_dir / "work", counts=first, partial_cuts=0, torn_writes=False,
+    )  # fmt: skip
+    print(first, second)
+    assert second.distinct_states > first.distinct_states
