@@ -80,7 +80,7 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
                 remedy=CORRUPT_REMEDY,
             )
         largest_ms = max(largest_ms, int(table["max_timestamp_ms"].max()))
-        if largest_ms >= max(task.young_from_ms, 0):
+        if largest_ms >= task.young_from_ms:
             break
     return Age(largest_ms) if largest_ms >= 0 else file_age(task)
 
