@@ -11,10 +11,11 @@ from pathlib import Path
 
 from keytail.log.fs import LOCAL
 from tests.crash.compactions import Expected, Found, LogDir, expect, find
-from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.recorder import RecordingFileSystem
 
 RECOVERIES_EXPLORED = 1  # without KEYTAIL_SOAK
+SCRATCH = (".clean", ".tmp")
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Explorer:
     seed: int
     soak: bool = False
     partial_cuts: int = 1
-    first: Counts = field(default_factory=Counts)
-    recoveries: Counts = field(default_factory=Counts)
-    second: Counts = field(default_factory=Counts)
+    fault_share: float = 0.05  # without KEYTAIL_SOAK
+    first: Counts = field(default_factory=lambda: Counts("compaction"))
+    recoveries: Counts = field(default_factory=lambda: Counts("recovery of a compaction"))
+    second: Counts = field(default_factory=lambda: Counts("compaction after a recovery"))
     visited: set[str] = field(default_factory=set)
     to_recover: set[str] = field(default_factory=set)
     recovered: set[str] = field(default_factory=set)
@@ -57,12 +59,51 @@ class Explorer:
         )
 
     def explore(self) -> None:
+        origin, run = self._begin()
+        self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
+
+    def explore_faults(self) -> None:
+        """Every operation of a run fails in turn, and of the recovery of some of the states that a run leaves."""
+        origin, run = self._begin()
+        self._every_fault(origin, self.log_dir.run, run, self.first, "first", self.fault_share)
+        states: dict[str, Path] = {}
+
+        def keep(state: State) -> None:
+            digest = digest_without_scratch(state.root)
+            if digest not in states:
+                states[digest] = self.work_dir / f"stopped {len(states)}"
+                shutil.copytree(state.root, states[digest])
+
+        for_every_stop(
+            lambda path: shutil.copytree(origin, path), self.log_dir.run, keep, work_dir=self.work_dir / "stops",
+            counts=Counts(), partial_cuts=0, torn_writes=False, seed=self.seed,
+        )  # fmt: skip
+        for root in states.values():
+            self._every_fault(root, self.log_dir.recover, run, self.recoveries, "recovery", self.fault_share / 5)
+            shutil.rmtree(root)
+
+    def _begin(self) -> tuple[Path, Expected]:
         origin = self.work_dir / "origin"
         self.log_dir.make(origin)
         self.origin = find(self.log_dir, origin)
         self.recovered.add(digest_without_scratch(origin))
-        run = expect(self.log_dir, self.origin)
-        self._every_stop(origin, self.log_dir.run, run, self.first, self._after_a_stop, "first", self.partial_cuts)
+        return origin, expect(self.log_dir, self.origin)
+
+    def _every_fault(
+        self,
+        start: Path,
+        action: Callable[[RecordingFileSystem, Path], object],
+        run: Expected,
+        counts: Counts,
+        name: str,
+        share: float,
+    ) -> None:
+        is_run = name != "recovery"
+        for_every_fault(
+            lambda path: shutil.copytree(start, path), action, self._check_of(run, is_run=is_run),
+            again=self._run_again if is_run else None, work_dir=self.work_dir / name, counts=counts,
+            share=share, scratch=SCRATCH if is_run else (), seed=self.seed,
+        )  # fmt: skip
 
     def _after_a_stop(self, root: Path, run: Expected) -> None:
         digest = digest_without_scratch(root)
@@ -85,8 +126,8 @@ class Explorer:
             self._every_stop(recovered, self._run_again, again, self.second, None, "second", partial)
         shutil.rmtree(recovered)
 
-    def _run_again(self, fs: RecordingFileSystem, root: Path) -> None:
-        self.log_dir.run(fs, root, "r2")
+    def _run_again(self, fs: RecordingFileSystem, root: Path) -> Failed:
+        return self.log_dir.run(fs, root, "r2")
 
     def _every_stop(
         self,
@@ -98,8 +139,16 @@ class Explorer:
         name: str,
         partial_cuts: int,
     ) -> None:
-        is_run = name != "recovery"
+        check = self._check_of(run, is_run=name != "recovery", then=then)
+        for_every_stop(
+            lambda path: shutil.copytree(start, path), action, check,
+            work_dir=self.work_dir / name, counts=counts, partial_cuts=partial_cuts, seed=self.seed,
+            torn_writes=self.soak or name != "second",
+        )  # fmt: skip
 
+    def _check_of(
+        self, run: Expected, *, is_run: bool, then: Callable[[Path, Expected], object] | None = None
+    ) -> Callable[[State], None]:
         def check(state: State) -> None:
             ended = state.action_ended and is_run
             if then is not None:
@@ -110,11 +159,7 @@ class Explorer:
                 self.visited.add(key)
                 self.visit(Visit(state.root, find(self.log_dir, state.root), run, self.origin, ended))
 
-        for_every_stop(
-            lambda path: shutil.copytree(start, path), action, check,
-            work_dir=self.work_dir / name, counts=counts, partial_cuts=partial_cuts, seed=self.seed,
-            torn_writes=self.soak or name != "second",
-        )  # fmt: skip
+        return check
 
 
 def digest_without_scratch(root: Path) -> str:

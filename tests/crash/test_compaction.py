@@ -7,7 +7,6 @@ KEYTAIL_SOAK=1 takes more of everything, KEYTAIL_SEED repeats the random log dir
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -28,12 +27,9 @@ from tests.crash.compactions import (
     random_log,
     read_checkpoint,
 )  # fmt: skip
-from tests.crash.driver import digest_of
+from tests.crash.driver import SEED, SOAK, digest_of
 from tests.crash.explorer import Explorer, Visit
 from tests.interop.conftest import fast_dir  # noqa: F401
-
-SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 SHAPES = {
     "merges": LogDir(
@@ -101,6 +97,25 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it(
     if name in SHAPES:  # a random log may be compacted into itself
         assert explorer.first.distinct_states > 50
         assert explorer.recoveries.distinct_states > 10
+
+
+@pytest.mark.parametrize("name", [*SHAPES, *(f"random {n}" for n in range(RANDOM))])
+def test_every_fault_of_a_compaction_and_of_its_recovery(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_dir = shape(name)
+    undisturbed = digest_after_a_run(log_dir, fast_dir / "undisturbed")
+
+    def visit(state: Visit) -> None:
+        judge(log_dir, state.found, state.run, ended=state.ended)
+        check_next_run(log_dir, state, undisturbed)
+
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK)
+    explorer.explore_faults()
+    with capsys.disabled():
+        print(f"\n{name} (seed {SEED}): {explorer.first}; in recoveries {explorer.recoveries}; losses 0")
 
 
 def shape(name: str) -> LogDir:

@@ -51,8 +51,9 @@ def run(fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
         fs, facts, index_interval_bytes=INTERVAL_BYTES, segment_index_bytes=8192, execute=True, run_id=run_id
     )
     [outcome] = Rebuild([plan], hosted={listing.path: hosted([listing])}, fs=fs).run()
-    assert outcome.problem is None or fs is not LOCAL, outcome.problem
-    return Failed((str(outcome.problem),) if outcome.problem else ())
+    told = (*outcome.rest.refused, *([str(outcome.problem)] if outcome.problem else []))
+    assert not told or fs is not LOCAL, told
+    return Failed(told)
 
 
 def spoil(root: Path, *, only_what_a_broker_mends: bool) -> None:

@@ -11,10 +11,11 @@ import pytest
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
-from tests.crash.driver import Counts, State, digest_of, for_every_stop
+from tests.crash.driver import SEED, Counts, State, digest_of, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 from tests.interop.conftest import fast_dir  # noqa: F401
 
+SHARE = 0.1
 CASES = {
     "three into one": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
@@ -77,7 +78,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     partition = CASES[name]
-    counts, in_recovery = Counts(), Counts()
+    counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
 
     def commit(fs: FileSystem, root: Path) -> None:
         for group in partition.outputs():
@@ -104,6 +105,51 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         print(f"\n{name}: {counts}; in the recovery of these {in_recovery}")
     assert counts.distinct_states > 15
     assert in_recovery.distinct_states > 15
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_fault_of_a_replacement_and_of_its_recovery(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a failed operation leaves, a broker and the recovery take as they take what a stop leaves."""
+    partition = CASES[name]
+    counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
+    unlike: dict[str, Path] = {}
+
+    def commit(fs: FileSystem, root: Path) -> None:
+        for group in partition.outputs():
+            replace.commit_group(fs, str(root / PARTITION), group)
+
+    def check(state: State) -> None:
+        replaced = partition.judge(partition.load(state.root))
+        assert all(replaced) or not state.action_ended
+        digest = digest_of(state.root)
+        if digest not in unlike:
+            unlike[digest] = fast_dir / f"left {len(unlike)}"
+            shutil.copytree(state.root, unlike[digest])
+        assert recover_for_good(partition, state.root) == replaced
+
+    def check_recovered(state: State) -> None:
+        partition.judge(partition.load(state.root))
+        recover_for_good(partition, state.root)
+
+    for_every_fault(
+        partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, share=SHARE, seed=SEED,
+        partial_cuts=1,
+    )  # fmt: skip
+    for root in unlike.values():
+        for_every_fault(
+            lambda path: shutil.copytree(root, path),
+            lambda fs, path: recover(fs, str(path / PARTITION)),
+            check_recovered,
+            again=lambda fs, path: recover(fs, str(path / PARTITION)),
+            work_dir=fast_dir / "recovery", counts=in_recovery, share=SHARE / 10, seed=SEED,
+        )  # fmt: skip
+    with capsys.disabled():
+        print(f"\n{name} (seed {SEED}): {counts}; in the recovery of these {in_recovery}")
+    assert counts.faults > 10
 
 
 def recover_for_good(partition: Partition, root: Path) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -142,9 +143,9 @@ class Proof:
         self.state[kernels.MARKERS_KNOWN] = 1
 
     def close(self) -> None:
-        self.source.close()
-        self.output.close()
-        self.keys.close()
+        with contextlib.ExitStack() as all_of_them:
+            for one in (self.source, self.output, self.keys):
+                all_of_them.callback(one.close)
 
     def show_windows(self) -> None:
         """Let the kernels know how far the windows reach."""

@@ -7,7 +7,6 @@ offset is right is left to the callers.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -96,13 +95,7 @@ def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileSt
     if fs.exists(temporary):  # of a run that was killed here
         fs.unlink(temporary)
     lines = [str(_VERSION), str(len(entries)), *entries]
-    fs.write_file(temporary, "".join(f"{line}\n" for line in lines).encode(), like)
-    try:
-        fs.rename(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):  # the first error is the one to be told
-            fs.unlink(temporary)
-        raise
+    fs.put_file(path, "".join(f"{line}\n" for line in lines).encode(), like, temporary)
     fs.fsync_dir(directory)
 
 

@@ -278,6 +278,19 @@ class FileSystem:
                 self.unlink(path)
             raise
 
+    def put_file(self, path: str, data: Any, like: FileStat | None, temporary: str) -> None:
+        """Puts a file with these contents in the place of `path`: durable as `temporary` first, then renamed.
+
+        Where that fails `path` is as it was and `temporary` is gone. The name is not durable yet.
+        """
+        self.write_file(temporary, data, like)
+        try:
+            self.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(temporary)
+            raise
+
     def refuse_unless_like(self, like: FileStat) -> None:
         """Refused when this process cannot make a file with owner and group of `like`: ask before writing."""
         user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}

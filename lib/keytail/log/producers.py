@@ -136,7 +136,8 @@ def newest_snapshot(
     """Offset and entries of the newest snapshot at or below `log_end_offset` whose checksum is right."""
     for offset in sorted(snapshots, reverse=True):
         if offset <= log_end_offset:
-            data = fs.read_bytes(os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)))
+            path = os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT))
+            data = fs.read_bytes(path, whole=True)
             try:
                 return offset, parse_snapshot(data)
             except ValueError:

@@ -27,15 +27,16 @@ class _Left:
 def recover(fs: FileSystem, partition_path: str) -> list[str]:
     """Resolves what an interrupted replacement left, ours or Kafka's; a sentence for each thing done.
 
-    Every `.swap` that a standing `.cleaned` makes void goes, every other one is finished, then scratch and
-    `.deleted` files go. Killed at any moment, it can be run again. Raises Refused or CorruptLog, before
+    Scratch goes, and every `.swap` that a standing `.cleaned` makes void; every other one is finished, then `.deleted`
+    files go. Killed at any moment, it can be run again. Raises Refused or CorruptLog, before
     anything is changed, where a broker would lose data or not start. The scratch of every run goes: call it
     before tasks write.
     """
     files = named_files(fs, partition_path)
     _refuse_unresolvable(files, partition_path)
     swapped = _committed(fs, partition_path, files)
-    done = _discard(fs, partition_path, files)
+    done = _remove(fs, partition_path, [file for file in files if file.kind == "scratch"])  # gives room to the rest
+    done += _discard(fs, partition_path, files)
     for left in swapped:
         done += _finish_left(fs, partition_path, left)
     done += _finish_lone_indexes(fs, partition_path)
@@ -198,7 +199,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Our scratch, `.deleted` files, and before those what belongs to deleted segments: index files, snapshots."""
+    """`.deleted` files, and before those what belongs to deleted segments: index files, snapshots."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")
@@ -214,8 +215,11 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
             done.append(f"removed {file.name}: its segment was replaced")
     if done:
         fs.fsync_dir(path)  # what tells that they must go is removed next
-    for file in files:  # a `.deleted` without a number is nothing of Kafka's or ours
-        if file.kind == "scratch" or (file.kind == "deleted" and file.base_offset is not None):
-            fs.unlink(os.path.join(path, file.name))
-            done.append(f"removed {file.name}")
-    return done
+    # A `.deleted` without a number is nothing of Kafka's or ours.
+    return done + _remove(fs, path, [f for f in files if f.kind == "deleted" and f.base_offset is not None])
+
+
+def _remove(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
+    for file in files:
+        fs.unlink(os.path.join(path, file.name))
+    return [f"removed {file.name}" for file in files]

@@ -46,8 +46,8 @@ class Window:
             self._coming.exception()  # only waited for: nobody will look at these bytes
             self._coming = None
         if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            self._fs.close(fd)
 
     @property
     def is_all(self) -> bool:

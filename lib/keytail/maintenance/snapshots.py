@@ -105,8 +105,7 @@ def put_snapshot(
     Owner and mode are those of `like`, a file of the partition.
     """
     scratch = os.path.join(partition_path, names.scratch_file(offset, run_id, attempt, names.SNAPSHOT))
-    fs.write_file(scratch, data, like)
-    fs.rename(scratch, os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)))
+    fs.put_file(os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT)), data, like, scratch)
     fs.fsync_dir(partition_path)
 
 
@@ -136,7 +135,7 @@ class _Replay:
             return
         path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))
         try:
-            entries = parse_snapshot(self._fs.read_bytes(path))
+            entries = parse_snapshot(self._fs.read_bytes(path, whole=True))
         except ValueError as problem:
             raise CorruptLog(
                 f"the snapshot was right before: {problem}",
@@ -187,8 +186,9 @@ class _Replay:
 
 
 def _is_right(fs: FileSystem, path: str, offset: int) -> bool:
+    data = fs.read_bytes(os.path.join(path, names.segment_file(offset, names.SNAPSHOT)), whole=True)
     try:
-        check_snapshot(fs.read_bytes(os.path.join(path, names.segment_file(offset, names.SNAPSHOT))))
+        check_snapshot(data)
     except ValueError:
         return False
     return True
