@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.interop.kafka import KafkaUnavailable, class_path
 
@@ -85,13 +85,16 @@ class Broker:
         properties: Mapping[str, str] | None = None,
         cluster_id: str = CLUSTER_ID,
         heap: str = "512m",
+        uid: int | None = None,
     ) -> None:
+        """`uid`: the user and group that the process runs as; only root may say so."""
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
         self._work_dir = work_dir
         self._properties = dict(properties or {})
         self._cluster_id = cluster_id
         self._heap = heap
+        self._user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         self._ports = _free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0  # position in the log file
@@ -112,7 +115,7 @@ class Broker:
         with self.log_file.open("ab") as log:
             self._started_at = log.tell()
             command = self._java(f"-Xmx{self._heap}", "kafka.Kafka", str(config))
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._user)
         atexit.register(self.kill)
         self._wait_until_ready()
 

@@ -159,10 +159,16 @@ def resolve_leftovers(
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, then plan anew. For an executing run, locked.
 
-    A partition that is refused for what it is, or whose topic is not known to be compacted, is left as it is.
+    A partition that is refused for what it is, or whose topic is not known to be compacted, is left as it is. One that
+    is to be changed by a user who cannot make files like its own is refused here, before anything is written.
     """
     facts = planned.facts
     entry = next(e for e in log_dir.partitions if e.path == facts.path)
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
     if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
         return planned, []
     from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)

@@ -27,7 +27,9 @@ _ATTEMPTS = 20
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
     """Holds the lock of every log dir, all or none. Refused when one is taken.
 
-    A lock file that this made is removed at the end, while still locked; one that was there stays.
+    A lock file that this made is removed at the end, while still locked; one that was there stays. A process that dies
+    loses the lock; the file that it made stays, and belongs to the owner of the log dir. Whoever puts another file in
+    its place meanwhile locks that one: it is not ours, and is not removed.
     """
     with contextlib.ExitStack() as held:
         for path in sorted({os.path.realpath(log_dir) for log_dir in log_dirs}):
@@ -65,19 +67,25 @@ def _hold_one(log_dir: str, fs: FileSystem) -> Iterator[None]:
     try:
         yield
     finally:
-        if created and _is_at(fs, fd, path):
-            fs.unlink(path)
-        fs.close(fd)
+        try:
+            if created and _is_at(fs, fd, path):
+                fs.unlink(path)
+        finally:
+            fs.close(fd)
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
     """A locked descriptor whose file still has the name: a broker that stops unlinks the one it locked."""
     for _ in range(_ATTEMPTS):
+        like = fs.stat(log_dir)
+        if not fs.exists(path):
+            fs.refuse_unless_like(like)  # or a file would be made, and removed again
         try:
-            fd, created = fs.open_lock_file(path, fs.stat(log_dir))
+            fd, created = fs.open_lock_file(path, like)
         except FileExistsError:  # someone made it between our two looks
             continue
         except PermissionError as error:
+            fs.refuse_unless_like(like)  # which says whom to run as
             raise Refused(
                 "the lock of the log dir cannot be opened for writing",
                 path=path,
@@ -133,4 +141,6 @@ def _holder(fd: int, wanted: bytes) -> str:
         return "a broker or keytail run that ended just now"
     if pid == _OF_A_DESCRIPTION:
         return "another keytail run"
+    if pid <= 0:  # as seen from another process id namespace, or from another host
+        return "a process of another container or host, by a lock as a running broker takes it"
     return f"process {pid}, by a lock as a running broker takes it"

@@ -1,0 +1,188 @@
+"""The lock of a log dir against real Java: a broker that runs, one that starts during a run, two runs at once, a lock
+file that is replaced, and what is left of a lock when its holder ends, fails or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keytail.app import rebuild
+from keytail.app.selection import Choice
+from keytail.errors import Refused
+from keytail.log import lock
+from keytail.log.fs import FileSystem
+from tests import golden
+from tests.app.log_dirs import snapshot
+from tests.interop.broker import Broker
+from tests.interop.broker_client import from_wire
+from tests.interop.broker_story import KEYTAIL, complaints, repairs, start_client
+from tests.interop.kafka import Kafka
+
+pytestmark = pytest.mark.interop
+
+INDEXED = ("zstd", 0)
+
+
+class Paused(FileSystem):
+    """Waits before its first rename: by then everything is written, and nothing in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def rename(self, source, target):
+        self.reached.set()
+        assert self.go_on.wait(timeout=300)
+        super().rename(source, target)
+
+
+def run(verb: str, log_dir: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [str(KEYTAIL), verb, "--log-dirs", str(log_dir), *golden.topic_config_arguments(), *flags]
+    if verb == "rebuild-index":
+        command = [str(KEYTAIL), verb, "--log-dirs", str(log_dir), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def ours(log_dir: Path) -> dict[str, tuple[bytes, int]]:
+    """All files but those of the metadata log: a node that is a controller too opens it before it asks for the lock."""
+    return {name: facts for name, facts in snapshot(log_dir).items() if not name.startswith("__cluster_metadata-0/")}
+
+
+@contextlib.contextmanager
+def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
+    """A run of `rebuild-index --execute` that stands where it gives files their names; on leaving it goes on."""
+    fs, rows = Paused(), []
+    request = rebuild.Request(Choice(log_dirs=(str(log_dir),)), execute=True)
+    thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
+    thread.start()
+    try:
+        assert fs.reached.wait(timeout=60)
+        yield rows
+    finally:
+        fs.go_on.set()
+        thread.join()
+
+
+def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One that starts during a run ends at once, and the run ends as if nothing had been; one that runs is not
+    disturbed by a run that is to begin."""
+    root = tmp_path_factory.mktemp("broker")
+    log_dir = golden.unpack(root)
+    for path in (log_dir / f"{INDEXED[0]}-{INDEXED[1]}").glob("*.index"):
+        path.unlink()
+    with paused_rebuild(log_dir) as rows:
+        before = ours(log_dir)
+        with pytest.raises(RuntimeError, match="ended with status"):
+            Broker(log_dir, root / "too-early").start()
+        assert "Failed to acquire lock on file .lock" in (root / "too-early" / "broker.log").read_text()
+        second = run("rebuild-index", log_dir, "--execute")
+        assert second.returncode == 1
+        assert "the log dir is in use by another keytail run" in second.stderr
+        assert ours(log_dir) == before
+    assert {row.status for row in rows} == {"sound", "rebuilt"}
+    assert not (log_dir / ".lock").exists()
+    broker = Broker(log_dir, root / "work")
+    with start_client() as client, broker:
+        client.connect(broker)
+        assert client.consume([INDEXED]) == [one for one in map(from_wire, golden.record_rows()) if one[:2] == INDEXED]
+        for verb in ("rebuild-index", "compact"):
+            beside = run(verb, log_dir, "--execute")
+            assert beside.returncode == 1, beside.stdout
+            pid = broker._process.pid  # type: ignore[union-attr]
+            assert f"in use by process {pid}, by a lock as a running broker takes it" in beside.stderr
+        assert client.produce("new", *INDEXED, [(1, b"k", b"v")])
+    assert complaints(broker.log_lines()) == []
+    assert repairs(broker.log_lines()) == []
+
+
+class Meanwhile(FileSystem):
+    """Does something between the opening of the lock file and its locking."""
+
+    def __init__(self, *steps) -> None:
+        super().__init__()
+        self.steps = list(steps)
+
+    def open_lock_file(self, path, like):
+        opened = super().open_lock_file(path, like)
+        if self.steps:
+            self.steps.pop(0)()
+        return opened
+
+
+def test_a_lock_file_that_a_broker_removes_while_it_stops_is_not_the_lock(tmp_path: Path, kafka: Kafka) -> None:
+    assert kafka.lock(tmp_path)
+    with lock.hold([str(tmp_path)], Meanwhile(lambda: kafka.unlock(tmp_path))):
+        assert not kafka.lock(tmp_path)
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_broker_that_stops_and_starts_between_open_and_lock_has_it(tmp_path: Path, kafka: Kafka) -> None:
+    def restarts() -> None:
+        kafka.unlock(tmp_path)
+        assert kafka.lock(tmp_path)
+
+    assert kafka.lock(tmp_path)
+    with pytest.raises(Refused, match="by a lock as a running broker takes it"):
+        with lock.hold([str(tmp_path)], Meanwhile(restarts)):
+            raise AssertionError("not reached")
+    assert (tmp_path / ".lock").exists()
+    kafka.unlock(tmp_path)
+
+
+def test_a_lock_file_that_is_replaced_while_it_is_held_stays_with_whoever_locked_it(
+    tmp_path: Path, kafka: Kafka
+) -> None:
+    with lock.hold([str(tmp_path)]):
+        (tmp_path / ".lock").unlink()
+        assert kafka.lock(tmp_path)
+    assert (tmp_path / ".lock").exists()
+    with pytest.raises(Refused, match="in use by process"), lock.hold([str(tmp_path)]):
+        raise AssertionError("not reached")
+    kafka.unlock(tmp_path)
+
+
+def test_a_run_that_fails_lets_go(tmp_path: Path, kafka: Kafka) -> None:
+    with pytest.raises(ZeroDivisionError), lock.hold([str(tmp_path)]):
+        raise ZeroDivisionError
+    assert not (tmp_path / ".lock").exists()
+    assert kafka.lock(tmp_path)
+    kafka.unlock(tmp_path)
+
+
+HOLDER = """
+import subprocess, sys, time
+from keytail.log.lock import hold
+with hold([sys.argv[1]]):
+    child = subprocess.Popen(["sleep", "60"])
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_dies_loses_the_lock_even_if_what_it_started_lives(
+    number: signal.Signals, tmp_path: Path, kafka: Kafka
+) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        assert not kafka.lock(tmp_path)
+        holder.send_signal(number)
+        holder.wait()
+        os.kill(child, 0)
+        assert kafka.lock(tmp_path)
+        kafka.unlock(tmp_path)
+    finally:
+        holder.stdout.close()
+        os.kill(child, signal.SIGKILL)
+    with lock.hold([str(tmp_path)]):
+        assert not kafka.lock(tmp_path)

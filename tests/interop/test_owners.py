@@ -1,0 +1,121 @@
+"""Compaction as one user, the broker as another: what root makes belongs to the broker's user, who starts on it; any
+other user is refused before the first write, and told whom to run as. Needs root, to become others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import golden
+from tests.app.log_dirs import random_records, write_log_dir
+from tests.interop.broker import Broker
+from tests.interop.broker_client import from_wire
+from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may"),
+]
+
+BROKER, OTHER = 52_001, 52_002
+
+# The interpreter may lie where only root can read: all is imported, by a dry run, before root is given up.
+AS_ANOTHER = """
+import json, os, sys
+from typer.testing import CliRunner
+from keytail.app.cli import app
+uid, commands = int(sys.argv[1]), json.loads(sys.argv[2])
+runner = CliRunner()
+for command in commands[:: len(commands) // 2]:
+    runner.invoke(app, [word for word in command if word != "--execute"])
+import keytail.spark.compact, keytail.spark.rebuild, pwd, grp
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+done = [runner.invoke(app, command) for command in commands]
+print(json.dumps([[one.exit_code, f'{one.output}{one.exception!r}'] for one in done]))
+"""
+
+
+def run_as(uid: int, commands: list[list[str]]) -> list[tuple[int, str]]:
+    """Of each command its exit status and what it said."""
+    command = [sys.executable, "-c", AS_ANOTHER, str(uid), json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(status, text) for status, text in json.loads(done.stdout)]
+
+
+def give(path: Path, uid: int, mode: int = 0o750) -> None:
+    """A tree as a broker of that user leaves it; directories of `mode`."""
+    for one in [path, *path.rglob("*")]:
+        os.chown(one, uid, uid)
+        os.chmod(one, mode if one.is_dir() else mode & 0o666)
+
+
+def owners(path: Path) -> dict[str, tuple[int, int, int]]:
+    return {
+        str(one.relative_to(path)): (one.stat().st_uid, one.stat().st_gid, one.stat().st_mode & 0o777)
+        for one in [path, *path.rglob("*")]
+    }
+
+
+def everything(path: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Times of directories tell of files that were made and removed again."""
+    found = {str(one): one.stat() for one in [path, *path.rglob("*")]}
+    return {name: (facts.st_mtime_ns, facts.st_ino, facts.st_uid, facts.st_size) for name, facts in found.items()}
+
+
+@pytest.fixture
+def open_dir(fast_dir: Path) -> Path:
+    """Others may go through to it: pytest's own directories are closed to them."""
+    fast_dir.chmod(0o755)
+    return fast_dir
+
+
+def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
+    log_dir = golden.unpack(open_dir)
+    give(log_dir, BROKER)
+    given = ("--log-dirs", log_dir, "--config", log_dir.parent / "server.properties", *golden.topic_config_arguments())
+    rows = keytail("compact", *given, "--topic-list", "zstd,none,transactional", "--execute")
+    assert {row["status"] for row in rows} == {"compacted"}
+    right = {(BROKER, BROKER, 0o750), (BROKER, BROKER, 0o640)}
+    assert {name: owner for name, owner in owners(log_dir).items() if owner not in right} == {}
+    work = open_dir / "work"
+    work.mkdir()
+    os.chown(work, BROKER, BROKER)
+    broker = Broker(log_dir, work, uid=BROKER)
+    partitions = [(row["topic"], row["partition"]) for row in rows]
+    with start_client() as client, broker:
+        client.connect(broker)
+        served = client.consume(partitions)
+        assert client.produce("new", "zstd", 0, [(1, b"k", b"v")])
+    before = [from_wire(row) for row in golden.record_rows() if (row[0], row[1]) in partitions]
+    newest, newest_before = newest_of(served), newest_of(before)
+    kept = {key: one for key, one in newest_before.items() if one.value is not None}
+    assert {key: newest.get(key) for key in kept} == kept
+    assert complaints(broker.log_lines()) == []
+    assert repairs(broker.log_lines()) == []
+
+
+def test_another_user_is_refused_before_the_first_write_and_told_whom_to_run_as(open_dir: Path) -> None:
+    commands, what = [], []
+    for verb in ("compact", "rebuild-index"):
+        for mode in (0o755, 0o777):
+            for has_lock in (False, True):
+                log_dir = open_dir / f"logs-{len(commands)}"
+                write_log_dir(log_dir, {"orders-0": random_records(1, 400)})
+                next((log_dir / "orders-0").glob("*.index")).unlink()
+                if has_lock:
+                    (log_dir / ".lock").touch()
+                give(log_dir, BROKER, mode)
+                policy = ["--topic-config", "orders:cleanup.policy=compact"] if verb == "compact" else []
+                commands.append([verb, "--log-dirs", str(log_dir), *policy, "--output", "json", "--execute"])
+                what.append((verb, mode, has_lock))
+    before = everything(open_dir)
+    for (status, said), case in zip(run_as(OTHER, commands), what, strict=True):
+        assert status == 1, (case, said)
+        assert f"Run as user id {BROKER}" in said, (case, said)
+    assert everything(open_dir) == before
