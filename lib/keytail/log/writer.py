@@ -8,7 +8,6 @@ in their names and are seen by no broker; giving them their final names is the b
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,7 +183,6 @@ class OutputWriter:
         self._txn_index = txn_index
         self._current: SegmentWriter | None = None
         self._coming: SegmentWriter | None = None  # what is split off the current one
-        self._coming: SegmentWriter | None = None  # what is split off the current one
         self._sources: list[Source] = []  # of the current output
         self._mark: Mark | None = None  # where the last of them begins, if it is not the first
         self._shares_source = False  # the current output goes on with the source the one before it ended in
@@ -272,7 +270,6 @@ class OutputWriter:
         self._close(source.base_offset)
         self._begin_group()
         self._current, self._sources, self._mark = new, [source], None
-        self._coming = None
         self._coming = None
 
     def _split_inside_source(self, base_offset: int) -> None:
