@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -302,18 +302,15 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
         if problem.errno != errno.ENOSPC or len(decision.expired) < 1 + decision.rolls:
             raise
         # On a full disk the oldest segment goes first and alone: the rest is a whole log too.
-        oldest = decision.expired[0]
-        _set_aside(fs, facts.path, [oldest.base_offset])
-        _remove_below(fs, facts.path, oldest.end_offset)
+        _remove_below(fs, facts.path, decision.expired[:1], decision.expired[0].end_offset)
         _commit(fs, facts, decision)
-    bases = [segment.base_offset for segment in decision.expired]
-    _set_aside(fs, facts.path, bases)
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
     done = []
-    if _cut_epochs(fs, facts.path, decision.log_start_offset) and not bases:
+    if _cut_epochs(fs, facts.path, decision.log_start_offset):
         done.append(f"cut {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
-    gone = _remove_below(fs, facts.path, first)
-    return done if bases else [*done, *(f"removed {name}, below the first segment" for name in gone)]
+    gone = _remove_below(fs, facts.path, decision.expired, first)
+    done += [f"removed {name}, below the first segment" for name in gone]
+    return [] if decision.expired else done
 
 
 def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
@@ -332,6 +329,8 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 
 def _make_empty_segment(fs: FileSystem, facts: PartitionFacts) -> None:
     """At the log end offset, the `.log` last: index files without one are removed by a broker that starts."""
+    if fs.exists(_path(facts, facts.log_end_offset, names.LOG)):  # at the first attempt, before the disk was full
+        return
     like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
     for suffixes in ((names.TIME_INDEX, names.INDEX), (names.LOG,)):
         for suffix in suffixes:
@@ -340,18 +339,6 @@ def _make_empty_segment(fs: FileSystem, facts: PartitionFacts) -> None:
                 fs.unlink(path)
             fs.write_file(path, b"", like)
         fs.fsync_dir(facts.path)
-
-
-def _set_aside(fs: FileSystem, path: str, bases: Collection[int]) -> None:
-    """The files of these segments to `.deleted`, ascending."""
-    there = {entry.name for entry in fs.scan(path)}
-    for base in bases:
-        for suffix in names.SEGMENT_SUFFIXES:
-            live = names.segment_file(base, suffix)
-            if live in there:
-                fs.rename(os.path.join(path, live), os.path.join(path, live + names.DELETED))
-    if bases:
-        fs.fsync_dir(path)
 
 
 def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
@@ -371,18 +358,22 @@ def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> li
     return [(below[-1][0], log_start_offset), *rest] if below else rest
 
 
-def _remove_below(fs: FileSystem, path: str, first_base: int) -> list[str]:
-    """`.deleted` files, snapshots, and index files without a log below the first segment; their names."""
-    listed = [names.parse_file_name(entry.name) for entry in fs.scan(path)]
-    gone = sorted(
-        file.name
-        for file in listed
-        if file.base_offset is not None
+def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], first_base: int) -> list[str]:
+    """Segments that expired, snapshots, and index files without a log below the first segment; their names.
+
+    Ascending, of each segment the `.log` first: without one its other files mean nothing.
+    """
+    bases = {segment.base_offset for segment in expired}
+    gone = [
+        (file.base_offset, file.suffix != names.LOG, file.name)
+        for file in (names.parse_file_name(entry.name) for entry in fs.scan(path))
+        if file.kind == "live"
+        and file.base_offset is not None
         and file.base_offset < first_base
-        and (file.kind == "deleted" or (file.kind == "live" and file.suffix != names.LOG))
-    )
-    for name in gone:
+        and (file.suffix != names.LOG or file.base_offset in bases)
+    ]
+    for _, _, name in sorted(gone):
         fs.unlink(os.path.join(path, name))
     if gone:
         fs.fsync_dir(path)
-    return gone
+    return [name for _, _, name in sorted(gone)]
