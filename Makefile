@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv test lint demo bench fuzz golden clean
+.PHONY: help venv test lint demo bench fuzz crash golden clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,9 @@ bench: venv  ## compaction, index rebuild and dump against Kafka's own on the sa
 N ?= 1000
 fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000
 	KEYTAIL_FUZZ_LOGS=$(N) $(BIN)/python -m pytest -s tests/interop/test_differential.py
+
+crash: venv  ## every operation of every protocol stopped, and failed in every way; prints what was tried
+	KEYTAIL_FAULTS=all $(BIN)/python -m pytest tests/crash
 
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite

@@ -20,6 +20,7 @@ from tests.crash.faults import CUT, GOES_ON, Fault, chosen
 from tests.crash.recorder import RecordingFileSystem, Stopped
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
+EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
 SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
@@ -147,7 +148,7 @@ def for_every_fault(
 ) -> None:
     """As `for_every_stop`, but every operation, readings too, fails in turn with each error that makes sense.
 
-    Without KEYTAIL_SOAK a `share` of them is tried, chosen by `seed`. Either the action ends as if nothing had
+    Without KEYTAIL_FAULTS=all a `share` of them is tried, chosen by `seed`. Either the action ends as if nothing had
     been, or it raises OSError or KeytailError, or returns `Failed`; the text names what was being done and the
     file, and no descriptor stays open. Names that end in one of `scratch` must be gone then, where the fault lets
     anyone remove them. `again(fs, root)` is run after a failed fsync: what was not written then never is.
@@ -157,7 +158,7 @@ def for_every_fault(
     make_dir(origin)
     rng = random.Random(seed)
     calls = _whole_run(origin, action, work_dir / "whole", counts).calls
-    for number, fault in chosen([operation for operation, _ in calls], 1.0 if SOAK else share, rng):
+    for number, fault in chosen([operation for operation, _ in calls], 1.0 if EVERY_FAULT else share, rng):
         root = work_dir / "run"
         shutil.copytree(origin, root)
         fs = RecordingFileSystem(root).fail_at(number, fault)

@@ -13,8 +13,10 @@ import pytest
 
 from keytail.log import replace
 from keytail.log.recover import recover
-from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.driver import SEED, SOAK, Counts, State, for_every_fault, for_every_stop, for_every_stop_and_fault
+from tests.crash.explorer import digest_without_scratch
 from tests.crash.partitions import PARTITION, Partition
+from tests.crash.test_compaction import SHAPES
 from tests.crash.test_replace import CASES
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka, KafkaError
@@ -32,7 +34,8 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    partition, counts, in_recovery = CASES[name], Counts(), Counts()
+    partition = CASES[name]
+    counts, in_recovery = Counts("replacement, opened by Kafka"), Counts("recovery, opened by Kafka")
 
     def commit(fs, root: Path) -> None:
         for group in partition.outputs():
@@ -48,8 +51,43 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
         )  # fmt: skip
 
     for_every_stop(partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, seed=4)
+    for_every_fault(
+        partition.make, commit, lambda state: _compare(kafka, partition, state.root),
+        work_dir=fast_dir / "faults", counts=counts, share=0.1, seed=SEED,
+    )  # fmt: skip
     with capsys.disabled():
-        print(f"\nopened by Kafka: {name}: {counts}; in the recovery of these {in_recovery}")
+        print(f"\nopened by Kafka: {name} (seed {SEED}): {counts}; in the recovery of these {in_recovery}")
+
+
+@pytest.mark.parametrize("name", SHAPES if SOAK else ["merges"])
+def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
+    name: str,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each state once: the offsets that the model finds, and by the indexes each of them again."""
+    log_dir, counts = SHAPES[name], Counts("compaction, opened by Kafka")
+    opened: set[str] = set()
+
+    def check(state: State) -> None:
+        digest = digest_without_scratch(state.root)
+        if digest in opened:
+            return
+        opened.add(digest)
+        for log in log_dir.logs:
+            path = state.root / log.name
+            model = load(path)
+            loaded = kafka.load(path, configs=CONFIGS, fetch=True)
+            assert loaded.segment_bases == sorted(model.segments)
+            assert [record.offset for record in loaded.records] == [record.offset for record in model.records()]
+            assert loaded.fetch_mismatches == ()
+
+    for_every_stop_and_fault(
+        log_dir.make, log_dir.run, check, work_dir=fast_dir / "work", counts=counts, share=0.02, seed=SEED
+    )
+    with capsys.disabled():
+        print(f"\nopened by Kafka: {name} (seed {SEED}): {counts}, {len(opened)} differ in more than scratch")
 
 
 def _compare(kafka: Kafka, partition: Partition, root: Path) -> None:  # noqa: F811

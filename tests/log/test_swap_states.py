@@ -95,6 +95,10 @@ def _final(d: Dir) -> None:
     d.stage(0, INDEXES, ".swap", "")
 
 
+def _final_files(d: Dir) -> None:
+    d.stage(0, FILES, ".swap", "")
+
+
 def _split(d: Dir) -> None:
     d.remove(*(f"{0:020d}{suffix}{SCRATCH}" for suffix in FILES))
     write_segment(d.path, 0, log_of(range(4)), ".swap")
@@ -225,6 +229,17 @@ ROWS = {
         ours=Refused,
     ),
     38: _three(Dir.swap, _no_sources),
+    39: _three(
+        Dir.swap,
+        _stage(20, (".log",), "", ".deleted"),
+        kept=(1, 4, 7, 8),
+        broker={**{base: log for base, log in THREE_OUTPUTS.items() if base != 20}, 15: b""},
+    ),
+    40: Row(
+        _steps(Dir.swap, lambda d: d.delete(0, 10), _stage(20, (".log",), "", ".deleted"), _final_files),
+        OUTPUT,
+        without_snapshots=(10, 20),
+    ),
 }
 
 
@@ -267,6 +282,7 @@ def test_recovery_does_what_the_row_says(number: int, tmp_path: Path) -> None:
             assert (segment.index, segment.time_index) == (data[".index"], data[".timeindex"])
     present = {file.name for file in d.path.iterdir()}
     assert not [name for name in present if name.count(".") > 1]
+    assert {int(name[:20]) for name in present if name.endswith(INDEXES)} <= wanted.keys(), "indexes without a log"
     kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
     assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept
     assert recover(LOCAL, str(d.path)) == []

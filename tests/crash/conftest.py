@@ -1,0 +1,32 @@
+"""Prints, after the tests, what was tried of each protocol: the table of lib/keytail/log/FAULTS.md."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.crash.driver import TABLE, Counts
+
+COLUMNS = ("protocol", "directories", "calls", "stops", "faults", "states", "distinct", "losses")
+
+
+def rows(table: list[Counts]) -> list[tuple[str, ...]]:
+    """A row for each protocol. `calls` is the number of operations of the longest action."""
+    found = []
+    for protocol, group in itertools.groupby(sorted(table, key=lambda one: one.protocol), lambda one: one.protocol):
+        counts = [one for one in group if one.states]
+        if counts:
+            calls = max(one.calls for one in counts)
+            sums = [
+                sum(getattr(one, name) for one in counts)
+                for name in ("stops", "faults", "states", "distinct_states", "losses")
+            ]
+            found.append((protocol, *(f"{number:,}" for number in (len(counts), calls, *sums))))
+    return found
+
+
+def pytest_terminal_summary(terminalreporter):
+    found = rows(TABLE)
+    if found:
+        terminalreporter.section("what was stopped and let fail")
+        for row in (COLUMNS, ("---", *["---:"] * 7), *found):
+            terminalreporter.write_line(f"| {' | '.join(row)} |")
