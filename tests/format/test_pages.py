@@ -169,7 +169,7 @@ def _page(name: str) -> str:
 
 
 PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "METADATA.md", "LEGACY.md", "CLEANING.md"]
-PAGES += ["COORDINATOR.md", "DUMP.md", "TAIL.md", "REBUILD.md"]
+PAGES += ["COORDINATOR.md", "DUMP.md", "TAIL.md", "REBUILD.md", "SALVAGE.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

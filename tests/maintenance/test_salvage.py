@@ -75,7 +75,15 @@ def random_log(rng: random.Random, *, compacted: bool, sizes: Sequence[int] = (0
 
 
 def damage(rng: random.Random, data: bytes) -> bytes:
-    """One sort of damage that no checksum lets pass. Bytes that none covers are left alone but for the length."""
+    """One sort of damage that no checksum lets pass: never of offset and leader epoch alone, which none covers."""
+    batches = [data[batch.position : batch.position + batch.size] for batch in decode_log(data)]
+    while True:
+        out = _damage(rng, data)
+        if not any(one not in out and one[16:] in out for one in batches):
+            return out
+
+
+def _damage(rng: random.Random, data: bytes) -> bytes:
     out = bytearray(data)
     at = rng.randrange(len(data))
     size = rng.choice([1, 7, 61, 200, 1000])

@@ -1,7 +1,7 @@
 """Which files of a damaged partition directory hold its log, as a broker that starts would take them.
 
 Listings, and of an interrupted replacement the headers of its outputs. Nothing is changed; what the directory says
-against itself becomes notes. The rules are those of log/SWAP.md, "What a broker does with names".
+against itself becomes notes. The rules are those of log/SWAP.md ("What a broker does with names").
 """
 
 from __future__ import annotations
