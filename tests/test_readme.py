@@ -17,8 +17,10 @@ from keytail.app.describe import DescribeRow
 from keytail.app.expire import ExpireRow
 from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
+from keytail.app.salvage import SalvageRow
 from keytail.app.verification import VerifyRow
 from keytail.maintenance.expire import ExpiredSegment, Finding
+from keytail.maintenance.salvage import Loss, OpenTransaction
 from keytail.spark.rows import ResultRow
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +55,8 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ExpireRow, ExpiredSegment, Finding],
+    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ExpireRow, ExpiredSegment, Finding]
+    + [SalvageRow, Loss, OpenTransaction],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:
     listed = re.findall(r"`(\w+)`", README)
