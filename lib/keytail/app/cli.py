@@ -1,7 +1,7 @@
 """The command line: `keytail VERB`, and the same verbs for jobs under spark-submit.
 
 Each verb's flags are in a module of its group, what it does in one named after it. Exit statuses: 0 done, 3 partly,
-1 nothing or a finding, 2 wrong usage.
+1 nothing or a finding, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from keytail import __version__
 from keytail.app import cli_cleaning, cli_inspection, cli_maintenance, cli_moving, cli_rescue
 from keytail.app.command import SUBMITTED
+from keytail.app.stopping import stop_with_parent
 
 app = typer.Typer(
     name="keytail",
@@ -36,8 +37,8 @@ VERBS = {
     "expire": cli_maintenance.expire,
     "lookup": cli_inspection.lookup,
     "dump": cli_inspection.dump,
-    "salvage": cli_rescue.salvage,
     "import": cli_moving.import_logs,
+    "salvage": cli_rescue.salvage,
 }
 
 
@@ -85,6 +86,7 @@ def _separate_standard_error() -> None:
 def run_as_job(verb: str) -> NoReturn:
     """The `verb` with the flags of this process, in a Spark session of spark-submit's making."""
     _separate_standard_error()
+    stop_with_parent()
     main([verb, *sys.argv[1:]], submitted=True)
 
 

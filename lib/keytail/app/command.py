@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.markup import escape
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.selection import Choice, Configuration, chosen_log_dirs
+from keytail.app.stopping import Stopped, stoppable
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.spark.rows import ResultRow, exit_status
 
@@ -24,20 +27,30 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            verb(*args, **kwargs)
+            with stoppable():
+                verb(*args, **kwargs)
         except (KeytailError, OSError) as problem:
             show.error_console().print(f"[bold red]keytail:[/] {escape(in_words(problem))}", soft_wrap=True)
             usage = isinstance(problem, UsageProblem)
             if not usage and kwargs.get("output") == o.Output.json:
                 show.print_json([])
             raise typer.Exit(2 if usage else 1) from problem
-        except KeyboardInterrupt:
-            text = "interrupted. Partitions already reported are done; what was begun is as it was, or is "
-            text += "finished or undone by the next run with --execute, and by a broker that starts"
-            show.error_console().print(f"\n[bold red]keytail:[/] {text}", soft_wrap=True)
-            raise typer.Exit(130) from None
+        except Stopped as stop:
+            if stop.rows is not None and kwargs.get("output") == o.Output.json:
+                show.print_json(stop.rows)
+            show.error_console().print(f"\n[bold red]keytail:[/] {_interrupted(stop)}", soft_wrap=True)
+            raise typer.Exit(stop.exit_status) from None
 
     return run
+
+
+def _interrupted(stop: Stopped) -> str:
+    counts = Counter(row.status for row in stop.rows or ())
+    done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    return (
+        f"interrupted by {signal.Signals(stop.number).name}{f': {done}' if done else ''}. What is reported as done is "
+        "done, nothing is half replaced, and a broker may start. To go on, run the same command again"
+    )
 
 
 def choice_of(

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keytail.app.metadata import with_metadata
 from keytail.app.planning import (
@@ -25,12 +25,16 @@ from keytail.app.planning import (
 )
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Chosen, Configuration, choose
+from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import hosted
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
+
+if TYPE_CHECKING:
+    from keytail.spark.compact import Compaction
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
+        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
         planned = _plan_resolved(fs, chosen, _with_metadata(fs, request), rules)
         _mend_checkpoints(fs, chosen, planned)
@@ -108,7 +113,13 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             if spark is None:
                 reporter.note("starting Spark")
                 spark = session_of_run(run, request.master, submitted=request.submitted)
-            rows = _run_tasks(spark, fs, chosen, tasks, request, reporter, deadline_s)
+            compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
+            try:
+                rows = compaction.run()
+            except Stopped as stop:
+                stop.rows = _in_order(planned, compaction.rows_so_far())
+                at_end.callback(compaction.remove_scratch)
+                raise
         return _in_order(planned, rows)
 
 
@@ -143,7 +154,7 @@ def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]
             move_checkpoint(fs, facts.log_dir, key, plan.mended_checkpoint, of_dir[facts.log_dir])
 
 
-def _run_tasks(
+def _compaction(
     spark: Any,
     fs: FileSystem,
     chosen: Chosen,
@@ -151,7 +162,7 @@ def _run_tasks(
     request: Request,
     reporter: Reporter,
     deadline_s: float | None,
-) -> list[ResultRow]:
+) -> Compaction:
     from keytail.spark.compact import Compaction  # noqa: PLC0415 (brings in the kernels)
 
     return Compaction(
@@ -164,7 +175,7 @@ def _run_tasks(
         on_note=reporter.note,
         deadline_s=deadline_s,
         fs=fs,
-    ).run()
+    )
 
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:

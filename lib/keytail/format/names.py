@@ -105,7 +105,9 @@ _OFFSET = rf"(?P<offset>[0-9]{{{_OFFSET_DIGITS}}})"
 _CONTENT = "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in CONTENT_SUFFIXES) + ")"
 _STAGE = "(?P<stage>" + "|".join(re.escape(stage) for stage in (CLEANED, SWAP, DELETED)) + ")"
 _SEGMENT_FILE = re.compile(f"{_OFFSET}{_CONTENT}{_STAGE}?")
-_SCRATCH_CONTENT = _CONTENT.replace(")", "|" + "|".join(re.escape(s) for s in (SURVIVORS, PROOF)) + ")")
+_SCRATCH_CONTENT = (
+    "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in (*CONTENT_SUFFIXES, SURVIVORS, PROOF)) + ")"
+)
 _SCRATCH_FILE = re.compile(
     rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
 )

@@ -28,7 +28,7 @@ from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow, status_of
-from keytail.spark.session import concurrent_tasks
+from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome, explained, run_bundle
 
@@ -36,9 +36,8 @@ from keytail.spark.tasks import Outcome, explained, run_bundle
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 MOST_THREADS = 64
+_LONGEST_SWEEP_S = 3.0
 _SAFE = "safe to start the broker"
-# A group takes milliseconds to install; a disk that hangs must not keep the run from ending.
-_LONGEST_STOP_S = 20.0
 
 
 class _Interrupted(KeytailError):
@@ -97,7 +96,7 @@ class Compaction:
                 thread.join()
         except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
             self._stopped = True
-            self._stop_jobs(threads)
+            end_jobs(self.spark, lambda: any(thread.is_alive() for thread in threads))
             raise
         if self._crash is not None:
             raise self._crash
@@ -112,19 +111,15 @@ class Compaction:
         ]
 
     def remove_scratch(self) -> None:
-        """What tasks of a stopped run have left. Call it when no worker runs any more; it may be called twice."""
-        for task in self.tasks:
-            with contextlib.suppress(OSError):  # the next run removes it too
-                self._remove_scratch(task)
-
-    def _stop_jobs(self, threads: Sequence[threading.Thread]) -> None:
-        """Until no thread has a job in flight: one may just have begun another."""
-        last_s = time.monotonic() + _LONGEST_STOP_S
-        while any(thread.is_alive() for thread in threads) and time.monotonic() < last_s:
-            with contextlib.suppress(Exception):  # under spark-submit the same signal may have ended the JVM
-                self.spark.sparkContext.cancelAllJobs()
-            for thread in threads:
-                thread.join(0.2)
+        """What tasks of a stopped run have left. A worker may outlive its JVM for a moment: until nothing new comes."""
+        quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
+        while quiet < 2 and time.monotonic() < last_s:
+            removed = 0
+            for task in self.tasks:
+                with contextlib.suppress(OSError):  # the next run removes it too
+                    removed += self._remove_scratch(task)
+            quiet = 0 if removed else quiet + 1
+            time.sleep(0.1)
 
     def _work(self, most_in_flight: int) -> None:
         try:
@@ -348,9 +343,9 @@ class Compaction:
                 f"replicas fetch them all the same, but sent again they would not be taken"
             )
 
-    def _remove_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> None:
-        """Of this run, but for what `result` has written and hands on."""
-        kept = set()
+    def _remove_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> int:
+        """Of this run, but for what `result` has written and hands on; how many files."""
+        kept, removed = set(), 0
         if result is not None:
             kept = {file.name for group in result.groups for segment in group.segments for file in segment.files}
             kept |= {file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set()
@@ -358,6 +353,8 @@ class Compaction:
             name = names.parse_file_name(entry.name)
             if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
                 self.fs.unlink(os.path.join(task.partition_path, name.name))
+                removed += 1
+        return removed
 
 
 @dataclass

@@ -37,7 +37,7 @@ from keytail.maintenance.rebuild import (
 )
 from keytail.maintenance.rebuild import cut as cut_log
 from keytail.maintenance.tail import Cut
-from keytail.spark.session import concurrent_tasks
+from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
 
 # What is in flight at a time: enough to keep a cluster busy, little enough that a killed run loses not much.
@@ -93,6 +93,7 @@ class Rebuild:
     fs: FileSystem = LOCAL
     slice_bytes: int = SLICE_BYTES
     _cores: int = field(default=1, init=False)
+    _stopped: bool = field(default=False, init=False)
 
     def run(self) -> list[PartitionOutcome]:
         """An outcome for each plan, in their order."""
@@ -103,10 +104,17 @@ class Rebuild:
             self._cores = max(concurrent_tasks(self.spark), self.spark.sparkContext.defaultParallelism)
             threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
         with ThreadPoolExecutor(threads, "bundles") as pool:
-            for outcomes in pool.map(self._run_bundle, bundles):
-                for outcome in outcomes:
-                    done[outcome.plan.facts.path] = outcome
-                    self.on_outcome(outcome)
+            begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]
+            try:
+                for future in begun:
+                    for outcome in future.result():
+                        done[outcome.plan.facts.path] = outcome
+                        self.on_outcome(outcome)
+            except BaseException:  # a signal: what is being installed is finished, nothing else begins
+                self._stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                end_jobs(self.spark, lambda: any(future.running() for future in begun))
+                raise
         return [done[plan.facts.path] for plan in self.plans]
 
     def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
@@ -144,7 +152,7 @@ class Rebuild:
         order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
         payloads = [work[number] for number in order]
         if self.spark is None:
-            found = [attempt_one(partial(do, self.fs), payload, "here") for payload in payloads]
+            found = [attempt_one(self._here, payload, "here") for payload in payloads]
         else:
             found = self._on_spark(payloads, name)
         by_number = dict(zip(order, found, strict=True))
@@ -153,16 +161,28 @@ class Rebuild:
                 self.on_trace(by_number[number].trace)
             yield one, by_number[number]
 
+    def _here(self, work: Work, attempt: str) -> SegmentResult | Scan:
+        self._refuse_stopped()
+        return do(self.fs, work, attempt)
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped:
+            raise KeytailError("interrupted")
+
     def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Several pieces of work a task, as one alone may take less than a task costs. If a worker died of one, those
         beside it are done again, each by itself."""
         chunks = _chunks(work, self._cores)
         found: list[Outcome[Any]] = []
-        for chunk, outcome in zip(chunks, run_bundle(self.spark, chunks, do_on_worker, name=name), strict=True):
+        run = partial(run_bundle, self.spark, function=do_on_worker, stopped=lambda: self._stopped)
+        for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
             if outcome.value is not None:
                 found += outcome.value
                 continue
-            alone = run_bundle(self.spark, [[one] for one in chunk], do_on_worker, name=f"{name}, one by one")
+            if self._stopped:
+                found += [Outcome(None, outcome.problem) for _ in chunk]
+                continue
+            alone = run([[one] for one in chunk], name=f"{name}, one by one")
             found += [one.value[0] if one.value is not None else Outcome(None, one.problem) for one in alone]
         return found
 
@@ -172,6 +192,7 @@ class Rebuild:
         result, rest, installed = None, Rest(), False
         problem = next((outcome.problem for outcome in _worst_first(outcomes) if outcome.problem is not None), None)
         try:
+            self._refuse_stopped()
             if problem is None:
                 result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
                 if result.torn is not None and plan.execute and plan.truncate:

@@ -8,20 +8,27 @@ conf/spark-defaults.conf; a job under spark-submit never gets a master from here
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from keytail.errors import KeytailError, UsageProblem
 
+_log = logging.getLogger(__name__)
+
 OLDEST_JAVA = 17
+# What is being replaced takes milliseconds to finish; a disk that hangs must not keep a run from ending.
+_LONGEST_STOP_S = 20.0
 
 # A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
 CORRECTNESS = {
@@ -112,8 +119,29 @@ def session_of_run(
     else:
         spark = local_session(master or "local[*]", extra=extra)
         run.callback(end_jvm)
-    run.callback(spark.stop)
+    run.callback(_stop, spark)
     return spark
+
+
+def _stop(spark: Any) -> None:
+    """Its JVM may have ended before it: the signal that stops a run goes to spark-submit's too."""
+    try:
+        spark.stop()
+    except Exception:
+        _log.info("Spark's JVM has ended before its session", exc_info=True)
+
+
+def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
+    """Cancel all jobs until nobody waits for one any more; who waits must not begin another."""
+    last_s = time.monotonic() + _LONGEST_STOP_S
+    if spark is not None:
+        with contextlib.suppress(Exception):  # its JVM may have ended
+            spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
+    while is_one_alive() and time.monotonic() < last_s:
+        if spark is not None:
+            with contextlib.suppress(Exception):  # its JVM may have ended
+                spark.sparkContext.cancelAllJobs()
+        time.sleep(0.1)
 
 
 def submitted_session(app_name: str = "keytail") -> Any:
@@ -131,12 +159,30 @@ def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
     for key, value in {**settings, **CORRECTNESS}.items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        return _in_a_thread(builder.getOrCreate)
     except Exception as problem:
         raise KeytailError(
             f"Spark did not start: {first_line(problem)}",
             remedy="Spark's own messages stand above. Check JAVA_HOME, --master and free memory",
         ) from problem
+
+
+def _in_a_thread(make: Callable[[], Any]) -> Any:
+    """What `make` returns or raises. In the main thread Spark would put a handler of its own on SIGINT, and a signal
+    would interrupt it anywhere; so it interrupts only the waiting for it."""
+    made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put((make(), None))
+        except Exception as problem:
+            made.put((None, problem))
+
+    threading.Thread(target=work, name="starts Spark", daemon=True).start()
+    value, problem = made.get()
+    if problem is not None:
+        raise problem
+    return value
 
 
 def concurrent_tasks(spark: Any) -> int:
