@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, in_words, of_system
 from tests.crash.faults import CUT, GOES_ON, Fault, chosen
 from tests.crash.recorder import RecordingFileSystem, Stopped
 
@@ -247,7 +247,7 @@ def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
     except (OSError, KeytailError) as error:
         if not fs.failed:
             raise
-        result = Failed((str(error),))
+        result = Failed((in_words(error),))
     left_open = [path for path in _open_files() if path.startswith(str(root))]
     assert not left_open, f"descriptors stay open: {left_open}"
     return list(result.told) if isinstance(result, Failed) else []
@@ -264,11 +264,11 @@ def _open_files() -> list[str]:
 
 
 def _check_told(fs: RecordingFileSystem, fault: Fault, told: list[str]) -> None:
-    """The first failure is told: the system's words, what was being done, and which file it is."""
+    """A failure is told: the system's words, what was being done, which file it is, and what to do."""
     assert not (told and fault.kind in GOES_ON), f"half of an answer is no failure: {told}"
     if not told or fault.kind in GOES_ON:
         return
-    words = [] if fault.kind == CUT else [str(fault.error().strerror), " while "]
+    words = [] if fault.kind == CUT else [str(fault.error().strerror), " while ", of_system(fault.error()).remedy or ""]
     said = [any(all(word in text for word in (*words, name)) for text in told) for _, name in fs.failed]
     assert any(said), f"failed were {fs.failed}, but told was {told}"
 

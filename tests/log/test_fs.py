@@ -65,6 +65,57 @@ def test_short_system_reads_and_writes_are_continued(tmp_path: Path, monkeypatch
     assert bytes(buffer) == np.arange(25, dtype=np.uint32).tobytes()
 
 
+def test_what_cannot_be_looked_up_neither_exists_nor_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert LOCAL.exists(str(tmp_path / "file"))
+    assert not LOCAL.exists(str(tmp_path / "none"))
+    assert not LOCAL.exists(str(tmp_path / "file" / "none"))
+
+    def broken(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(os, "lstat", broken)
+    with pytest.raises(OSError, match="Input/output error while looking for it"):
+        LOCAL.exists(str(tmp_path / "none"))
+
+
+def test_a_file_read_whole_is_not_taken_for_shorter_than_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    read = os.read
+
+    def cut(fd: int, count: int) -> bytes:
+        os.truncate(path, 60)
+        return read(fd, count)
+
+    assert LOCAL.read_bytes(str(path), whole=True) == bytes(100)
+    monkeypatch.setattr(os, "read", cut)
+    with pytest.raises(OSError, match="Of 100 bytes only 60 could be read"):
+        LOCAL.read_bytes(str(path), whole=True)
+    assert LOCAL.read_bytes(str(path)) == bytes(60)
+
+
+@pytest.mark.parametrize("failing", ["create", "write", "fsync", "rename"])
+def test_a_file_is_put_in_place_or_is_as_it_was(failing: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    class Failing(FileSystem):
+        def _change(self, operation, arguments, action):
+            def fail():
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            return super()._change(operation, arguments, fail if operation == failing else action)
+
+    with pytest.raises(OSError, match="No space left on device while"):
+        Failing().put_file(str(tmp_path / "file"), b"new", None, str(tmp_path / "file.tmp"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
+    LOCAL.put_file(str(tmp_path / "file"), b"new", None, str(tmp_path / "file.tmp"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
+
+
 def test_a_fifo_is_an_error_and_no_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(OSError, match="Not a regular file") as caught:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keytail.errors import UsageProblem
-from keytail.log.fs import LOCAL
+from keytail.errors import CorruptLog, UsageProblem
+from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import (
     LogEnd,
     PartitionFacts,
@@ -200,6 +200,21 @@ def test_an_index_that_points_at_a_batch_within_a_value(tmp_path: Path) -> None:
 def test_legacy_batches_end_with_their_own_offset(tmp_path: Path) -> None:
     log = _legacy(3, 0, 0) + _legacy(9, 1, 5)
     assert _end(tmp_path, log, None) == LogEnd(10, len(log), 0)
+
+
+def test_a_file_that_is_cut_while_it_is_walked_has_no_end(tmp_path: Path) -> None:
+    """Behind what could be read, the window holds what was read before: that is no part of the file."""
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(log_of(range(4000)))
+
+    class Cut(FileSystem):
+        def read_into(self, fd, buffer, position):
+            return super().read_into(fd, memoryview(buffer)[: 100_000 - position], position)
+
+    assert log_end(LOCAL, str(path), 0).next_offset == 4000
+    assert path.stat().st_size > 110_000
+    with pytest.raises(CorruptLog, match="became shorter while it was read: 100000 of"):
+        log_end(Cut(), str(path), 0)
 
 
 def test_a_cut_tail_is_reported_and_no_problem(tmp_path: Path) -> None:
