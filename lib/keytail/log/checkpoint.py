@@ -71,19 +71,22 @@ def update_offset(
     fs: FileSystem,
     path: str,
     key: tuple[str, int],
-    offset: int,
+    offset: int | None,
     *,
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Sets the entry of `key` (topic, partition); of the others, only partitions not `hosted` any more go
+    """Sets the entry of `key` (topic, partition), or takes it out (None); of the others, only partitions not `hosted` any more go
     (None: none goes).
 
     Safe among threads of this process; other processes are kept out by the log dir's lock.
     """
     with _updating:
         entries = {key: value for key, value in read_offsets(fs, path).items() if hosted is None or key in hosted}
-        entries[key] = offset
+        if offset is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = offset
         write_offsets(fs, path, entries, like)
 
 

@@ -53,7 +53,9 @@ _DOING = {
     "fsync": "syncing it",
     "fsync_dir": "syncing the directory",
     "rename": "renaming it",
+    "link": "linking it",
     "unlink": "removing it",
+    "rmdir": "removing it",
     "set_mtime_ns": "setting its time",
 }
 
@@ -92,6 +94,7 @@ class FileStat:
     is_dir: bool
     is_regular: bool
     attributes: tuple[tuple[str, bytes], ...] = ()
+    links: int = 1  # names that the file has
 
 
 class FileSystem:
@@ -258,8 +261,16 @@ class FileSystem:
         """Atomic; replaces `target`."""
         self._change("rename", (source, target), lambda: os.replace(source, target))
 
+    def link(self, source: str, target: str) -> None:
+        """A second name of a file, on the same file system; FileExistsError when the name is taken."""
+        self._change("link", (source, target), lambda: os.link(source, target, follow_symlinks=False))
+
     def unlink(self, path: str) -> None:
         self._change("unlink", (path,), lambda: os.unlink(path))
+
+    def rmdir(self, path: str) -> None:
+        """Removes an empty directory."""
+        self._change("rmdir", (path,), lambda: os.rmdir(path))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
         self._change("set_mtime_ns", (path, mtime_ns), lambda: os.utime(path, ns=(mtime_ns, mtime_ns)))
@@ -411,6 +422,7 @@ def _file_stat(path: str, facts: os.stat_result, attributes: tuple[tuple[str, by
         is_dir=stat_bits.S_ISDIR(facts.st_mode),
         is_regular=stat_bits.S_ISREG(facts.st_mode),
         attributes=attributes,
+        links=facts.st_nlink,
     )
 
 

@@ -70,11 +70,11 @@ def commit_group(fs: FileSystem, partition_path: str, group: GroupOutput) -> Non
     `recover` resolves.
     """
     ends = _check_before(fs, partition_path, group)
-    for part in _parts(group):
+    for part in parts(group):
         _commit_part(fs, partition_path, part, max(ends[out.base_offset] for out in part.segments))
 
 
-def _parts(group: GroupOutput) -> list[GroupOutput]:
+def parts(group: GroupOutput) -> list[GroupOutput]:
     """The group, divided at every output that begins where a source does.
 
     Offsets do not overlap, so outputs below that place come of the sources below it, and of no other. What is
