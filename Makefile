@@ -26,11 +26,12 @@ test: lint  ## lint and all tests (Java and Maven Central for the interop ones)
 demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo
 
-bench: venv  ## compaction, index rebuild and dump against Kafka's own on the same files (needs Java and Maven Central)
+bench: venv  ## compaction, index rebuild, dump and import against Kafka's own on the same data (needs Java and Maven Central)
 	$(BIN)/python -m tests.bench.run
 	$(BIN)/python -m tests.bench.recover
 	$(BIN)/python -m tests.bench.recover --stages
 	$(BIN)/python -m tests.bench.dump
+	$(BIN)/python -m tests.bench.import_
 
 N ?= 1000
 fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000
