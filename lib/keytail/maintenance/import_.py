@@ -346,7 +346,10 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
     reader = SegmentReader(fs, _STRIDE_BYTES)
     strides = reader.unhurried_strides(stem + names.LOG, segment.log_bytes, start=position)
-    newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
+    try:
+        newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
+    except CorruptLog as damage:
+        return f"from the last entry of {names.INDEX} on there are no whole batches ({damage.what})"
     if newest_ms > (last[0] if last is not None else -1):
         return f"{names.TIME_INDEX} lacks the entry of the largest timestamp"
     return ""

@@ -240,8 +240,7 @@ def _written(
                 )
             if number not in tasks:
                 raise Refused(
-                    f"there are records for partition {number}: {refused.get(number, 'it is not in these log dirs')}",
-                    remedy="If they are not meant, leave them out of the source",
+                    f"there are records for partition {number}: {refused.get(number, 'it is not in these log dirs')}"
                 )
             if writer is None:
                 writer = SegmentsWriter(LOCAL, tasks[number], attempt)
