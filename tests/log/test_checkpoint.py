@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_epochs, read_offsets, update_offset, write_offsets
-from keytail.log.fs import LOCAL
-from tests.crash.driver import Counts, State, for_every_stop
+from keytail.log.fs import LOCAL, FileSystem
+from tests.crash.driver import Counts, State, for_every_stop_and_fault
 
 
 def _write(tmp_path: Path, text: str | bytes) -> str:
@@ -130,7 +130,7 @@ def test_the_mode_of_the_old_file_stays(tmp_path: Path) -> None:
 
 def test_every_stop_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
     old, new = {("a", 0): 1, ("b", 0): 2}, {("a", 0): 50, ("b", 0): 2}
-    counts = Counts()
+    counts = Counts("checkpoint file")
 
     def make(path: Path) -> None:
         path.mkdir()
@@ -143,12 +143,11 @@ def test_every_stop_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         update_offset(LOCAL, str(state.root / "checkpoint"), ("a", 0), 50, hosted=old)
         assert read_offsets(LOCAL, str(state.root / "checkpoint")) == new
 
-    for_every_stop(
-        make,
-        lambda fs, root: update_offset(fs, str(root / "checkpoint"), ("a", 0), 50, hosted=old),
-        check,
-        work_dir=tmp_path / "work",
-        counts=counts,
-        partial_cuts=5,
-    )
+    def action(fs: FileSystem, root: Path) -> None:
+        update_offset(fs, str(root / "checkpoint"), ("a", 0), 50, hosted=old)
+
+    for_every_stop_and_fault(
+        make, action, check, again=action,
+        work_dir=tmp_path / "work", counts=counts, partial_cuts=5,
+    )  # fmt: skip
     assert counts.distinct_states > 5
