@@ -15,6 +15,7 @@ import typer.main
 from keytail.app.cli import app
 from keytail.app.describe import DescribeRow
 from keytail.app.expire import ExpireRow
+from keytail.app.import_ import ImportRow
 from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
 from keytail.app.salvage import SalvageRow
@@ -55,7 +56,7 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ExpireRow, ExpiredSegment, Finding]
+    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment, Finding]
     + [SalvageRow, Loss, OpenTransaction],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:
