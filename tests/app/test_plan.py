@@ -297,3 +297,23 @@ def test_grouping_reaches_the_tasks(
     monkeypatch.setattr(compaction, "_run_tasks", run_tasks)
     assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
     assert [task.grouping for task in seen] == [grouping] * 3
+
+
+def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_planned(
+    run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a snapshot at the log end, planning reads batches: there too an error of the disk is one partition's."""
+    flags = ("plan", "--log-dirs", str(log_dir), *ORDERS, *USERS, "--output", "json")
+    before = rows_of(run(*flags))
+
+    def broken(fs, facts, **_):
+        if (facts.topic, facts.partition) == ("orders", 0):
+            raise OSError(5, "Input/output error while reading it", f"{facts.path}/x.log")
+
+    monkeypatch.setattr("keytail.log.producers.first_unstable", broken)
+    rows = rows_of(run(*flags))
+    assert rows["orders-0"]["status"] == "refused"
+    assert rows["orders-0"]["error"].startswith("Input/output error while reading it (")
+    assert "x.log). The disk or its file system fails" in rows["orders-0"]["error"]
+    del rows["orders-0"], before["orders-0"]
+    assert rows == before != {}
