@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,16 @@ def test_files_that_are_named_exist() -> None:
     named = re.findall(r"\]\(([^)#]+)\)", README) + re.findall(r"`?((?:lib|jobs|tests|conf)/[\w/.]+\w)`?", README)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_a_log_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines are run as they stand; and what they print is what stands behind them."""
+    [lines] = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    given = {"log_dir": str(tmp_path / "logs"), "now_ms": time.time_ns() // 1_000_000}
+    exec(compile(lines, "README.md", "exec"), given)
+    record, counts = capsys.readouterr().out.splitlines()
+    assert "key=b'pen', value=b'2'" in record
+    assert counts == "6 -> 2"
+    assert {path.name for path in (tmp_path / "logs" / "orders-0").glob("*.log")} == {
+        "00000000000000000000.log", "00000000000000000006.log"
+    }  # fmt: skip

@@ -47,6 +47,7 @@ class OffsetIndex(PresizedIndex):
     _kind = "offset index"
     _layout = struct.Struct(">ii")
     _columns = ("relative_offset", "position")
+    _dtype = OFFSET_ENTRY
 
     def entry(self, slot: int) -> OffsetEntry:
         """That of a slot from 0 on; that of -1 is the begin of the segment."""
@@ -96,6 +97,7 @@ class TimeIndex(PresizedIndex):
     _kind = "time index"
     _layout = struct.Struct(">qi")
     _columns = ("timestamp_ms", "relative_offset")
+    _dtype = TIME_ENTRY
 
     def entry(self, slot: int) -> TimeEntry:
         """That of a slot from 0 on; that of -1 is the begin of the segment, of no time."""
@@ -124,7 +126,7 @@ class TimeIndex(PresizedIndex):
         below the last entry's.
         """
         self._refuse_read_only()
-        if self._count >= self._max_entries if closing else self.is_full:
+        if self.is_full and not closing:
             self._refuse_full(offset)
         last = self.last
         if self._count and (offset < last.offset or timestamp_ms < last.timestamp_ms):
@@ -133,6 +135,8 @@ class TimeIndex(PresizedIndex):
             )
         if timestamp_ms <= last.timestamp_ms:
             return False
+        if self._count >= self._max_entries:
+            self._refuse_full(offset)
         self._append(timestamp_ms, self._relative(offset))
         return True
 

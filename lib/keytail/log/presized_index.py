@@ -32,6 +32,7 @@ class PresizedIndex:
     _kind: ClassVar[str]
     _layout: ClassVar[struct.Struct]
     _columns: ClassVar[tuple[str, str]]
+    _dtype: ClassVar[np.dtype]
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int) -> None:
         self.path = path
@@ -127,6 +128,30 @@ class PresizedIndex:
             # Cut and lengthened again, so that nothing but zeros lies behind the entries.
             self._fs.truncate(self._fd, count * self._layout.size)
             self._fs.truncate(self._fd, self._max_entries * self._layout.size)
+
+    def append_rows(self, rows: np.ndarray) -> None:
+        """Append entries that are known (int64[n, 2]: the columns as they are stored) in one write, or none.
+
+        Refused where they do not all fit, or do not rise.
+        """
+        self._refuse_read_only()
+        if not len(rows):
+            return
+        if self._count + len(rows) > self._max_entries:
+            self._refuse_full(None)
+        first, second = rows[:, 0], rows[:, 1]
+        if self._count:
+            last = self._fields(self._count - 1)
+            first, second = np.append(last[0], first), np.append(last[1], second)
+        bad = (first[1:] <= first[:-1]) | self._goes_back(second)
+        if bad.any():
+            slot = int(np.argmax(bad))
+            self._refuse_order(f"{first[slot + 1]} cannot follow {first[slot]}", None)
+        packed = np.empty(len(rows), self._dtype)
+        for column, name in enumerate(self._columns):
+            packed[name] = rows[:, column]
+        self._fs.write_at(self._fd, packed.tobytes(), self._count * self._layout.size)
+        self._count += len(rows)
 
     def flush(self) -> None:
         """Make the entries durable."""
@@ -231,10 +256,10 @@ class PresizedIndex:
         if self._fd < 0:
             self._refuse("this file is for look-ups only", None, "Entries go into that of the active segment")
 
-    def _refuse_full(self, offset: int) -> None:
+    def _refuse_full(self, offset: int | None) -> None:
         self._refuse(f"it is full: {self._count} of {self._max_entries} entries", offset, CLOSE_FIRST)
 
-    def _refuse_order(self, what: str, offset: int) -> NoReturn:
+    def _refuse_order(self, what: str, offset: int | None) -> NoReturn:
         self._refuse(what, offset, "Nothing was written; give each batch once, in the order of offsets")
 
     def _refuse(self, what: str, offset: int | None, remedy: str) -> NoReturn:

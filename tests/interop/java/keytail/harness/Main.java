@@ -62,6 +62,7 @@ public final class Main {
             case "ping" -> answer.put("pong", true);
             case "halt" -> Runtime.getRuntime().halt(3);
             case "append" -> Append.run(request, answer);
+            case "append_watched" -> Watched.run(request, answer);
             case "clean" -> Clean.clean(request, answer);
             case "cleanable" -> Clean.cleanable(request, answer);
             case "expire" -> Expire.run(request, answer);

@@ -1,0 +1,51 @@
+"""A round over one partition in one call, in this process: for scripts and for a look at what a round does.
+
+The command line does the same on Spark, for many partitions, with locks, settings and the cleaner checkpoint
+(`app/planning.py`). Here these are the caller's.
+"""
+
+from __future__ import annotations
+
+from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.plan import CompactionConfig, refusals, select
+from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.errors import Refused
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import PartitionFacts
+from keytail.log.producers import first_unstable
+
+
+def compact(
+    facts: PartitionFacts, config: CompactionConfig, *, now_ms: int, run_id: str, fs: FileSystem = LOCAL
+) -> CleaningResult | None:
+    """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
+
+    The topic's settings count as known. Refused for what a planned run refuses. The result's `end_offset` is what the
+    cleaner checkpoint must say then.
+    """
+    reasons = refusals(facts, config, True, now_ms)
+    if reasons:
+        raise Refused(str(reasons[0]), path=facts.path, remedy="Nothing was changed")
+    unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
+    selection = select(facts, config, now_ms, unstable=unstable)
+    if not selection.eligible:
+        return None
+    task = CleaningTask(
+        topic=facts.topic,
+        partition=facts.partition,
+        partition_path=facts.path,
+        segments=facts.segments,
+        snapshots=facts.snapshots,
+        log_start_offset=facts.log_start_offset,
+        log_end_offset=facts.log_end_offset,
+        first_dirty_offset=selection.first_dirty_offset,
+        first_uncleanable_offset=selection.first_uncleanable_offset,
+        now_ms=now_ms,
+        config=config,
+        run_id=run_id,
+        clean_shutdown=facts.clean_shutdown,
+        map_memory_bytes=16 << 20,
+    )
+    result = clean_partition(fs, task)
+    install(fs, task, result)
+    return result

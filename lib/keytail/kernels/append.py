@@ -1,0 +1,73 @@
+"""What a leader writes into the headers of batches that it takes: offsets, its epoch, and perhaps its time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.batches import be32
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import crc32c
+
+_HEADER_BYTES = 61
+_LEAST_BYTES = 26  # of a batch of any format
+_LOG_APPEND_TIME = 0x08
+
+
+@njit(inline="always")
+def _put(a, i, value, n):
+    """The low `n` bytes of `value`, big-endian."""
+    for k in range(n):
+        a[i + k] = np.uint8((value >> (8 * (n - 1 - k))) & 0xFF)
+
+
+@kernel
+def stamp(raw, n, offset, leader_epoch):
+    """Give the batches of magic 2 in `raw[:n]` consecutive offsets from `offset` on, and `leader_epoch`.
+
+    Stops in front of whatever is no such batch: who reads the batches next, and checks them, finds it. The
+    checksum covers neither field.
+    """
+    p = 0
+    while n - p >= _HEADER_BYTES:
+        total = np.int64(be32(raw, p + 8)) + 12
+        delta = np.int64(be32(raw, p + 23))
+        if total < _HEADER_BYTES or p + total > n or raw[p + 16] != 2 or delta < 0:
+            break
+        _put(raw, p, np.int64(offset), 8)
+        _put(raw, p + 12, np.int64(leader_epoch), 4)
+        offset += delta + 1
+        p += total
+
+
+@kernel
+def count(raw, n):
+    """How many batches begin in `raw[:n]`, by their lengths alone."""
+    p = 0
+    batches = 0
+    while n - p >= _LEAST_BYTES:
+        total = np.int64(be32(raw, p + 8)) + 12
+        if total < _LEAST_BYTES:
+            break
+        p += total
+        batches += 1
+    return batches
+
+
+@kernel
+def set_append_time(raw, table, now_ms):
+    """Make `now_ms` the time of all records of the batches of `table`, whose first begins at `raw[0]`; sign them anew.
+
+    Only of batches whose checksum was found right before.
+    """
+    p = 0
+    for i in range(len(table)):
+        row = table[i]
+        if not row.attributes & _LOG_APPEND_TIME or row.max_timestamp_ms != now_ms:
+            row.attributes |= np.int16(_LOG_APPEND_TIME)
+            row.max_timestamp_ms = now_ms
+            _put(raw, p + 21, np.int64(row.attributes), 2)
+            _put(raw, p + 35, np.int64(now_ms), 8)
+            row.crc = crc32c(raw, p + 21, np.int64(row.size_bytes) - 21)
+            _put(raw, p + 17, np.int64(row.crc), 4)
+        p += np.int64(row.size_bytes)

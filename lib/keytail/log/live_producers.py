@@ -1,0 +1,283 @@
+"""What a broker knows of each producer while it appends: which batches it refuses, and which transactions end.
+
+`judge` says what a set of batches would change, and changes nothing; `take` then makes it so. The rules stand in
+APPEND.md beside this file, "Producers"; what a snapshot keeps of this, in format/SNAPSHOT.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
+from keytail.format.control import ControlType
+from keytail.format.producers import ProducerEntry
+from keytail.log.index_files import AbortedTransaction
+
+BATCHES_KEPT = 5  # of each producer, to know a batch that is sent again
+_SEQUENCES = 2**31
+_NOTHING_WRITTEN = "Nothing of this set was written"
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A data batch of a producer that is in the log."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True)
+class Producer:
+    """One producer id; -1 stands for "none". `sent`: its last batches of this epoch, the newest last."""
+
+    epoch: int = -1
+    timestamp_ms: int = -1
+    coordinator_epoch: int = -1
+    txn_first_offset: int = -1
+    sent: tuple[SentBatch, ...] = ()
+
+    @property
+    def last_sequence(self) -> int:
+        return self.sent[-1].last_sequence if self.sent else NO_SEQUENCE
+
+    def of_epoch(self, epoch: int) -> Producer:
+        """A new epoch makes the batches forgotten."""
+        return self if epoch == self.epoch else replace(self, epoch=epoch, sent=())
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What batches change: `producers` by id, `open_transactions`, and the entries of the transaction index.
+
+    Of batches that a leader takes only the first `rows` are judged: the next one was sent before and is there
+    already, as `duplicate`.
+    """
+
+    rows: int
+    producers: dict[int, Producer]
+    open_transactions: dict[int, int]
+    aborted: tuple[AbortedTransaction, ...]
+    duplicate: SentBatch | None = None
+
+
+@dataclass
+class LiveProducers:
+    """All producers of a partition, and producer id by first offset of the transactions that are open."""
+
+    producers: dict[int, Producer] = field(default_factory=dict)
+    open_transactions: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[ProducerEntry]) -> LiveProducers:
+        live = cls()
+        for e in entries:
+            first_sequence = (e.last_sequence - e.offset_delta) % _SEQUENCES
+            last = SentBatch(first_sequence, e.last_sequence, e.last_offset - e.offset_delta, e.last_offset)
+            live.producers[e.producer_id] = Producer(
+                e.epoch,
+                e.timestamp_ms,
+                e.coordinator_epoch,
+                e.current_txn_first_offset,
+                (last,) if e.last_offset >= 0 else (),
+            )
+            if e.current_txn_first_offset >= 0:
+                live.open_transactions[e.current_txn_first_offset] = e.producer_id
+        return live
+
+    def entries(self) -> list[ProducerEntry]:
+        """What a snapshot holds, in the order in which a broker writes it."""
+        found = []
+        for producer_id in hash_order(self.producers):
+            producer = self.producers[producer_id]
+            last = producer.sent[-1] if producer.sent else SentBatch(-1, NO_SEQUENCE, -1, -1)
+            found.append(
+                ProducerEntry(
+                    producer_id,
+                    producer.epoch,
+                    last.last_sequence,
+                    last.last_offset,
+                    last.last_offset - last.first_offset,
+                    producer.timestamp_ms,
+                    producer.coordinator_epoch,
+                    producer.txn_first_offset,
+                )
+            )
+        return found
+
+    def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
+        """What these batches change. As leader each is a set of its own and is checked; as follower they are one set.
+
+        Refused for what a broker refuses.
+        """
+        numbers = np.flatnonzero(table["producer_id"] >= 0)
+        change = _Change(self)
+        if not as_leader:
+            change.add_set([table[number] for number in numbers], as_leader=False)
+            return change.in_hash_order().judgement(len(table))
+        for number in numbers:
+            row = table[number]
+            duplicate = None if row["attributes"] & CONTROL else change.duplicate_of(row)
+            if duplicate is not None:
+                return change.judgement(int(number), duplicate)
+            change.add_set([row], as_leader=True)
+        return change.judgement(len(table))
+
+    def take(self, judgement: Judgement) -> None:
+        self.producers.update(judgement.producers)
+        self.open_transactions = judgement.open_transactions
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        opened = {p.txn_first_offset: i for i, p in self.producers.items() if p.txn_first_offset >= 0}
+        assert opened == self.open_transactions
+        for producer in self.producers.values():
+            assert len(producer.sent) <= BATCHES_KEPT
+            offsets = [offset for batch in producer.sent for offset in (batch.first_offset, batch.last_offset)]
+            assert offsets == sorted(offsets)
+
+
+class _Change:
+    """The judgement in the making: what differs from the producers that it began with."""
+
+    def __init__(self, before: LiveProducers) -> None:
+        self._before = before.producers
+        self._after: dict[int, Producer] = {}
+        self._open = dict(before.open_transactions)
+        self._aborted: list[AbortedTransaction] = []
+
+    def judgement(self, rows: int, duplicate: SentBatch | None = None) -> Judgement:
+        return Judgement(rows, self._after, self._open, tuple(self._aborted), duplicate)
+
+    def in_hash_order(self) -> _Change:
+        """A broker gathers the producers of a set in a table, and those that are new become known in its order.
+
+        In that table the last come is the first in its place.
+        """
+        self._after = {producer_id: self._after[producer_id] for producer_id in hash_order(reversed(self._after))}
+        return self
+
+    def _of(self, producer_id: int) -> Producer:
+        known = self._after.get(producer_id)
+        return known if known is not None else self._before.get(producer_id, Producer())
+
+    def duplicate_of(self, row: np.void) -> SentBatch | None:
+        producer = self._of(int(row["producer_id"]))
+        if producer.epoch != row["producer_epoch"]:
+            return None
+        first = int(row["base_sequence"])
+        last = _last_sequence(row)
+        for sent in producer.sent:
+            if (sent.first_sequence, sent.last_sequence) == (first, last):
+                return sent
+        return None
+
+    def add_set(self, rows: Sequence[np.void], *, as_leader: bool) -> None:
+        ended = []
+        for row in rows:
+            producer_id = int(row["producer_id"])
+            producer = self._of(producer_id)
+            if not row["attributes"] & CONTROL:
+                if as_leader:
+                    _refuse_sequence(producer, row)
+                producer = self._sent(producer, row)
+            elif row["record_count"]:
+                _refuse_marker(producer, row, as_leader=as_leader)
+                if producer.txn_first_offset >= 0:
+                    ended.append((producer_id, producer.txn_first_offset, row))
+                producer = replace(
+                    producer.of_epoch(int(row["producer_epoch"])),
+                    timestamp_ms=int(row["max_timestamp_ms"]),
+                    coordinator_epoch=int(row["coordinator_epoch"]),
+                    txn_first_offset=-1,
+                )
+            self._after[producer_id] = producer
+        # A broker looks for other open transactions when the whole set is in: those that begin behind count, too.
+        for producer_id, first_offset, row in ended:
+            marker = int(row["base_offset"])
+            if row["control_type"] == ControlType.ABORT:
+                others = [first for first, owner in self._open.items() if owner != producer_id]
+                stable = min(others, default=marker + 1)
+                self._aborted.append(AbortedTransaction(producer_id, first_offset, marker, stable))
+            del self._open[first_offset]
+
+    def _sent(self, producer: Producer, row: np.void) -> Producer:
+        transactional = bool(row["attributes"] & TRANSACTIONAL)
+        first, last = int(row["base_offset"]), int(row["last_offset"])
+        if producer.txn_first_offset >= 0 and not transactional:
+            _refuse(row, f"a transaction is open since offset {producer.txn_first_offset}, and this batch is not in it")
+        producer = producer.of_epoch(int(row["producer_epoch"]))
+        txn_first_offset = producer.txn_first_offset
+        if transactional and txn_first_offset < 0:
+            txn_first_offset = first
+            self._open[first] = int(row["producer_id"])
+        batch = SentBatch(int(row["base_sequence"]), _last_sequence(row), first, last)
+        return replace(
+            producer,
+            timestamp_ms=int(row["max_timestamp_ms"]),
+            txn_first_offset=txn_first_offset,
+            sent=(*producer.sent, batch)[-BATCHES_KEPT:],
+        )
+
+
+def hash_order(producer_ids: Iterable[int]) -> list[int]:
+    """Producer ids in the order in which a broker's table gives them; `producer_ids` in the order they came in.
+
+    A table of 2^n places, 16 at least, of which three quarters may be taken, and in each place the first come first.
+    """
+    ids = list(producer_ids)
+    places = 16
+    while len(ids) > places * 3 // 4:
+        places *= 2
+
+    def place(producer_id: int) -> int:
+        folded = (producer_id ^ (producer_id >> 32)) & 0xFFFFFFFF
+        return (folded ^ (folded >> 16)) & (places - 1)
+
+    return sorted(ids, key=place)
+
+
+def _last_sequence(row: np.void) -> int:
+    base = int(row["base_sequence"])
+    delta = int(row["last_offset"]) - int(row["base_offset"])
+    return NO_SEQUENCE if base == NO_SEQUENCE else (base + delta) % _SEQUENCES
+
+
+def _refuse_sequence(producer: Producer, row: np.void) -> None:
+    epoch, sequence = int(row["producer_epoch"]), int(row["base_sequence"])
+    if epoch < producer.epoch:
+        _refuse(row, f"its epoch {epoch} is older than the known one, {producer.epoch}")
+    if producer.epoch == -1:
+        return  # nothing is known of it: a broker takes any sequence
+    if epoch != producer.epoch:
+        if sequence:
+            _refuse(row, f"epoch {epoch} begins with sequence {sequence}, not 0")
+    elif sequence != producer.last_sequence + 1 and not (sequence == 0 and producer.last_sequence == _SEQUENCES - 1):
+        _refuse(row, f"sequence {sequence} does not follow {producer.last_sequence}")
+
+
+def _refuse_marker(producer: Producer, row: np.void, *, as_leader: bool) -> None:
+    if row["control_type"] not in (ControlType.ABORT, ControlType.COMMIT):
+        _refuse(row, f"a control record of type {row['control_type']} ends no transaction")
+    if not as_leader:
+        return
+    if row["producer_epoch"] < producer.epoch:
+        _refuse(row, f"the marker's epoch {row['producer_epoch']} is older than the known one, {producer.epoch}")
+    if row["coordinator_epoch"] < producer.coordinator_epoch:
+        _refuse(
+            row,
+            f"the marker's coordinator epoch {row['coordinator_epoch']} is older than the known one, "
+            f"{producer.coordinator_epoch}",
+        )
+
+
+def _refuse(row: np.void, what: str) -> NoReturn:
+    raise Refused(
+        f"producer id {row['producer_id']}: {what}", offset=int(row["base_offset"]), remedy=_NOTHING_WRITTEN
+    )

@@ -1,0 +1,128 @@
+"""When the active segment is full, and what the next one is: decisions of a broker that appends, as pure functions.
+
+The rules stand in APPEND.md beside this file. Plain integers and columns in, numbers out; time is an argument.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import UsageProblem
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
+
+MAX_LONG = 2**63 - 1
+MAX_SEGMENT_BYTES = 2**31 - 1
+MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class AppendConfig:
+    """Kafka's settings that decide what an append leaves on disk, with Kafka's defaults.
+
+    `compact`: `cleanup.policy` has it, so that `max.compaction.lag.ms` shortens the age at which a segment ends.
+    `log_append_time`: a leader stamps its own time on every batch (`message.timestamp.type`).
+    """
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 604_800_000
+    segment_jitter_ms: int = 0
+    index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1_048_588
+    max_compaction_lag_ms: int = MAX_LONG
+    compact: bool = True
+    flush_messages: int = MAX_LONG
+    flush_ms: int = MAX_LONG
+    preallocate: bool = False
+    log_append_time: bool = False
+    producer_id_expiration_ms: int = 86_400_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.segment_bytes <= MAX_SEGMENT_BYTES:
+            raise UsageProblem(f"no segment can have {self.segment_bytes} bytes: 1 to {MAX_SEGMENT_BYTES} can be")
+        if self.index_bytes < TIME_ENTRY.itemsize:
+            raise UsageProblem(
+                f"an index file of {self.index_bytes} bytes has no room for the entry that closes a segment: at least "
+                f"{TIME_ENTRY.itemsize} are needed, and a broker with less fails at its first roll"
+            )
+
+    @property
+    def roll_ms(self) -> int:
+        """The age at which a segment ends, before jitter."""
+        if self.compact and self.max_compaction_lag_ms > 0:
+            return min(self.max_compaction_lag_ms, self.segment_ms)
+        return self.segment_ms
+
+    @property
+    def max_offset_entries(self) -> int:
+        return self.index_bytes // OFFSET_ENTRY.itemsize
+
+    @property
+    def max_time_entries(self) -> int:
+        return self.index_bytes // TIME_ENTRY.itemsize
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The active segment as the decision to roll sees it.
+
+    `first_timestamp_ms` is the max timestamp of its first batch; of an empty segment it says nothing.
+    `created_ms` is when this process made or opened it.
+    """
+
+    base_offset: int
+    size_bytes: int
+    first_timestamp_ms: int
+    created_ms: int
+    jitter_ms: int
+    indexes_full: bool = False
+
+
+def batches_before_roll(standing: Standing, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
+    """How many batches (BATCH_TABLE rows), each appended by itself, go into the segment before it must end.
+
+    0: it ends before the first of them. That an index gets full on the way is not seen here. A set that is
+    appended as a whole is one row: its size, its largest timestamp, its last offset.
+    """
+    if standing.indexes_full:
+        return 0
+    sizes = table["size_bytes"].astype(np.int64)
+    ends = standing.size_bytes + np.cumsum(sizes)
+    rolls = ends > config.segment_bytes
+    times = table["max_timestamp_ms"]
+    first_ms = standing.first_timestamp_ms if standing.size_bytes else int(times[0])
+    if first_ms >= 0:
+        is_old = times - first_ms > config.roll_ms - standing.jitter_ms
+    else:
+        is_old = np.full(len(table), now_ms - standing.created_ms > config.roll_ms - standing.jitter_ms)
+    rolls |= is_old & (ends - sizes > 0)
+    relative = table["last_offset"] - standing.base_offset
+    rolls |= (relative < 0) | (relative > MAX_RELATIVE_OFFSET)
+    return int(np.argmax(rolls)) if rolls.any() else len(table)
+
+
+def are_full(offset_entries: int, time_entries: int, max_offset_entries: int, max_time_entries: int) -> bool:
+    """Whether one of the indexes is full. The last slot of the time index is for the entry that closes the segment."""
+    return offset_entries >= max_offset_entries or time_entries >= max_time_entries - 1
+
+
+def new_base(first_offset: int, log_end_offset: int) -> int:
+    """The base offset of the segment that begins with a set whose first offset is `first_offset`."""
+    return max(first_offset, log_end_offset)
+
+
+def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
+    """By how much the segment that is opened now ends earlier than its age demands; nothing is drawn without jitter."""
+    limit = min(config.segment_jitter_ms, config.segment_ms)
+    return rng.randrange(limit) if limit > 0 else 0
+
+
+def is_flush_due(
+    log_end_offset: int, recovery_point: int, last_flush_ms: int, now_ms: int, config: AppendConfig
+) -> bool:
+    """By messages (offsets not yet durable) or by time."""
+    unflushed = log_end_offset - recovery_point
+    return unflushed >= config.flush_messages or (unflushed > 0 and now_ms - last_flush_ms >= config.flush_ms)

@@ -1,0 +1,121 @@
+"""Stop before every file operation of appends, rolls, flushes and a close: a broker that recovers what is left has
+everything that was flushed, and of the rest what was written first (log/APPEND.md, "When it was not closed")."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import CorruptLog, Refused
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition_log import PartitionLog
+from keytail.log.rolling import AppendConfig
+from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.partitions import PARTITION
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import CLOCK_MS, Kafka
+from tests.reference.batches import Rec, encode_batch, encode_marker
+from tests.reference.recovery import recovered_logs
+
+CONFIG = AppendConfig(segment_bytes=420, index_bytes=120, index_interval_bytes=50)
+
+
+def _batch(n: int) -> bytes:
+    records = [Rec(i, CLOCK_MS + n, b"k%d" % i, b"v" * 20) for i in range(2)]
+    return encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=2 * n, transactional=True)
+
+
+def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[int]) -> None:
+    """`flushed` gets the log end offset each time that everything below is promised to be durable."""
+    flushed[:] = [0]
+    log = PartitionLog.open(str(root / PARTITION), config, now_ms=CLOCK_MS, fs=fs)
+    try:
+        for n in range(8):
+            log.append(_batch(n), leader_epoch=n // 3, now_ms=CLOCK_MS)
+            flushed.append(log.recovery_point)
+            if n == 1:
+                log.flush(now_ms=CLOCK_MS)
+                flushed.append(log.recovery_point)
+        marker = encode_marker(0, CLOCK_MS, commit=False, producer_id=7, producer_epoch=0)
+        log.append(marker, leader_epoch=3, now_ms=CLOCK_MS)
+        log.roll(now_ms=CLOCK_MS)
+        flushed.append(log.recovery_point)
+        log.append(_batch(8), leader_epoch=3, now_ms=CLOCK_MS)
+        log.close()
+        flushed.append(log.log_end_offset)
+    finally:
+        log.abandon()
+
+
+def _whole(work_dir: Path, config: AppendConfig) -> bytes:
+    (work_dir / PARTITION).mkdir(parents=True)
+    _traffic(LOCAL, work_dir, config, [])
+    return b"".join(path.read_bytes() for path in sorted((work_dir / PARTITION).glob("*.log")))
+
+
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_a_broker_has_all_that_was_flushed(preallocate: bool, tmp_path: Path) -> None:
+    config = AppendConfig(**{**vars(CONFIG), "preallocate": preallocate})
+    whole, flushed, counts = _whole(tmp_path / "whole", config), [0], Counts()
+
+    def check(state: State) -> None:
+        directory = state.root / PARTITION
+        read_epochs(LOCAL, str(directory / "leader-epoch-checkpoint"))
+        has_logs = any(directory.glob("*.log"))
+        logs = recovered_logs(directory, 0) if has_logs else {}
+        found = b"".join(logs[base] for base in sorted(logs))
+        assert whole.startswith(found), "not what was appended first"
+        assert _end(found) >= max(flushed), f"ends at {_end(found)}, flushed up to {max(flushed)}"
+        if state.action_ended:
+            assert found == whole
+            PartitionLog.open(str(directory), config, now_ms=CLOCK_MS).close()
+        elif has_logs:
+            try:  # some states cannot be told from a log that was closed; then nothing is wrong with them
+                log = PartitionLog.open(str(directory), config, now_ms=CLOCK_MS)
+            except (Refused, CorruptLog):
+                return
+            log.check()
+            assert log.log_end_offset == _end(found)
+            log.abandon()
+
+    def action(fs: FileSystem, root: Path) -> None:
+        _traffic(fs, root, config, flushed)
+
+    for_every_stop(lambda root: (root / PARTITION).mkdir(parents=True), action, check,
+                   work_dir=tmp_path / "work", counts=counts, partial_cuts=1)  # fmt: skip
+    assert counts.distinct_states > 100
+
+
+@pytest.mark.interop
+def test_kafka_recovers_what_was_flushed(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    whole, flushed, counts = _whole(fast_dir / "whole", CONFIG), [0], Counts()
+
+    def check(state: State) -> None:
+        copy = fast_dir / "for-kafka" / PARTITION
+        shutil.copytree(state.root / PARTITION, copy)
+        loaded = kafka.load(copy, clean=False, fetch=True, configs={"segment.index.bytes": CONFIG.index_bytes})
+        assert loaded.log_end_offset >= max(flushed)
+        assert [r.offset for r in loaded.records] == list(range(loaded.log_end_offset))
+        assert loaded.fetch_mismatches == ()
+        shutil.rmtree(copy.parent)
+
+    def action(fs: FileSystem, root: Path) -> None:
+        _traffic(fs, root, CONFIG, flushed)
+
+    for_every_stop(lambda root: (root / PARTITION).mkdir(parents=True), action, check,
+                   work_dir=fast_dir / "work", counts=counts, partial_cuts=0, torn_writes=False)  # fmt: skip
+    assert len(whole) > 1000
+    assert counts.distinct_states > 50
+
+
+def _end(log: bytes) -> int:
+    """The offset behind the last batch."""
+    at = end = 0
+    while at < len(log):
+        size = int.from_bytes(log[at + 8 : at + 12], "big") + 12
+        end = int.from_bytes(log[at : at + 8], "big") + int.from_bytes(log[at + 23 : at + 27], "big") + 1
+        at += size
+    return end

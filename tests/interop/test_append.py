@@ -1,0 +1,388 @@
+"""The same sets of batches to Kafka's UnifiedLog and to PartitionLog: after each, the same bytes in every file.
+
+Random settings and traffic: batches as producers, coordinators and leaders send them, sent twice, out of sequence,
+too large or damaged, rolls, starts and stops. KEYTAIL_APPEND_LOGS says how many logs, KEYTAIL_SEED which.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.log.partition_log import PartitionLog
+from keytail.log.rolling import MAX_LONG, AppendConfig
+from tests.interop.kafka import CLOCK_MS, Kafka
+from tests.reference.batches import Rec, encode_batch, encode_marker
+from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
+
+LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
+HOUR_MS = 3_600_000
+MAX_MESSAGE_BYTES = 700
+
+
+class Drawn(random.Random):
+    """Gives what Kafka drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jitter_ms = 0
+
+    def randrange(self, *_: Any) -> int:  # type: ignore[override]
+        return self.jitter_ms
+
+
+@dataclass
+class Sender:
+    """A producer: who it is, what it sends next, and what it sent since the last start."""
+
+    producer_id: int
+    epoch: int = 0
+    sequence: int = 0
+    coordinator_epoch: int = 0
+    in_transaction: bool = False
+    sent: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Writer:
+    """Steps for one log. It knows what the log end offset is after each."""
+
+    rng: random.Random
+    config: AppendConfig
+    transactional: bool
+    large_sets: bool
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    clock_ms: int = CLOCK_MS
+    end: int = 0
+    epoch: int = 0
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def write(self) -> None:
+        rng = self.rng
+        # Some share a place in a broker's table, on which the order in a snapshot depends.
+        ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
+        self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, 16))]
+        self.steps.append({"open": self.clock_ms})
+        for _ in range(rng.randint(5, 60)):
+            self.step()
+            if rng.random() < 0.03:
+                self.restart()
+        self.steps.append({"close": 1})
+
+    def step(self) -> None:
+        rng = self.rng
+        if rng.random() < 0.25:
+            self.clock_ms += rng.choice([0, 1, 10, 1000, 20_000, HOUR_MS])
+            self.steps.append({"clock_ms": self.clock_ms})
+        if rng.random() < 0.15:
+            self.epoch += rng.choice([1, 1, 3])
+        kinds = ["leader"] * 8 + ["follower"] * 4 + ["marker"] * (4 if self.transactional else 0)
+        kinds += ["again", "gap", "old", "large", "damaged", "roll", "flush", "below", "larger than a segment"]
+        kind = rng.choice(kinds)
+        self.seen[kind] += 1
+        getattr(self, "do_" + kind.replace(" ", "_"))()
+
+    def restart(self) -> None:
+        self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
+        self.steps += [{"close": 1}, {"open": self.clock_ms}]
+        for sender in self.senders:
+            sender.sent.clear()
+
+    def give(self, data: bytes, kind: str, leader_epoch: int | None = None) -> None:
+        epoch = self.epoch if leader_epoch is None else leader_epoch
+        self.steps.append({"batches": base64.b64encode(data).decode(), "as": kind, "leader_epoch": epoch})
+
+    def records(self, base: int, *, gaps: bool = False) -> list[Rec]:
+        rng = self.rng
+        offset, found = base, []
+        for _ in range(rng.randint(1, 4)):
+            stamp = self.clock_ms + rng.choice([0, 0, -5000, rng.randint(-20_000, 5), HOUR_MS * 30])
+            stamp = stamp if rng.random() < 0.95 else -1
+            found.append(Rec(offset, stamp, b"k%d" % rng.randrange(9), rng.randbytes(rng.choice([0, 5, 40]))))
+            offset += 1 + (rng.choice([0, 0, 3, 2**29]) if gaps and rng.random() < 0.2 else 0)
+        return found
+
+    def batch(self, records: list[Rec], sender: Sender | None, leader_epoch: int) -> bytes:
+        options: dict[str, Any] = {}
+        if sender is not None:
+            options = {
+                "producer_id": sender.producer_id,
+                "producer_epoch": sender.epoch,
+                "base_sequence": sender.sequence,
+                "transactional": self.transactional,
+            }
+            sender.sequence = (sender.sequence + records[-1].offset - records[0].offset + 1) % 2**31
+            sender.in_transaction = self.transactional
+        codec = self.rng.choice([0, 0, 0, GZIP, SNAPPY, LZ4, ZSTD])
+        return encode_batch(records, codec=codec, leader_epoch=leader_epoch, **options)
+
+    def sender(self) -> Sender | None:
+        return self.rng.choice(self.senders) if self.rng.random() < 0.6 else None
+
+    def do_leader(self) -> None:
+        sender = self.sender()
+        records = self.records(0)
+        data = self.batch(records, sender, leader_epoch=-1)
+        if sender is not None:
+            sender.sent = [*sender.sent, data][-5:]
+        self.end += len(records)
+        self.give(data, "leader")
+
+    def do_follower(self) -> None:
+        """A set as the leader has it: gaps, several batches, markers in between, epochs that go on."""
+        parts = []
+        for _ in range(self.rng.randint(1, 5) if self.large_sets else 1):
+            if self.rng.random() < 0.1:
+                self.end += self.rng.choice([1, 50, 2**31 - 1, 2**31, 2**33]) if not parts else 1
+            if parts and self.rng.random() < 0.1:
+                self.epoch += 1
+            if self.transactional and self.rng.random() < 0.4:
+                parts.append(self.marker(self.end) or self.plain())
+            else:
+                parts.append(self.plain())
+        self.give(b"".join(parts), "follower")
+
+    def plain(self) -> bytes:
+        records = self.records(self.end, gaps=not self.large_sets)
+        sender = self.sender() if records[-1].offset - records[0].offset < 1000 else None
+        self.end = records[-1].offset + 1
+        data = self.batch(records, sender, self.epoch)
+        if sender is not None:
+            sender.sent.clear()  # its offsets differ, not its sequences: sent again it would be known
+        return data
+
+    def marker(self, offset: int) -> bytes | None:
+        open_now = [sender for sender in self.senders if sender.in_transaction]
+        if not open_now:
+            return None
+        sender = self.rng.choice(open_now)
+        sender.in_transaction = False
+        sender.coordinator_epoch += self.rng.random() < 0.2
+        if self.rng.random() < 0.3:  # protocol version 2
+            sender.epoch += 1
+            sender.sequence = 0
+            sender.sent.clear()
+        self.end += 1
+        return encode_marker(
+            offset, self.clock_ms, commit=self.rng.random() < 0.4, producer_id=sender.producer_id,
+            producer_epoch=sender.epoch, coordinator_epoch=sender.coordinator_epoch, leader_epoch=self.epoch,
+        )  # fmt: skip
+
+    def do_marker(self) -> None:
+        data = self.marker(0)
+        if data is not None:
+            self.give(data, "coordinator")
+
+    def do_again(self) -> None:
+        """A batch that its producer sent before: up to five of them are known."""
+        sender = self.rng.choice(self.senders)
+        if sender.sent:
+            self.give(self.rng.choice(sender.sent), "leader")
+
+    def do_gap(self) -> None:
+        sender = self.rng.choice(self.senders)
+        if sender.sent:
+            data = encode_batch(self.records(0), producer_id=sender.producer_id, producer_epoch=sender.epoch,
+                                base_sequence=sender.sequence + 1, transactional=self.transactional)  # fmt: skip
+            self.give(data, "leader", self.known_epoch())
+
+    def do_old(self) -> None:
+        sender = self.rng.choice(self.senders)
+        if sender.sent and sender.epoch:
+            data = encode_batch(self.records(0), producer_id=sender.producer_id, producer_epoch=sender.epoch - 1,
+                                base_sequence=2**20, transactional=self.transactional)  # fmt: skip
+            self.give(data, "leader", self.known_epoch())
+
+    def known_epoch(self) -> int:
+        """Kafka notes the epoch of a batch that it then refuses; so one that is noted already."""
+        for step in reversed(self.steps):
+            if step.get("as") in ("leader", "coordinator", "follower") and step.get("good", True):
+                self.epoch = step["leader_epoch"]
+                break
+        return self.epoch
+
+    def do_large(self) -> None:
+        self.refused(encode_batch([Rec(0, 5, b"k", self.rng.randbytes(MAX_MESSAGE_BYTES))]), "leader")
+
+    def do_larger_than_a_segment(self) -> None:
+        """Only where its epoch is noted already, since the start: one that no batch followed is forgotten there."""
+        since = next(n for n, step in enumerate(reversed(self.steps)) if "open" in step)
+        if any(step.get("as") == "leader" and step.get("good", True) for step in self.steps[len(self.steps) - since :]):
+            size = self.config.segment_bytes
+            data = encode_batch([Rec(self.end, 5, b"k", bytes(size))], leader_epoch=self.known_epoch())
+            self.refused(data, "follower")
+
+    def do_damaged(self) -> None:
+        data = bytearray(encode_batch(self.records(self.end), leader_epoch=self.epoch))
+        data[self.rng.randrange(21, len(data))] ^= 1 << self.rng.randrange(8)
+        if self.end:
+            self.refused(bytes(data), "follower")
+
+    def do_below(self) -> None:
+        if self.end:
+            records = self.records(self.rng.randint(max(self.end - 5, 0), self.end - 1))
+            self.refused(encode_batch(records, leader_epoch=self.epoch), "follower")
+
+    def refused(self, data: bytes, kind: str) -> None:
+        self.give(data, kind)
+        self.steps[-1]["good"] = False
+
+    def do_roll(self) -> None:
+        self.steps.append({"roll": 1})
+
+    def do_flush(self) -> None:
+        self.steps.append({"flush": 1})
+
+
+def random_config(rng: random.Random, *, large_sets: bool) -> AppendConfig:
+    # A set of several batches that fills an index on the way makes Kafka fail behind the write.
+    index_bytes = 4000 if large_sets else rng.choice([12, 24, 30, 40, 60, 100, 1000])
+    return AppendConfig(
+        segment_bytes=rng.choice([1500, 2500, 6000]) if large_sets else rng.choice([800, 1500, 6000]),
+        segment_ms=rng.choice([1, 5000, HOUR_MS, 604_800_000]),
+        segment_jitter_ms=rng.choice([0, 0, 1000, HOUR_MS]),
+        index_bytes=index_bytes,
+        index_interval_bytes=rng.choice([0, 1, 150, 400]),
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        max_compaction_lag_ms=rng.choice([MAX_LONG, MAX_LONG, 2000, HOUR_MS]),
+        compact=rng.random() < 0.8,
+        flush_messages=rng.choice([MAX_LONG, MAX_LONG, 1, 20]),
+        preallocate=rng.random() < 0.3,
+        log_append_time=rng.random() < 0.2,
+    )
+
+
+def kafka_names(config: AppendConfig) -> dict[str, Any]:
+    return {
+        "internal.segment.bytes": config.segment_bytes,
+        "segment.ms": config.segment_ms,
+        "segment.jitter.ms": config.segment_jitter_ms,
+        "segment.index.bytes": config.index_bytes,
+        "index.interval.bytes": config.index_interval_bytes,
+        "max.message.bytes": config.max_message_bytes,
+        "max.compaction.lag.ms": config.max_compaction_lag_ms,
+        "cleanup.policy": "compact" if config.compact else "delete",
+        "flush.messages": config.flush_messages,
+        "preallocate": str(config.preallocate).lower(),
+        "message.timestamp.type": "LogAppendTime" if config.log_append_time else "CreateTime",
+    }
+
+
+def files(path: Path) -> dict[str, list[int]]:
+    return {file.name: [file.stat().st_size, zlib.crc32(file.read_bytes())] for file in path.iterdir()}
+
+
+class Replay:
+    """Our side of the steps, held against Kafka's answers."""
+
+    def __init__(self, path: Path, config: AppendConfig, seen: Counter[str]) -> None:
+        path.mkdir(parents=True)
+        self.path, self.config, self.seen = path, config, seen
+        self.drawn = Drawn()
+        self.log: PartitionLog | None = None
+        self.clock_ms = 0
+        self.kafka_files: set[str] = set()
+
+    def play(self, steps: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+        for number, (step, answer) in enumerate(zip(steps, answers, strict=True)):
+            try:
+                self.drawn.jitter_ms = answer.get("jitter_ms", 0)
+                self.one(step, answer)
+                assert files(self.path) == answer["files"]
+                self.kafka_files = set(answer["files"])
+            except Exception as problem:
+                told = {key: value for key, value in step.items() if key != "batches"}
+                problem.add_note(f"step {number} {told}, Kafka: {answer}")
+                raise
+        if self.log is not None:
+            self.log.abandon()
+
+    def one(self, step: dict[str, Any], answer: dict[str, Any]) -> None:
+        if "open" in step:
+            self.clock_ms = step["open"]
+            self.log = PartitionLog.open(str(self.path), self.config, now_ms=self.clock_ms, rng=self.drawn)
+            return
+        log = self.log
+        assert log is not None
+        if "close" in step:
+            closed = log.close()
+            assert closed.recovery_point == answer["recovery_point"]
+            return
+        if "clock_ms" in step:
+            self.clock_ms = step["clock_ms"]
+        elif "roll" in step:
+            log.roll(now_ms=self.clock_ms)
+        elif "flush" in step:
+            log.flush(now_ms=self.clock_ms)
+        else:
+            self.append(log, step, answer)
+        log.check()
+        self.seen["segments"] = max(self.seen["segments"], len(log.segments))
+        assert log.log_end_offset == answer["log_end_offset"]
+        assert log.recovery_point == answer["recovery_point"]
+
+    def append(self, log: PartitionLog, step: dict[str, Any], answer: dict[str, Any]) -> None:
+        data = base64.b64decode(step["batches"])
+        epoch = step["leader_epoch"]
+        try:
+            if step["as"] == "follower":
+                appended = log.append_as_follower(data, leader_epoch=epoch, now_ms=self.clock_ms)
+            else:
+                appended = log.append(data, leader_epoch=epoch, now_ms=self.clock_ms)
+        except KeytailError as refusal:
+            assert isinstance(refusal, Refused | CorruptLog)
+            assert "refused" in answer, refusal
+            self.seen["refused " + answer["refused"]] += 1
+            makes_new = any(name.endswith(".log") and name not in self.kafka_files for name in answer["files"])
+            if makes_new or f"{log.segments[-1]:020d}.index" not in answer["files"]:
+                # A broker ends the segment before it refuses; we refuse first (APPEND.md).
+                self.seen["refused after a roll"] += 1
+                log.roll(now_ms=self.clock_ms)
+            return
+        assert "refused" not in answer
+        if appended.duplicates:
+            self.seen["duplicates"] += 1
+            (same,) = appended.duplicates
+            assert (same.first_offset, same.last_offset) == (answer["first_offset"], answer["last_offset"])
+        else:
+            assert (appended.first_offset, appended.last_offset) == (answer["first_offset"], answer["last_offset"])
+
+
+def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: Path) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    only = os.environ.get("KEYTAIL_APPEND_LOG")
+    print(f"KEYTAIL_SEED={seed} KEYTAIL_APPEND_LOGS={LOGS}", flush=True)
+    seen: Counter[str] = Counter()
+    started = time.monotonic()
+    for number in range(LOGS) if only is None else [int(only)]:
+        rng = random.Random(f"{seed}-{number}")
+        large_sets = rng.random() < 0.5
+        writer = Writer(rng, random_config(rng, large_sets=large_sets), rng.random() < 0.6, large_sets, seen=seen)
+        writer.write()
+        request = {
+            "command": "append_watched",
+            "dir": str(fast_dir / f"kafka-{number}" / "log-0"),
+            "clock_ms": CLOCK_MS,
+            "configs": {name: str(value) for name, value in kafka_names(writer.config).items()},
+            "steps": writer.steps,
+        }
+        try:
+            answers = kafka.request(request)["steps"]
+            seen["steps"] += len(answers)
+            seen["transactions aborted"] += any(name.endswith(".txnindex") for name in answers[-1]["files"])
+            Replay(fast_dir / f"ours-{number}" / "log-0", writer.config, seen).play(writer.steps, answers)
+        except Exception as problem:
+            problem.add_note(f"KEYTAIL_SEED={seed} KEYTAIL_APPEND_LOG={number}, {writer.config}")
+            raise
+    print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s", flush=True)
+    if only is None and LOGS >= 60:
+        wanted = ["duplicates", "refused after a roll", "transactions aborted", "refused OutOfOrderSequenceException"]
+        assert all(seen[name] for name in wanted), seen
