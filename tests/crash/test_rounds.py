@@ -1,0 +1,108 @@
+"""Stop before, and fail, every file operation of compactions in rounds of one group each.
+
+Between rounds the state is one that a compaction in one round passes as well, so that the judges are the same: a
+broker finds promises 1 and 2, no checkpoint is ahead of its segments, and the next run ends as the dull twin says.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition
+from keytail.log.fs import FileSystem
+from keytail.spark import compact
+from keytail.spark.tasks import Outcome, attempt_one
+from tests.crash import compactions
+from tests.crash.compactions import Found, Log, LogDir, find
+from tests.crash.driver import Counts, Failed, for_every_fault
+from tests.crash.explorer import Explorer, Visit
+from tests.crash.test_compaction import SEED, SHAPES, SOAK, check_next_run, digest_after_a_run, judge
+from tests.interop.conftest import fast_dir  # noqa: F401
+
+
+class InRounds(LogDir):
+    """Each group is written when those before it have been replaced, even if the next run does all at once."""
+
+    def run(self, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
+        with (
+            patch.object(compactions, "clean_partition", one_group),
+            patch.object(compact, "run_bundle", partial(run_here, fs)),
+            patch.object(compact.Compaction, "_clean", lambda self: None),
+        ):
+            return super().run(fs, root, run_id)
+
+
+def one_group(fs: FileSystem, task: CleaningTask) -> CleaningResult:
+    return clean_partition(fs, replace(task, max_scratch_bytes=1, attempt=f"n{task.first_segment}"))
+
+
+def run_here(fs: FileSystem, spark: Any, tasks: Sequence[CleaningTask], *_: Any, **__: Any) -> list[Outcome[Any]]:
+    return [attempt_one(lambda task, _: one_group(fs, task), task, "") for task in tasks]
+
+
+TRANSACTIONS = "transactions across groups: committed, aborted, and one open"
+SHAPES_OF_ROUNDS = {
+    "tombstones in later rounds than what they delete": (
+        (Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"], ["y:2"]]),), 1
+    ),
+    "rounds in the clean section": (
+        (Log("orders-0", [["a:1 b:1"], ["c:1 d:1"], ["b:2 e:1"], ["a:2 d:-", "c:2"], ["y:2"]], checkpoint=6),), 1
+    ),
+    TRANSACTIONS: (SHAPES[TRANSACTIONS].logs, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES_OF_ROUNDS if SOAK else list(SHAPES_OF_ROUNDS)[::2])
+def test_every_stop_and_fault_of_rounds(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs, join = SHAPES_OF_ROUNDS[name]
+    log_dir, at_once = InRounds(logs, join), LogDir(logs, join)
+    undisturbed = digest_after_a_run(at_once, fast_dir / "undisturbed")
+    assert digest_after_a_run(log_dir, fast_dir / "rounds") == undisturbed, "not the bytes of one round"
+    next_run = at_once if name == TRANSACTIONS else log_dir
+
+    def visit(state: Visit) -> None:
+        judge(log_dir, state.found, state.run, ended=state.ended)
+        check_next_run(next_run, state, undisturbed)
+
+    counts = Counts("compaction in rounds")
+    explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, first=counts)
+    origin, run = explorer._begin()
+    explorer._every_stop(origin, log_dir.run, run, counts, None, "first", 3 * SOAK)
+    for_every_fault(
+        lambda path: shutil.copytree(origin, path), log_dir.run, explorer._check_of(run, is_run=True),
+        work_dir=fast_dir / "faults", counts=counts, share=0.02, scratch=(".clean", ".tmp"), seed=SEED,
+    )  # fmt: skip
+    with capsys.disabled():
+        print(f"\n{name} (seed {SEED}): {counts}; losses 0")
+    assert counts.distinct_states > 50
+
+
+def test_a_run_between_rounds_is_there(fast_dir: Path) -> None:  # noqa: F811
+    """The tests above stop in states between rounds: what a stopped one left is as after its last group."""
+    logs, join = SHAPES_OF_ROUNDS["rounds in the clean section"]
+    log_dir = InRounds(logs, join)
+    log_dir.make(fast_dir / "run")
+    seen: list[Found] = []
+
+    class Watching(FileSystem):
+        def create(self, path: str, like: Any) -> int:
+            if ".survivors." in path or ".proof." in path:
+                seen.append(find(log_dir, fast_dir / "run"))
+            return super().create(path, like)
+
+    log_dir.run(Watching(), fast_dir / "run")
+    states = [tuple(sorted(segment.log for segment in found.logs["orders-0"].segments.values())) for found in seen]
+    assert len(set(states)) == 3
+    assert all(found.checkpoints["orders-0"] == 6 for found in seen)
