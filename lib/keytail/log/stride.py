@@ -30,7 +30,7 @@ ARENA_BYTES = 64 << 20  # decompressed bytes opened at a time
 MAX_BLOCK_BYTES = 1 << 30  # of one batch, decompressed: beyond it lies no batch a broker took, but a bomb
 _FIRST_ROWS = 1 << 12
 
-_HEADER_ERRORS = {
+HEADER_ERRORS = {
     kernels.SIZE_TOO_SMALL: "batch length is smaller than the least a batch can have (14)",
     kernels.INVALID_MAGIC: "invalid magic byte",
     kernels.TOO_SHORT_FOR_V2: "batch is shorter than its 61-byte header",
@@ -197,7 +197,7 @@ class SegmentReader:
         if rows == 0:
             if torn_tail:
                 return None
-            what = old_problem or _HEADER_ERRORS.get(code, "")
+            what = old_problem or HEADER_ERRORS.get(code, "")
             self._fail(path, position, what, needed, last_offset, log_bytes)
         # Good rows in front of a bad batch are handed out first: the next read begins at it and says so.
         return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
