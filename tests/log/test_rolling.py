@@ -62,7 +62,7 @@ times = st.sampled_from([-1, 0, 5, 900, 905, 906, 1000, 2**62])
         indexes_full=st.sampled_from([False, False, False, True]),
     ),
     st.lists(
-        st.tuples(st.integers(61, 150), times, st.sampled_from([49, 50, 51, 50 + FAR, 51 + FAR])),
+        st.tuples(st.sampled_from([61, 100, 101, 139, 150]), times, st.sampled_from([49, 50, 51, 50 + FAR, 51 + FAR])),
         min_size=1,
         max_size=6,
     ),
