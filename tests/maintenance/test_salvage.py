@@ -293,17 +293,17 @@ def with_offset(batch: bytes, offset: int) -> bytes:
     return offset.to_bytes(8, "big") + batch[8:]
 
 
-@pytest.mark.parametrize("wrong", [9, 4, 5, 7, 2])
+@pytest.mark.parametrize(("of", "wrong"), [(6, 9), (6, 4), (6, 5), (6, 7), (6, 2), (0, 1), (0, 5), (11, 10), (11, 3)])
 def test_of_two_batches_that_claim_the_same_offsets_the_one_that_leaves_no_hole_is_the_right_one(
-    wrong: int, tmp_path: Path
+    of: int, wrong: int, tmp_path: Path
 ) -> None:
-    """The batch of offset 6 says that it has another one."""
+    """One of twelve batches says that it has the offset of another one."""
     batches = [_batch(n, 1) for n in range(12)]
-    batches[6] = with_offset(batches[6], wrong)
+    batches[of] = with_offset(batches[of], wrong)
     found = scan(tmp_path, b"".join(batches))
-    assert bases_of(found) == [n for n in range(12) if n != 6]
+    assert bases_of(found) == [n for n in range(12) if n != of]
     [hole] = found.holes
-    assert (hole.last_before, hole.first_after, hole.end - hole.start) == (5, 7, len(batches[6]))
+    assert (hole.start, hole.end) == (of * len(batches[of]), (of + 1) * len(batches[of]))
     assert f"offsets {wrong} to {wrong} are out of order" in hole.why
 
 
@@ -352,6 +352,34 @@ def test_a_length_that_leads_beyond_good_batches_does_not_hide_them(tmp_path: Pa
     damaged = batches[1][:8] + size.to_bytes(4, "big") + batches[1][12:]
     found = scan(tmp_path, batches[0] + damaged + b"".join(batches[2:]))
     assert bases_of(found) == [0, 4, 6, 8, 10]
+
+
+def test_a_search_computes_few_checksums_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tenth batch has a length that leads into the middle of another: each byte behind it is looked at."""
+    monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 0)
+    monkeypatch.setattr(salvage_scan, "_SEARCH_TIMES", 1)
+    rng, batches = random.Random(1), []
+    for n in range(300):
+        records = [Rec(20 * n + i, NOW_MS, b"key-%08d" % i, rng.randbytes(80)) for i in range(20)]
+        batch = bytearray(encode_batch(records, leader_epoch=3))
+        batch[9] ^= n % 10 == 0
+        batches.append(bytes(batch))
+    found = scan(tmp_path, b"".join(batches))
+    assert bases_of(found) == [20 * n for n in range(300) if n % 10]
+    assert not found.gave_up
+
+
+def test_a_search_that_somebody_made_endless_ends_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers of batches that reach far, one after the other, without a right checksum among them."""
+    monkeypatch.setattr(salvage_scan, "_LEAST_SEARCH_BYTES", 1 << 20)
+    header = bytearray(_batch(5)[:61])
+    header[8:12] = (50_000).to_bytes(4, "big")
+    write(tmp_path / "t-0", {0: _batch(0) + bytes(header) * 3000 + _batch(7)})
+    found = salvage(tmp_path / "t-0", None)
+    assert found.batches == 1
+    assert any("the search ended" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("codec", [0, 3])

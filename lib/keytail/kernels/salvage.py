@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from keytail.kernels.batches import be32, be64
+from keytail.kernels.batches import be16, be32, be64
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import check_message
 from keytail.kernels.native import crc32c
@@ -17,12 +17,39 @@ from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SI
 
 _HEADER_BYTES = 61
 _LEAST_BYTES = 17  # up to the magic byte
-_LEAST_V0_BYTES, _LEAST_V1_BYTES = 26, 34
+_LEAST_V0_BYTES = 26
 _LEAST_RECORD_BYTES = 7
 _MOST_CODEC, _MOST_OLD_CODEC = 4, 3
 
 # Positions in `out` of `next_batch`.
 FOUND, CHECKED_BYTES = 0, 1
+
+
+@njit
+def _is_header(raw, p, size, most_span):
+    """Whether the fields of a header of version 2 can be a broker's: a checksum takes long, and few bytes pass this."""
+    span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
+    if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC or raw[p + 21] != 0:
+        return False
+    if be32(raw, p + 12) < -1 or be64(raw, p + 35) < -1 or be64(raw, p + 43) < -1:
+        return False
+    if be16(raw, p + 51) < -1 or be32(raw, p + 53) < -1:
+        return False
+    return codec != 0 or count * _LEAST_RECORD_BYTES <= size - _HEADER_BYTES
+
+
+@njit
+def _is_old_header(raw, p, size):
+    """The same of a message of magic 0 or 1: key and value fill it to its last byte."""
+    at = p + 18 if raw[p + 16] == 0 else p + 26
+    end = p + size
+    if at + 8 > end or raw[p + 17] & 7 > _MOST_OLD_CODEC or raw[p + 17] > 0x0F:
+        return False
+    key_bytes = max(np.int64(be32(raw, at)), np.int64(0))
+    if be32(raw, at) < -1 or key_bytes > end - at - 8:
+        return False
+    value_bytes = np.int64(be32(raw, at + 4 + key_bytes))
+    return value_bytes >= -1 and at + 8 + key_bytes + max(value_bytes, np.int64(0)) == end
 
 
 @njit
@@ -37,16 +64,11 @@ def _batch_bytes(raw, p, n, low, high, out, scratch):
     if base < low or base >= high:
         return np.int64(0)
     if raw[p + 16] == 2:
-        if size < _HEADER_BYTES:
-            return np.int64(0)
-        span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
-        if span < 0 or span >= high - base or count < 0 or count > span + 1 or codec > _MOST_CODEC:
-            return np.int64(0)
-        if codec == 0 and count * _LEAST_RECORD_BYTES > size - _HEADER_BYTES:
+        if size < _HEADER_BYTES or not _is_header(raw, p, size, high - base):
             return np.int64(0)
         out[CHECKED_BYTES] += size
         return size if crc32c(raw, p + 21, size - 21) == np.uint32(be32(raw, p + 17)) else np.int64(0)
-    if (raw[p + 16] == 1 and size < _LEAST_V1_BYTES) or raw[p + 17] & 7 > _MOST_OLD_CODEC:
+    if not _is_old_header(raw, p, size):
         return np.int64(0)
     out[CHECKED_BYTES] += size
     check_message(raw, p + 12, p + size, scratch)
@@ -151,29 +173,26 @@ def _best_below(scores, rows, rank):
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets rise without overlap.
 
-    Of equally long ones that with more natural steps: a step between neighbours that leaves out no offset, or over
-    rejected batches that does leave some out. `ranks` is the place of each `last` among the different values of
-    `last`, `below` how many of these are below each `base`, `touching` 1 where the highest of those is `base - 1`.
+    Of equally long ones that with the fewest steps over rejected batches that leave out no offset: where would these
+    have been? `ranks` is the place of each `last` among the different values of `last`, `below` how many of these are
+    below each `base`, `touching` 1 where the highest of those is `base - 1`.
     """
     n = base.shape[0]
     size = np.int64(ranks.max()) + 1
     scores, rows = np.full(size + 1, -1, np.int64), np.full(size + 1, -1, np.int64)
     at_score, at_row = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     score, before = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    one = np.int64(2) * n + 2  # more than all natural steps together
+    one = np.int64(n) + 2  # more than all other steps together
     for j in range(n):
-        natural = (j == 0) == (base[j] == first_offset)
-        score[j] = one + natural
+        score[j] = one + (j == 0 or base[j] != first_offset)
         found, row = _best_below(scores, rows, below[j] - touching[j])
         if found >= 0 and found + one + 1 > score[j]:
             score[j], before[j] = found + one + 1, row
         if touching[j] and at_score[below[j] - 1] >= 0 and at_score[below[j] - 1] + one > score[j]:
             score[j], before[j] = at_score[below[j] - 1] + one, at_row[below[j] - 1]
         if j > 0:
-            if last[j - 1] < base[j]:
-                step = score[j - 1] + one + (last[j - 1] == base[j] - 1)
-                if step > score[j]:
-                    score[j], before[j] = step, j - 1
+            if last[j - 1] < base[j] and score[j - 1] + one + 1 > score[j]:
+                score[j], before[j] = score[j - 1] + one + 1, j - 1
             rank = np.int64(ranks[j - 1])
             if score[j - 1] > at_score[rank]:
                 at_score[rank], at_row[rank] = score[j - 1], j - 1
