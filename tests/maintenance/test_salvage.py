@@ -28,7 +28,7 @@ from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode
 NOW_MS = 1_700_000_000_000
 INTERVAL_BYTES = 300
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-LOGS = int(os.environ.get("KEYTAIL_SALVAGE_LOGS", "60"))
+LOGS = int(os.environ.get("KEYTAIL_SALVAGE_LOGS", "40"))
 
 
 @dataclass
@@ -511,6 +511,15 @@ def test_missing_segments_and_ends_of_which_others_know(tmp_path: Path) -> None:
     assert (found.log_start_offset, found.last_batch_end, found.log_end_offset) == (10, 32, 40)
     assert list(read(tmp_path / "to" / "t-0")) == [10, 20, 30, 40]
     assert serious(tmp_path / "to" / "t-0") == []
+
+
+def test_a_first_segment_that_is_lost_moves_the_log_start_and_it_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "t-0", {10: bytes(500), 20: _batch(20)})
+    found = salvage(tmp_path / "t-0", tmp_path / "to", start=10, high_watermark=22)
+    assert [(loss.kind, loss.first_offset, loss.end_offset) for loss in found.losses] == [("damaged", 10, 20)]
+    assert found.log_start_offset == 20
+    assert any("began at offset 10 and begins at 20 now" in note for note in found.notes)
+    assert list(read(tmp_path / "to" / "t-0")) == [20]
 
 
 def test_a_snapshot_that_is_right_is_kept_a_wrong_one_is_made_anew(tmp_path: Path) -> None:

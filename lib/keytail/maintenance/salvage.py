@@ -247,6 +247,12 @@ class _Story:
         if log_start is not None and first is not None and log_start < first and not _begins_with_loss(result):
             why = "the log start offset lies below the first segment that is there"
             result.losses.insert(0, Loss("head", "", 0, 0, log_start, first, True, why))
+        began = max(self._sources.logs[0].base_offset, log_start or 0)
+        if first is not None and first > began:
+            result.notes.append(
+                f"the log began at offset {began} and begins at {first} now: groups that are below begin where "
+                "auto.offset.reset says"
+            )
         for number, loss in enumerate(result.losses):
             if loss.end_offset is None:
                 known = known_end if known_end > loss.first_offset else None
