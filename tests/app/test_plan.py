@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -287,14 +288,15 @@ def test_grouping_reaches_the_tasks(
 
     seen: list[CleaningTask] = []
 
-    def run_tasks(
+    def compaction_of(
         _spark: object, _fs: object, _chosen: object, tasks: list[CleaningTask], *_: object
-    ) -> list[ResultRow]:
+    ) -> SimpleNamespace:
         seen.extend(tasks)
-        return [ResultRow(task.topic, task.partition, task.partition_path, "compacted") for task in tasks]
+        rows = [ResultRow(task.topic, task.partition, task.partition_path, "compacted") for task in tasks]
+        return SimpleNamespace(run=lambda: rows)
 
     monkeypatch.setattr(compaction, "session_of_run", lambda *_, **__: None)
-    monkeypatch.setattr(compaction, "_run_tasks", run_tasks)
+    monkeypatch.setattr(compaction, "_compaction", compaction_of)
     assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
     assert [task.grouping for task in seen] == [grouping] * 3
 

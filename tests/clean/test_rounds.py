@@ -7,16 +7,22 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keytail.clean.cleaner import clean_partition, install, next_round
+from keytail.clean.rewrite import Rewriter
 from keytail.clean.rounds import scratch_bytes
 from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.kernels import rewrite as kernels
 from keytail.log.fs import LOCAL, FileSystem
-from tests.clean.logs import random_log, task_for, write_log
+from tests.clean.logs import RandomLog, random_log, task_for, write_log
 from tests.clean.test_cleaner import snapshot_entry, write_snapshot
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.reference.batches import Rec, crc32c, decode_log, encode_batch
+from tests.reference.cleaner import Segment
 
 NOW = 1_750_000_000_000
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
@@ -82,3 +88,110 @@ def test_any_bound_gives_the_bytes_of_one_round(case: int, fast_dir: Path) -> No
     sources = [group.source_bases for result in results for group in result.groups]
     assert sources == [group.source_bases for group in whole.groups]
     assert replace(results[-1], groups=(), phases_s={}) == replace(whole, groups=(), phases_s={})
+
+
+def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
+    return Rec(offset, NOW - 1000, key, value, ())
+
+
+def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields: Any) -> CleaningTask:
+    """A log of these batches, the last segment active; each other one is a group, and a round."""
+    sources, offset = [], 0
+    for batches in segments:
+        log = b"".join(batches)
+        sources.append(Segment(offset, log, 0, 0, NOW - 5000))
+        offset = max([offset, *(batch.last_offset + 1 for batch in decode_log(log))])
+    facts = write_log(str(path), sources)
+    log = RandomLog(sources, [], offset, {})
+    config = {"segment_bytes": 1, **fields.pop("config", {})}
+    return task_for(
+        str(path), log, facts, NOW, first_dirty=first_dirty, config=config, max_scratch_bytes=1, **fields
+    )  # fmt: skip
+
+
+ACTIVE = encode_batch([rec(90, b"z")])
+
+
+def test_what_would_end_a_later_round_is_known_before_anything_is_replaced(tmp_path: Path) -> None:
+    """A record without a key in the clean section, and damage inside a batch of it whose checksum is right."""
+    batches = [[encode_batch([rec(0, b"a")])], [encode_batch([rec(1, None)])], [encode_batch([rec(2, b"a")])], [ACTIVE]]
+    keyless = task_of(tmp_path / "t-0", batches, 2)
+    with pytest.raises(Refused, match=r"without a key.*offset 1"):
+        clean_partition(LOCAL, keyless)
+    assert not list((tmp_path / "t-0").glob("*.clean"))
+    damaged = bytearray(encode_batch([rec(1, b"b")]))
+    damaged[64] ^= 2  # the offset of its record, with a checksum to it
+    damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
+    batches[1] = [bytes(damaged)]
+    task = task_of(tmp_path / "t-1", batches, 2)
+    with pytest.raises(CorruptLog, match=f"{1:020d}.log"):
+        clean_partition(LOCAL, task)
+    assert not list((tmp_path / "t-1").glob("*.clean"))
+
+
+def test_a_round_does_not_believe_what_is_not_what_the_one_before_wrote(tmp_path: Path) -> None:
+    segments = [[encode_batch([rec(n, b"a")])] for n in range(3)]
+    task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0)
+    first = clean_partition(LOCAL, task)
+    install(LOCAL, task, first)
+    assert first.rest is not None
+    for file in (first.rest.survivors, first.rest.proof):
+        path = tmp_path / "t-0" / file.name
+        data = path.read_bytes()
+        for wrong in (data[:-1], data[:8] + bytes([data[8] ^ 1]) + data[9:], data[:-1] + bytes([data[-1] ^ 1]), b""):
+            path.write_bytes(wrong)
+            with pytest.raises(KeytailError, match="is not what it wrote"):
+                clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
+        path.write_bytes(data)
+        left = {found.name for found in (tmp_path / "t-0").glob("*.clean")}
+        assert left == {first.rest.survivors.name, first.rest.proof.name}
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
+    """A rewriter that drops the batches at these offsets, or keeps them (negative)."""
+    decide_rows = Rewriter._decide_rows
+
+    def wrong(self: Rewriter, stride: Any, *arguments: int) -> Any:
+        rows = decide_rows(self, stride, *arguments)
+        for offset in offsets:
+            rows.action[stride.table["base_offset"] == abs(offset)] = kernels.DROP if offset >= 0 else kernels.COPY
+        return rows
+
+    monkeypatch.setattr(Rewriter, "_decide_rows", wrong)
+
+
+EXPIRED = {"delete_horizon_ms": NOW - 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "in_round", "text"),
+    [
+        ((2,), 2, "newest record of its key is not in the output"),
+        ((0,), 0, "newest record of its key is not in the output"),
+        ((-1, 4), 4, "a tombstone was removed before an older record of its key"),
+        ((3,), 3, "newest record of its key is not in the output"),
+    ],
+)
+def test_the_proof_goes_on_from_round_to_round(
+    wrong: tuple[int, ...], in_round: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [
+        encode_batch([rec(0, b"a")]),
+        encode_batch([rec(1, b"t")]),
+        encode_batch([rec(2, b"b")]),
+        encode_batch([rec(3, b"c")]),
+        encode_batch([rec(4, b"t", None)], **EXPIRED),
+        encode_batch([rec(5, b"e")]),
+    ]
+    task = task_of(tmp_path / "t-0", [*([batch] for batch in batches), [ACTIVE]], 0)
+    run_rounds(task)
+    task = task_of(tmp_path / "t-1", [*([batch] for batch in batches), [ACTIVE]], 0)
+    lose(monkeypatch, *wrong)
+    number = 0
+    while number < in_round:
+        result = clean_partition(LOCAL, replace(task, attempt=str(number)))
+        install(LOCAL, task, result)
+        task, number = next_round(task, result), number + 1
+    with pytest.raises(KeytailError, match=text) as failed:
+        clean_partition(LOCAL, replace(task, attempt="last"))
+    assert f"offset {abs(wrong[-1])}" in str(failed.value)

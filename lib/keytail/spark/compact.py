@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,18 +86,20 @@ class Compaction:
         if self.clean is None:
             self.clean = partial(clean_on_worker, cores)
         self._waiting = sorted(self.tasks, key=scratch_bytes, reverse=True)
-        threads = [
-            threading.Thread(target=self._work, args=(2 * parallel,), name=f"bundles-{number}", daemon=True)
-            for number in range(min(parallel + 1, len(self.tasks), MOST_THREADS))
-        ]
-        for thread in threads:
-            thread.start()
+        # Not joined: a signal that interrupts a join makes Python 3.11 take a thread for dead that runs on.
+        ends: list[threading.Event] = []
         try:
-            for thread in threads:
-                thread.join()
+            for number in range(min(parallel + 1, len(self.tasks), MOST_THREADS)):
+                ends.append(threading.Event())
+                arguments = (2 * parallel, ends[-1])
+                threading.Thread(target=self._work, args=arguments, name=f"bundles-{number}", daemon=True).start()
+            for end in ends:
+                end.wait()
         except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
             self._stopped = True
-            end_jobs(self.spark, lambda: any(thread.is_alive() for thread in threads))
+            end_jobs(self.spark, lambda: not all(end.is_set() for end in ends))
+            if self._crash is not None:
+                self.on_trace("".join(traceback.format_exception(self._crash)))
             raise
         if self._crash is not None:
             raise self._crash
@@ -121,7 +124,7 @@ class Compaction:
             quiet = 0 if removed else quiet + 1
             time.sleep(0.1)
 
-    def _work(self, most_in_flight: int) -> None:
+    def _work(self, most_in_flight: int, end: threading.Event) -> None:
         try:
             while bundle := self._next_bundle(most_in_flight):
                 try:
@@ -134,6 +137,8 @@ class Compaction:
         except BaseException as crash:  # of this program, not of a partition: raised again by run()
             self._stopped = True
             self._crash = crash
+        finally:
+            end.set()
 
     def _run(self, bundle: list[CleaningTask]) -> None:
         assert self.clean is not None

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from keytail.log.pace import Pace, PacedFileSystem
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("work_s", [0.0, 0.004, 0.02])
+def test_bytes_take_their_time_however_long_the_work_takes(work_s: float) -> None:
+    clock = Clock()
+    pace = Pace(1_000_000, clock, clock.sleep)
+    for _ in range(1000):
+        clock.now_s += work_s
+        pace.spend(10_000)
+    assert clock.now_s - 100 == pytest.approx(max(10.0, 1000 * work_s), rel=0.02)
+
+
+def test_a_rest_is_not_made_up_for() -> None:
+    clock = Clock()
+    pace = Pace(1000, clock, clock.sleep)
+    clock.now_s += 3600
+    start_s = clock.now_s
+    pace.spend(5000)
+    assert 4.8 < clock.now_s - start_s <= 5
+
+
+def test_readings_and_writings_count(tmp_path: Path) -> None:
+    clock = Clock()
+    fs = PacedFileSystem(Pace(1000, clock, clock.sleep))
+    path = str(tmp_path / "file")
+    fd = fs.create(path, None)
+    fs.write(fd, b"x" * 2000)
+    fs.close(fd)
+    assert clock.now_s == pytest.approx(102, abs=0.2)
+    assert fs.read_bytes(path) == b"x" * 2000
+    assert clock.now_s == pytest.approx(104, abs=0.2)
+    fd = fs.open_read(path)
+    assert fs.read_into(fd, bytearray(3000), 0) == 2000
+    fs.close(fd)
+    assert clock.now_s == pytest.approx(106, abs=0.2)
