@@ -24,7 +24,7 @@ from keytail.maintenance.import_ import (
 )
 from keytail.maintenance.import_install import install, make_partition
 from keytail.maintenance.import_segments import SegmentsWriter
-from tests.crash.partitions import PARTITION
+from tests.crash.partitions import PARTITION, write_segment
 from tests.maintenance.import_case import (
     CASES,
     EMPTY,
@@ -203,6 +203,15 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be told"):
         BEHIND.plan(LOCAL, root)
     assert BEHIND.plan(LOCAL, root, "another").states == ("new",)
+
+
+def test_other_batches_where_the_import_was_to_begin_are_not_taken_for_it(tmp_path: Path) -> None:
+    """Stopped after the roll, before the commit; then a broker led the partition."""
+    root = made(BEHIND, tmp_path)
+    write_segment(partition(root), 15, log_of([15, 16], 7), "")
+    (partition(root) / "keytail-import").write_bytes(ImportRecord("one", 15, 39, (15,), 1, 24, "begun").encode())
+    with pytest.raises(Refused, match="cannot be told"):
+        BEHIND.plan(LOCAL, root)
 
 
 def write(tmp_path: Path, records: list[Rec], *, pieces: int = 1, **changes: object):
