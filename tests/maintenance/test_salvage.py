@@ -538,6 +538,19 @@ def test_a_snapshot_that_is_right_is_kept_a_wrong_one_is_made_anew(tmp_path: Pat
     assert serious(made) == []
 
 
+def test_a_snapshot_that_knows_of_lost_batches_is_kept_and_gone_on_from(tmp_path: Path) -> None:
+    lost = bytearray(_batch(2, producer_id=9, producer_epoch=0, base_sequence=0))
+    lost[70] ^= 1
+    write(tmp_path / "t-0", {0: _batch(0) + bytes(lost), 4: _batch(4), 6: _batch(6)})
+    entry = ProducerEntry(9, 0, 1, 3, 1, NOW_MS, -1, -1)
+    (tmp_path / "t-0" / f"{4:020d}.snapshot").write_bytes(encode_snapshot([entry]))
+    salvage(tmp_path / "t-0", tmp_path / "to")
+    made = tmp_path / "to" / "t-0"
+    for offset in (4, 6, 8):
+        assert (made / f"{offset:020d}.snapshot").read_bytes() == encode_snapshot([entry]), offset
+    assert serious(made) == []
+
+
 @pytest.mark.parametrize(
     ("left", "logs", "note"),
     [
