@@ -248,6 +248,26 @@ def test_an_error_of_the_disk_leaves_what_recovery_resolves(failing: int, tmp_pa
     assert not [name for name in os.listdir(path) if name.count(".") > 1]
 
 
+def test_scratch_goes_even_where_nothing_can_be_renamed(tmp_path: Path) -> None:
+    """On a full disk, that is what gives the replacement the room to be finished."""
+    path = _path(tmp_path)
+
+    class Full(FileSystem):
+        def rename(self, source, target):
+            if target.endswith(".deleted"):
+                raise OSError(errno.ENOSPC, "No space left on device", source)
+            super().rename(source, target)
+
+    with pytest.raises(OSError, match="No space left"):
+        replace.commit_group(Full(), str(path), CASE.outputs()[0])
+    (path / f"{30:020d}.log{SCRATCH}").write_bytes(bytes(100))
+    with pytest.raises(OSError, match="No space left"):
+        recover(Full(), str(path))
+    assert not list(path.glob("*.clean"))
+    recover(LOCAL, str(path))
+    assert all(CASE.judge(load(path)))
+
+
 def test_a_foreign_deleted_file_is_not_ours_to_remove(tmp_path: Path) -> None:
     path = _path(tmp_path)
     (path / "notes.deleted").write_text("mine")
