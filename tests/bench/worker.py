@@ -139,14 +139,8 @@ def task_of(log_dir: str, *, map_memory_bytes: int, segment_bytes: int) -> Clean
     [entry] = facts.partitions
     partition = survey_partition(LOCAL, facts, entry)
     assert not partition.problems, partition.problems
-    return CleaningTask(
-        topic=partition.topic,
-        partition=partition.partition,
-        partition_path=partition.path,
-        segments=partition.segments,
-        snapshots=partition.snapshots,
-        log_start_offset=partition.log_start_offset,
-        log_end_offset=partition.log_end_offset,
+    return CleaningTask.of(
+        partition,
         first_dirty_offset=partition.log_start_offset,
         first_uncleanable_offset=partition.segments[-1].base_offset,
         now_ms=time.time_ns() // 1_000_000,

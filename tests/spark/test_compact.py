@@ -44,14 +44,8 @@ def make(path: Path, count: int = 5, records: int = 400) -> tuple[Path, list[Cle
         survey = survey_partition(LOCAL, facts, entry)
         assert survey.problems == ()
         tasks.append(
-            CleaningTask(
-                topic=survey.topic,
-                partition=survey.partition,
-                partition_path=survey.path,
-                segments=survey.segments,
-                snapshots=survey.snapshots,
-                log_start_offset=survey.log_start_offset,
-                log_end_offset=survey.log_end_offset,
+            CleaningTask.of(
+                survey,
                 first_dirty_offset=0,
                 first_uncleanable_offset=survey.segments[-1].base_offset,
                 now_ms=NOW_MS,

@@ -202,20 +202,13 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
         if not plan.wanted or selection is None or plan.config is None:
             continue
         facts = plan.facts
-        task = CleaningTask(
-            topic=facts.topic,
-            partition=facts.partition,
-            partition_path=facts.path,
-            segments=facts.segments,
-            snapshots=facts.snapshots,
-            log_start_offset=facts.log_start_offset,
-            log_end_offset=facts.log_end_offset,
+        task = CleaningTask.of(
+            facts,
             first_dirty_offset=selection.first_dirty_offset,
             first_uncleanable_offset=selection.first_uncleanable_offset,
             now_ms=rules.now_ms,
             config=plan.config,
             run_id=run_id,
-            clean_shutdown=facts.clean_shutdown,
             drop_keyless=settings.drop_keyless,
             grouping=settings.grouping,
             map_memory_bytes=settings.map_memory_bytes,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from keytail.clean.plan import CompactionConfig
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
-from keytail.log.partition import SegmentFacts
+from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
 
 Grouping = Literal["kafka", "measured"]
@@ -86,6 +86,21 @@ class CleaningTask:
     def first_segment(self) -> int:
         """Number of the first segment that is not replaced yet."""
         return self.handed_on.next_segment if self.handed_on else 0
+
+    @classmethod
+    def of(cls, facts: PartitionFacts, **decided: Any) -> CleaningTask:
+        """The cleaning of a surveyed partition; `decided` are the fields that a survey does not know."""
+        return cls(
+            topic=facts.topic,
+            partition=facts.partition,
+            partition_path=facts.path,
+            segments=facts.segments,
+            snapshots=facts.snapshots,
+            log_start_offset=facts.log_start_offset,
+            log_end_offset=facts.log_end_offset,
+            clean_shutdown=facts.clean_shutdown,
+            **decided,
+        )
 
     def path(self, base_offset: int, suffix: str) -> str:
         return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
