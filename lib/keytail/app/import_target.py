@@ -19,6 +19,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
 
 if TYPE_CHECKING:
     from keytail.app.import_ import Request
+    from keytail.app.selection import Configuration
     from keytail.log.replay import Topic
     from keytail.maintenance.import_ import Rules
 
@@ -96,21 +97,52 @@ class Target:
 def find_target(fs: FileSystem, request: Request) -> Target:
     """UsageProblem for a topic that does not exist and is not to be made; Refused where settings are not known."""
     topic = request.topic
-    if names.parse_partition_dir(names.partition_dir(topic, 0)) is None:
-        raise UsageProblem(f"--topic {topic!r} is no name of a topic", remedy="Give one topic by its whole name")
-    if topic == names.CLUSTER_METADATA_TOPIC:
+    _check_topic(request)
+    by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
+    configuration = with_metadata(fs, request.log_dirs, request.configuration)
+    known = _known(configuration, request)
+    found = _found(by_broker, topic)
+    n_partitions = _count(request, known, found)
+    if known is None:
+        numbers = sorted(found) or list(range(n_partitions))
+    else:
+        assert configuration.cluster is not None
+        here = configuration.cluster.broker
+        numbers = sorted({*found, *(number for number, brokers in known.replicas.items() if here in brokers)})
+    topic_id = known.topic_id if known is not None else request.topic_id
+    brokers = [_broker(fs, dirs) for dirs in by_broker]
+    partitions, brokers_of = [], {}
+    for number in numbers:
+        places = found.get(number, [])
+        if not places:
+            _refuse_to_make(request, number, topic_id)
+        homes = tuple(facts for _, facts, _ in places) or (_emptiest(by_broker[0]),)
+        partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
+        brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
+    values = configuration.of(topic).values()
+    return Target(
+        request, values, _rules(request, values), n_partitions, tuple(partitions), topic_id, known, brokers_of
+    )
+
+
+def _check_topic(request: Request) -> None:
+    if names.parse_partition_dir(names.partition_dir(request.topic, 0)) is None:
+        what = f"--topic {request.topic!r} is no name of a topic"
+        raise UsageProblem(what, remedy="Give one topic by its whole name")
+    if request.topic == names.CLUSTER_METADATA_TOPIC:
         raise Refused("the metadata log is written by controllers only")
     if request.single_replica and request.replica_log_dirs:
         raise UsageProblem(
             "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
         )
-    by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
-    configuration = with_metadata(fs, request.log_dirs, request.configuration)
-    resolved = configuration.of(topic)
-    cluster = configuration.cluster
-    known = None
+
+
+def _known(configuration: Configuration, request: Request) -> Topic | None:
+    """What the metadata log says of the topic, if there is one. Refused where the topic's settings are not known."""
+    topic, cluster, known = request.topic, configuration.cluster, None
+    overrides_known = configuration.of(topic).overrides_known
     if cluster is not None:
-        if not resolved.overrides_known:
+        if not overrides_known:
             cluster.refuse_unknown(topic)
         if cluster.metadata is not None:
             known = cluster.metadata.topics.get(topic)
@@ -119,41 +151,27 @@ def find_target(fs: FileSystem, request: Request) -> Target:
                     f"the {cluster.origin} has no topic {topic}",
                     remedy="Make the topic while the broker runs, stop the broker, and run again",
                 )
-    if not resolved.overrides_known:
+            if request.topic_id not in (None, known.topic_id):
+                raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
+    if not overrides_known:
         raise Refused(
             f"topic config unknown: no metadata log in the log dirs tells the settings of {topic}",
             remedy=f"Give --topic-config {topic}:key=value (cleanup.policy at least), or --topics-have-no-overrides",
         )
-    found = _found(by_broker, topic)
-    n_partitions = _count(request, known, found)
-    numbers = sorted(found) or (list(range(n_partitions)) if known is None else [])
-    if known is not None:
-        assert cluster is not None
-        numbers = sorted({*found, *(n for n, brokers in known.replicas.items() if cluster.broker in brokers)})
-    brokers = tuple(_broker(fs, dirs) for dirs in by_broker)
-    topic_id = known.topic_id if known is not None else request.topic_id
-    if known is not None and request.topic_id not in (None, known.topic_id):
-        raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
-    partitions, brokers_of = [], {}
-    for number in numbers:
-        places = found.get(number, [])
-        if not places and topic_id is None:
-            raise UsageProblem(
-                f"there is no directory of {topic}-{number}, and to make one its topic's id must be known",
-                remedy="Give --topic-id (kafka-topics.sh --describe shows it)",
-            )
-        if not places and request.replica_log_dirs:
-            raise Refused(
-                f"there is no directory of {topic}-{number}; it is not made where a partition has several replicas",
-                remedy="Start and stop the brokers, which make it",
-            )
-        homes = tuple(facts for _, facts, _ in places) or (_emptiest(by_broker[0]),)
-        partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
-        brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
-    values = resolved.values()
-    return Target(
-        request, values, _rules(request, values), n_partitions, tuple(partitions), topic_id, known, brokers_of
-    )
+    return known
+
+
+def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
+    if topic_id is None:
+        raise UsageProblem(
+            f"there is no directory of {request.topic}-{number}, and to make one its topic's id must be known",
+            remedy="Give --topic-id (kafka-topics.sh --describe shows it)",
+        )
+    if request.replica_log_dirs:
+        raise Refused(
+            f"there is no directory of {request.topic}-{number}; it is not made where a partition has several replicas",
+            remedy="Start and stop the brokers, which make it",
+        )
 
 
 def _found(
