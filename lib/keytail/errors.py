@@ -23,6 +23,16 @@ _REMEDIES = {
 }
 
 
+# What becomes of a partition whose bytes are damaged: the ways there are, each where it fits.
+CORRUPT_HELP = {
+    "re-fetch": "If another replica is in sync: stop the broker, move this partition's directory out of the log dir "
+    "and start the broker, which fetches it again",
+    "truncate": "If only the end is torn, by a crash: `keytail rebuild-index --truncate` cuts it as the broker would",
+    "salvage": "If no replica has it: `keytail salvage --to DIR` saves the good batches and lists what is lost",
+}
+CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
+
+
 class KeytailError(Exception):
     """An error that keytail explains itself.
 

@@ -55,7 +55,12 @@ def messages(draw: Any) -> tuple[int, list[Rec], bytes]:
     if draw(st.booleans()):
         magics = [magic] * len(records)
     data = encode_wrapper(
-        records, codec, magic=magic, inner_magics=magics, append_time=append_time, timestamp=append_time or 77
+        records,
+        codec,
+        magic=magic,
+        inner_magics=magics,
+        append_time=append_time,
+        timestamp=77 if append_time is None else append_time,
     )
     return magic, [seen(rec, kind, append_time) for rec, kind in zip(records, magics, strict=True)], data
 

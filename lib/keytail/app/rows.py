@@ -5,6 +5,7 @@ Rows go to standard output, all else (progress, notes, errors) to standard error
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from keytail.spark.rows import ResultRow
 
 # Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
 _PLAIN_WIDTH = 160
+NOT_TOLD = ("problem", "places")
 _STYLES = {
     "compacted": "green",
     "would-compact": "green",
@@ -29,6 +31,10 @@ _STYLES = {
     "expired": "green",
     "would-expire": "green",
     "would-rebuild": "bold yellow",
+    "undone": "green",
+    "would-undo": "green",
+    "forgotten": "green",
+    "would-forget": "bold yellow",
     "salvaged": "green",
     "would-salvage": "bold yellow",
     "skipped": "yellow",
@@ -49,12 +55,16 @@ def output_console() -> Console:
 
 
 def _console(stream: Any) -> Console:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def print_json(rows: Iterable[Any]) -> None:
-    json.dump([asdict(row) for row in rows], sys.stdout, indent=2)
+    """But for fields that `error` has in words (spark/rows.py)."""
+    told = [{name: value for name, value in asdict(row).items() if name not in NOT_TOLD} for row in rows]
+    json.dump(told, sys.stdout, indent=2)
     sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -35,7 +35,7 @@ _REASONS = {
     kernels.MESSAGE_COMPRESSED: "a message inside a compressed one is compressed itself",
     kernels.OFFSETS_NOT_INCREASING: "offsets do not increase inside a compressed message",
     kernels.SPAN_TOO_LONG: "a compressed message spans more than 2^31 offsets",
-    kernels.NEGATIVE_OFFSET: "message has a negative offset",
+    kernels.NEGATIVE_OFFSET: "message has a negative offset, or the largest one",
     kernels.OUT_OF_RANGE: "message is not within the bytes that were read",
 }
 
@@ -139,24 +139,28 @@ def summarize_rows(
         return
     out = np.zeros(6, np.int64)
     kernels.check_plain(raw, stride_position, table, out)
-    bad = int(out[kernels.WHERE]) if out[kernels.CODE] else len(table)
+    bad, reason = len(table), ""
+    if out[kernels.CODE]:
+        bad, reason = int(out[kernels.WHERE]), _REASONS[int(out[kernels.CODE])]
     wrappers = old[(table["attributes"][old] & CODEC_MASK != 0) & (old < bad)]
     for row in wrappers:
         start = int(table["position"][row]) - stride_position
         try:
             batch = summarize(raw, start, int(table["size_bytes"][row]), limit_bytes)
         except ValueError as problem:
-            raise LegacyProblem(int(row), str(problem)) from problem
+            bad, reason = int(row), str(problem)
+            break
         table["base_offset"][row], table["last_offset"][row] = batch.base_offset, batch.last_offset
         table["record_count"][row], table["attributes"][row] = batch.record_count, batch.attributes
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
+    # The rows in front of one that is wrong are handed on: they too must follow each other.
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):
         raise LegacyProblem(int(back[0]), "batch begins at or below the offset that the one before it ended with")
     if bad < len(table):
-        raise LegacyProblem(bad, _REASONS[int(out[kernels.CODE])])
+        raise LegacyProblem(bad, reason)
 
 
 def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
@@ -215,7 +219,7 @@ def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
         end = offset
         if opened.relative:
             first += offset - last
-    if first < 0:
+    if first < 0 or end >= 2**63 - 1:
         raise ValueError(_REASONS[kernels.NEGATIVE_OFFSET])
     if end - first > 2**31 - 1:
         raise ValueError(_REASONS[kernels.SPAN_TOO_LONG])

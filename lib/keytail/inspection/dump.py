@@ -168,7 +168,31 @@ def _problems(part: Part) -> list[Problem]:
         )
         for row in np.flatnonzero(~part.valid)
     ]
-    return wrong + part.problems
+    wrong += [
+        Problem(
+            f"the magic byte {part.batches['magic'][row]} is of no format",
+            int(part.batches["position"][row]),
+            int(part.batches["base_offset"][row]),
+        )
+        for row in np.flatnonzero((part.batches["magic"] < 0) | (part.batches["magic"] > 2))
+    ]
+    return wrong + _wrong_inside(part) + part.problems
+
+
+def _wrong_inside(part: Part) -> list[Problem]:
+    """Messages inside of compressed ones have checksums of their own."""
+    if part.legacy is None:
+        return []
+    spans = part.legacy.spans
+    return [
+        Problem(
+            "the checksum of a message inside this one is not that of its bytes",
+            int(part.batches["position"][spans["row"][n]]),
+            int(spans["offset"][n]),
+        )
+        for n in np.flatnonzero(~part.legacy.valid)
+        if part.valid[spans["row"][n]]
+    ]
 
 
 def _end(

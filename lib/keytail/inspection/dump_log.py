@@ -168,7 +168,8 @@ class LogReader:
                 row = limit + 1
 
     def _sound(self, stride: Stride, valid: np.ndarray) -> Iterator[Part]:
-        for opened in self._opener.open_rows(stride, stride.table["record_count"] > 0):
+        wanted = (stride.table["record_count"] > 0) | (stride.table["size_bytes"] > HEADER_BYTES)
+        for opened in self._opener.open_rows(stride, wanted):
             for chunk in self._scanner.chunks(stride, opened):
                 first, end = chunk.first_row, chunk.end_row
                 records = chunk.record_table

@@ -30,7 +30,7 @@ class Report:
     def line(self, text: str, **fields: Any) -> None:
         """One line; in JSON the object of `fields` instead, unless there are none."""
         if not self.as_json:
-            self.out(memoryview(f"{text}\n".encode()))
+            self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file's name need not be text
         elif fields:
             self.out(memoryview((json.dumps(fields, separators=(",", ":")) + "\n").encode()))
 

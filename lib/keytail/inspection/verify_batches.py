@@ -17,9 +17,9 @@ from keytail.format.legacy import summarize
 from keytail.inspection.verify_indexes import Entries
 from keytail.inspection.verify_scope import Scope
 from keytail.kernels import verify as kernels
+from keytail.log.stride import MAX_BLOCK_BYTES
 from keytail.log.window import Window
 
-_MOST_BLOCK_BYTES = 2**31 - 1
 _BEYOND_ALL = 2**63 - 1
 _ROWS, _RUNS = 16384, 1024
 _KINDS = {
@@ -208,7 +208,7 @@ class BatchWalk:
         (count,) = struct.unpack_from(">i", header, 57)
         data = window.bytes[at + 61 : at + 12 + length].data
         try:
-            opened = decompress(header[22] & 7, data, limit_bytes=_MOST_BLOCK_BYTES)
+            opened = decompress(header[22] & 7, data, limit_bytes=MAX_BLOCK_BYTES)
         except (ValueError, MemoryError) as problem:
             self._add(log, "decompress", at, base, reason=str(problem))
             state[kernels.SPOILED] = 1
@@ -216,8 +216,9 @@ class BatchWalk:
         block = np.frombuffer(opened, dtype=np.uint8) if len(opened) else np.zeros(0, dtype=np.uint8)
         block.flags.writeable = False
         state[kernels.FOUND_OFFSET] = base
+        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # what lies beyond was found by the walk
         code = kernels.check_block(
-            block, base, base + last_delta, count, base_timestamp, max_timestamp, header[22], state
+            block, base, last, count, base_timestamp, max_timestamp, header[22], state
         )
         if code != 0:
             self._add_batch(log, code, at)
@@ -227,7 +228,7 @@ class BatchWalk:
         window, state = self._window, self._state
         offset, length = struct.unpack(">qi", window.bytes[at : at + 12].tobytes())
         try:
-            inside = summarize(window.bytes, at, length + 12, _MOST_BLOCK_BYTES)
+            inside = summarize(window.bytes, at, length + 12, MAX_BLOCK_BYTES)
         except (ValueError, MemoryError) as problem:
             self._add(log, "legacy", at, offset, reason=str(problem))
             state[kernels.SPOILED] = 1

@@ -28,6 +28,7 @@ ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
 _HEADER_BYTES = 61
 _MIN_SIZE = 14
+_MAX_OFFSET = 2**63 - 1  # never a record's: the offset behind it could not be written down
 
 
 @njit(inline="always")
@@ -144,7 +145,7 @@ def index_batches(raw, n, position, previous_last_offset, table, out):
             if count < 0:
                 code = NEGATIVE_COUNT
                 break
-            if span < 0 or base < 0:
+            if span < 0 or base < 0 or span >= _MAX_OFFSET - base:
                 code = NEGATIVE_SPAN
                 break
             row.last_offset = base + span

@@ -30,6 +30,7 @@ MIN_V0, MIN_V1 = 14, 22  # of the message behind the prefix
 # bytes with the attributes) against the fixed fields of magic 0 (26 bytes).
 MOST_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
+_MAX_OFFSET = 2**63 - 1  # never a message's, as in batches.py
 
 # Positions in the `out` array of `walk_messages` and `check_plain`.
 CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP = range(6)
@@ -181,7 +182,7 @@ def check_plain(raw, stride_position, table, out):
         if out[CODE] != OK:
             return
         offset = be64(raw, start)
-        if offset < 0:
+        if offset < 0 or offset == _MAX_OFFSET:
             out[CODE] = NEGATIVE_OFFSET
             return
         batch.base_offset = offset

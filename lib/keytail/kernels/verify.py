@@ -83,6 +83,7 @@ ENDS_THE_WALK = (CUT, SIZE, MAGIC)
 RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
 
 _HEADER = 61
+_MAX_OFFSET = 2**63 - 1  # never a record's: the offset behind it could not be written down
 _SMALLEST = 14  # of a batch's stated size, of any magic
 _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x08, 0x10, 0x20
 _ABORT, _COMMIT = 0, 1
@@ -260,7 +261,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
         if stage == _ORDER:
             state[STAGE] = sign * _RANGE
             stage = _RANGE
-            if base <= state[LAST_OFFSET] or last < base:
+            if base <= state[LAST_OFFSET] or last < base or last == _MAX_OFFSET:
                 return ORDER
         if stage == _RANGE:
             state[STAGE] = sign * _NEXT

@@ -23,6 +23,7 @@ _VERSION = 0
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_MOST_DIGITS = 19  # of 2^63, zeros in front not counted
 
 # Threads of one driver finish partitions of the same log dir at the same time.
 _updating = threading.Lock()
@@ -76,8 +77,9 @@ def update_offset(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Sets the entry of `key` (topic, partition), or takes it out (None); of the others, only partitions not `hosted` any more go
-    (None: none goes).
+    """Sets the entry of `key` (topic, partition), or takes it out (None).
+
+    Of the others, only partitions not `hosted` any more go (None: none goes).
 
     Safe among threads of this process; other processes are kept out by the log dir's lock.
     """
@@ -135,7 +137,9 @@ def _read_lines(fs: FileSystem, path: str, fields_wanted: int) -> list[tuple[int
 
 
 def _integer(text: str, path: str, line_number: int, limit: int, what: str) -> int:
-    value = int(text) if _INTEGER.fullmatch(text) else None
+    digits = text.lstrip("+-").lstrip("0")
+    is_number = _INTEGER.fullmatch(text) is not None and len(digits) <= _MOST_DIGITS
+    value = int(f"{'-' if text[0] == '-' else ''}{digits or 0}") if is_number else None
     if value is None or not -limit <= value < limit:
         raise _corrupt(path, line_number, f"has no number for the {what}: {text!r}")
     return value

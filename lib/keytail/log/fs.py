@@ -28,6 +28,9 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
+# Of a file that is read whole. An index of 2^31 bytes of log, an entry each 100 bytes, has half of that.
+MOST_SMALL_BYTES = 1 << 29
+
 _ACL_HEADER = struct.Struct("<I")
 _ACL_ENTRY = struct.Struct("<HHI")
 _ACL_EXECUTE = 1
@@ -388,9 +391,14 @@ def _exists(path: str) -> bool:
 
 
 def _read_all(fd: int) -> bytes:
-    chunks = []
-    while chunk := os.read(fd, 1 << 20):
+    """OSError for a file that is no small one: a sparse file has any size and takes no room but our memory."""
+    chunks: list[bytes] = []
+    size_bytes = os.fstat(fd).st_size
+    while size_bytes <= MOST_SMALL_BYTES and (chunk := os.read(fd, 1 << 20)):
         chunks.append(chunk)
+        size_bytes = max(size_bytes, len(chunks) << 20)
+    if size_bytes > MOST_SMALL_BYTES:
+        raise OSError(errno.EFBIG, f"More than {MOST_SMALL_BYTES} bytes, which no such file has")
     return b"".join(chunks)
 
 

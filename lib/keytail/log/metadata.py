@@ -271,7 +271,8 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
         batch.records.extend(decode_records(block, int(row["record_count"])))
     except ValueError as error:
         raise batch.fail(f"a record cannot be read: {error}") from error
-    if [record.offset_delta for record in batch.records] != list(range(batch.last_offset - batch.base_offset + 1)):
+    deltas = [record.offset_delta for record in batch.records]
+    if len(deltas) != batch.last_offset - batch.base_offset + 1 or deltas != list(range(len(deltas))):
         raise batch.fail("a batch of the metadata log has gaps")
     return batch
 

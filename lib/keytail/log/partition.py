@@ -405,7 +405,7 @@ def _walk(
             if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
                 break
             last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
-        if last_offset < offset or (first and first_last_offset not in (None, last_offset)):
+        if not offset <= last_offset < names.MAX_OFFSET or (first and first_last_offset not in (None, last_offset)):
             break
         next_offset, position, first = last_offset + 1, end, False
     if first and first_last_offset is not None:

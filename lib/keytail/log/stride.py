@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.compression import CODECS, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
@@ -36,7 +36,7 @@ HEADER_ERRORS = {
     kernels.TOO_SHORT_FOR_V2: "batch is shorter than its 61-byte header",
     kernels.CRC_MISMATCH: "batch checksum does not match its bytes",
     kernels.NEGATIVE_COUNT: "negative record count",
-    kernels.NEGATIVE_SPAN: "batch has a negative offset or ends before it begins",
+    kernels.NEGATIVE_SPAN: "batch has a negative offset, ends before it begins, or reaches beyond the largest offset",
     kernels.OFFSETS_GO_BACK: "batch begins at or below the offset that the one before it ended with",
 }
 
@@ -51,11 +51,6 @@ _RECORD_ERRORS = {
     record_kernels.OFFSETS_NOT_INCREASING: "record offsets do not increase within a batch",
     record_kernels.OFFSET_BEYOND_BATCH: "a record lies beyond the last offset of its batch",
 }
-
-CORRUPT_REMEDY = (
-    "Nothing was changed. If another replica is intact, delete this partition's directory and let the broker "
-    "fetch it again"
-)
 
 
 @dataclass

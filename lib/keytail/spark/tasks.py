@@ -115,6 +115,8 @@ def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
         value = function(payload, attempt)
     except KeytailError as expected:
         problem = expected
+    except (OSError, MemoryError) as refused:  # of the machine, not of this program: no traceback
+        problem = explained(refused)
     except Exception as surprise:
         problem, trace = explained(surprise), traceback.format_exc()
     return Outcome(value, problem, os.uname().nodename, start_ms, time.time_ns() // 1_000_000, trace)

@@ -1,0 +1,633 @@
+"""Log dirs with one partition spoiled in its bytes, names or kinds of files, and whole command lines run on them.
+
+Whatever the state: an exit status and rows, never a traceback; verbs that only look change nothing; verbs that act
+change nothing outside of partition directories but the checkpoints that are theirs; what they say is done has lost
+nothing (promises 1 and 2, by the plain readers of tests/reference).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from keytail.app import cli
+from keytail.log.fs import FileSystem
+from keytail.spark.tasks import attempt_one
+from tests.clean.logs import random_log
+from tests.hostile.corpus import NOW, Corpus
+from tests.hostile.mutator import LIMITS_64, Mutator, split, spoil_entries, spoil_snapshot, spoil_text
+from tests.reference.batches import Rec
+from tests.reference.indexing import index_files
+from tests.reference.legacy import decode_any_log
+
+CHECKPOINTS = ("cleaner-offset-checkpoint", "recovery-point-offset-checkpoint", "log-start-offset-checkpoint",
+               "replication-offset-checkpoint")  # fmt: skip
+OWNED = {"cleaner-offset-checkpoint", "replication-offset-checkpoint"}
+SPOILED, BYSTANDER = "t-0", "sound-0"
+STATUSES = {"compacted", "clean", "skipped", "refused", "corrupt", "failed", "would-compact", "sound", "suspect",
+            "damaged", "rebuilt", "would-rebuild", "found", "none", "out-of-range"}  # fmt: skip
+BAD = {"refused", "corrupt", "failed", "damaged"}
+_STAGES = (".swap", ".cleaned", ".deleted", ".clean")
+NOBODY = 65534
+Tree = dict[str, tuple[Any, ...]]
+
+
+class Wrong(AssertionError):
+    """A verb did what it must not."""
+
+
+def expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise Wrong(what)
+
+
+# Making them
+
+
+@dataclass
+class Case:
+    """A log dir at `root`/logs, and files outside of it at `root`/outside that nothing may change."""
+
+    root: Path
+    story: list[str]
+    as_nobody: bool = False
+    meddle: Callable[[], None] | None = None  # done to the files while they are read
+    meddle_at: int = 0
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def partition(self) -> Path:
+        return self.logs / SPOILED
+
+
+def make(rng: random.Random, root: Path, of: Corpus) -> Case:
+    """A sound log dir, and then one to three things done to it."""
+    shutil.rmtree(root, ignore_errors=True)
+    case = Case(root, [])
+    case.logs.mkdir(parents=True)
+    (root / "outside").mkdir()
+    (root / "outside" / "file").write_bytes(b"not ours")
+    ends = {
+        SPOILED: _partition(rng, case.partition, of),
+        BYSTANDER: _partition(random.Random(7), case.logs / BYSTANDER, None),
+    }
+    lines = [f"{name.rpartition('-')[0]} 0 {end}\n" for name, end in ends.items()]
+    for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
+        (case.logs / name).write_text("".join(["0\n", f"{len(lines)}\n", *lines]))
+    (case.logs / "meta.properties").write_text("version=1\nbroker.id=1\n")
+    if rng.random() < 0.5:
+        (case.logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
+    else:
+        (case.logs / "recovery-point-offset-checkpoint").write_text("0\n1\nsound 0 0\n")
+    ways = [rng.choice(_WAYS) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    ways.sort(key=lambda way: way in _LAST)  # what else would be done to the bytes of a pipe takes forever
+    if any(way in _LAST for way in ways):
+        ways = [way for way in ways if way is not changing]
+    for way in ways:
+        case.story.append(way.__name__)
+        with contextlib.suppress(OSError):  # one may be in the way of another
+            way(rng, case, of)
+    return case
+
+
+def _partition(rng: random.Random, path: Path, of: Corpus | None) -> int:
+    """Segments of a random log, or pieces of the corpus one behind the other; the log end offset."""
+    path.mkdir()
+    logs: list[tuple[int, bytes]] = []
+    if of is not None and rng.random() < 0.3:
+        log = rng.choice(of.logs)
+        parts = split(log)
+        at = rng.randrange(len(parts) + 1)
+        first = decode_any_log(log)
+        logs = [(max(first[0].base_offset, 0), b"".join(parts[:at]))] if at else []
+        if at < len(parts):
+            logs.append((max(first[at].base_offset, 0), b"".join(parts[at:])))
+        end = first[-1].last_offset + 1
+    else:
+        made = random_log(rng, NOW, codecs=(0, 0, 1, 2, 3, 4))
+        logs, end = [(segment.base_offset, segment.log) for segment in made.segments], made.log_end_offset
+    if logs[-1][1] and rng.random() < 0.8:
+        logs.append((end, b""))
+    for base, log in logs:
+        index, times = index_files(log, base, 200) if not log or log[16] == 2 else (b"", b"")
+        stem = path / f"{base:020d}"
+        for suffix, data in ((".log", log), (".index", index), (".timeindex", times)):
+            stem.with_suffix(suffix).write_bytes(data)
+            os.utime(stem.with_suffix(suffix), ns=((NOW - 5000) * 10**6,) * 2)
+    (path / "leader-epoch-checkpoint").write_text(f"0\n1\n0 {logs[0][0]}\n")
+    (path / f"{end:020d}.snapshot").write_bytes(rng.choice(of.snapshots) if of else b"\x00\x01\x91\xde\x09\xd0\0\0\0\0")
+    return end
+
+
+def _pick(rng: random.Random, case: Case, suffix: str = "") -> Path:
+    found = sorted(file for file in case.partition.iterdir() if file.name.endswith(suffix))
+    if not found:
+        raise FileNotFoundError
+    return rng.choice(found)
+
+
+def spoiled_log(rng: random.Random, case: Case, of: Corpus) -> None:
+    file = _pick(rng, case, ".log")
+    data = file.read_bytes()
+    if not data:
+        data = rng.choice(of.logs)
+    for _ in range(rng.choice((1, 1, 2))):
+        data = Mutator(list(of.logs)).spoil(rng, data)
+    file.write_bytes(data)
+
+
+def spoiled_index(rng: random.Random, case: Case, of: Corpus) -> None:
+    suffix, entry = rng.choice(((".index", 8), (".timeindex", 12), (".txnindex", 34)))
+    if suffix == ".txnindex":
+        file = _pick(rng, case, ".log").with_suffix(suffix)
+        file.write_bytes(spoil_entries(rng, rng.choice(of.indexes)[3], entry))
+        return
+    file = _pick(rng, case, suffix)
+    file.write_bytes(spoil_entries(rng, file.read_bytes(), entry))
+
+
+def spoiled_small_file(rng: random.Random, case: Case, of: Corpus) -> None:
+    file = rng.choice((case.partition / "leader-epoch-checkpoint", case.partition / "partition.metadata",
+                       *(case.logs / name for name in CHECKPOINTS)))  # fmt: skip
+    file.write_bytes(spoil_text(rng, file.read_bytes() if file.exists() else rng.choice(of.texts)))
+
+
+def checkpoint_at_a_limit(rng: random.Random, case: Case, of: Corpus) -> None:
+    (case.logs / rng.choice(CHECKPOINTS)).write_text(f"0\n1\nt 0 {rng.choice(LIMITS_64)}\n")
+
+
+def spoiled_snapshot(rng: random.Random, case: Case, of: Corpus) -> None:
+    file = _pick(rng, case, ".snapshot")
+    file.write_bytes(spoil_snapshot(rng, rng.choice(of.snapshots)))
+
+
+def odd_name(rng: random.Random, case: Case, of: Corpus) -> None:
+    """Names that stop a broker, that nobody parses, that are no text; most with bytes in them."""
+    zeros = f"{0:020d}"
+    name = rng.choice((
+        b"x.log", b"0.log", b".log", b"-1.log", b"99999999999999999999.log", b"09223372036854775807.log",
+        f"{zeros}.log.swap".encode(), f"{zeros}.log.cleaned".encode(), f"{zeros}.log.deleted".encode(),
+        f"{zeros}.index.swap".encode(), f"{5:020d}.snapshot.deleted".encode(), f"{zeros}.log.rabc.a1.clean".encode(),
+        b"a\nb.log", b"a\nb", b"\xff\xfe.log", b"\xff\xfe", "\u0660.log".encode(), "\u202e.index".encode(),
+        b"[bold]x.log",
+        b"\x1b[2J.log", b" ", b"a" * 255, f"{zeros}.LOG".encode(), f"{zeros}.log ".encode(),
+        f"{7:020d}.timeindex".encode(),
+    ))  # fmt: skip
+    path = os.path.join(os.fsencode(case.partition), name)
+    data = rng.choice((b"", rng.choice(of.logs), rng.randbytes(100)))
+    with open(path, "xb") as file:
+        file.write(data)
+
+
+def renamed(rng: random.Random, case: Case, of: Corpus) -> None:
+    """A segment's log under another base: overlaps, gaps, the far end of all offsets."""
+    file = _pick(rng, case, ".log")
+    base = rng.choice((0, 1, 5, int(file.stem) + 1, max(int(file.stem) - 1, 0), 2**31, 2**62, 2**63 - 1, 2**63 - 2))
+    target = file.with_name(f"{base:020d}.log")
+    (shutil.copy if rng.random() < 0.5 else os.rename)(file, target)
+
+
+def gone(rng: random.Random, case: Case, of: Corpus) -> None:
+    _pick(rng, case).unlink()
+
+
+def other_kind(rng: random.Random, case: Case, of: Corpus) -> None:
+    """A link, a pipe, a directory, a socket in the place of a file, in the partition or beside it."""
+    beside = [case.logs / name for name in (*CHECKPOINTS, ".lock", "meta.properties", ".kafka_cleanshutdown")]
+    file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
+    if file.exists():
+        file.unlink()
+    way = rng.randrange(6)
+    if way == 0:
+        file.symlink_to(rng.choice((case.root / "outside" / "file", Path("/dev/zero"), Path("gone"), file)))
+    elif way == 1:
+        os.mkfifo(file)
+    elif way == 2:
+        file.mkdir()
+    elif way == 3:
+        file.mkdir()
+        (file / "inside").write_bytes(b"x")
+    elif way == 4:
+        file.symlink_to(case.root / "outside")
+    else:
+        os.link(case.root / "outside" / "file", file)
+
+
+def odd_directory(rng: random.Random, case: Case, of: Corpus) -> None:
+    name = rng.choice((b"foreign", b"t-0.abc-future", b"t-0.abc-delete", b"t-0.abc-stray", b"t--1", b"t-99999999999",
+                       b"t-00",
+                       b"u-0", b"\xff-0", b"a\nb-0", b"__cluster_metadata-0", "\u0660-0".encode()))  # fmt: skip
+    os.mkdir(os.path.join(os.fsencode(case.logs), name))
+
+
+def sparse(rng: random.Random, case: Case, of: Corpus) -> None:
+    """A file with a size that no memory has, and hardly a byte in it."""
+    beside = [case.logs / name for name in CHECKPOINTS]
+    file = _pick(rng, case) if rng.random() < 0.8 else rng.choice(beside)
+    os.truncate(file, rng.choice((1 << 40, (1 << 31) + 5, 1 << 36)) if file.exists() else 0)
+
+
+def unreadable(rng: random.Random, case: Case, of: Corpus) -> None:
+    file = rng.choice((_pick(rng, case), case.partition, case.logs / "cleaner-offset-checkpoint"))
+    file.chmod(rng.choice((0, 0o200, 0o100)))
+    case.as_nobody = True
+
+
+def changing(rng: random.Random, case: Case, of: Corpus) -> None:
+    """A file that grows, shrinks, is replaced or goes while a verb reads."""
+    file = _pick(rng, case)
+    data = file.read_bytes()
+    more = rng.choice((b"x" * 50, rng.choice(of.logs)))
+
+    def meddle() -> None:
+        with contextlib.suppress(OSError):
+            way = len(more) % 4
+            if way == 0:
+                file.write_bytes(data + more)
+            elif way == 1:
+                os.truncate(file, len(data) // 2)
+            elif way == 2:
+                file.unlink()
+                file.write_bytes(more)
+            else:
+                file.unlink()
+
+    case.meddle, case.meddle_at = meddle, rng.randrange(12)
+
+
+def replaced_partition(rng: random.Random, case: Case, of: Corpus) -> None:
+    """The partition directory itself is a link, a file or empty."""
+    way = rng.randrange(3)
+    elsewhere = case.root / "outside" / "t-0"
+    shutil.move(case.partition, elsewhere)
+    if way == 0:
+        case.partition.symlink_to(elsewhere)
+    elif way == 1:
+        case.partition.write_bytes(b"x")
+    else:
+        case.partition.mkdir()
+
+
+_WAYS = (spoiled_log,) * 9 + (spoiled_index,) * 3 + (spoiled_small_file, checkpoint_at_a_limit) * 2 + (
+    spoiled_snapshot, odd_name, odd_name, renamed, renamed, gone, other_kind, other_kind, odd_directory, sparse,
+    unreadable, changing, changing, replaced_partition,
+)  # fmt: skip
+_LAST = (other_kind, replaced_partition)
+
+
+# Running verbs on them
+
+
+@dataclass
+class Answer:
+    status: int
+    out: bytes
+    err: str
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = json.loads(self.out or b"[]")
+        assert isinstance(found, list)
+        return found
+
+
+def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_at: int = 0) -> Answer:
+    """A command line in this process, Spark's part done here too; `meddle` at the so-manyeth read of a file."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    status = 0
+    with mock.patch.object(sys, "stdout", out), mock.patch.object(sys, "stderr", err), _without_spark():
+        with _meddling(meddle, meddle_at):
+            try:
+                cli.main(arguments)
+            except SystemExit as ended:
+                status = ended.code if isinstance(ended.code, int) else 1
+    return Answer(status, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
+
+
+class _NoSpark:
+    class sparkContext:
+        defaultParallelism = 1
+
+        @staticmethod
+        def cancelAllJobs() -> None:
+            pass
+
+
+def _run_here(spark: Any, payloads: Any, function: Any, *, name: str, **_: Any) -> list[Any]:
+    return [attempt_one(function, payload, "here") for payload in payloads]
+
+
+@contextlib.contextmanager
+def _without_spark() -> Iterator[None]:
+    with (
+        mock.patch("keytail.app.compaction.session_of_run", lambda *a, **k: _NoSpark()),
+        mock.patch("keytail.spark.compact.run_bundle", _run_here),
+        mock.patch("keytail.spark.compact.concurrent_tasks", lambda spark: 1),
+        mock.patch("keytail.app.verification.SPARK_FROM_BYTES", 1 << 62),
+        mock.patch("keytail.app.rebuild.SPARK_FROM_BYTES", 1 << 62),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _meddling(meddle: Callable[[], None] | None, at: int) -> Iterator[None]:
+    if meddle is None:
+        yield
+        return
+    real, seen = FileSystem.read_into, [0]
+
+    def read_into(self: FileSystem, fd: int, buffer: Any, position: int) -> int:
+        seen[0] += 1
+        if seen[0] == at + 1:
+            meddle()
+        return real(self, fd, buffer, position)
+
+    with mock.patch.object(FileSystem, "read_into", read_into):
+        yield
+
+
+def tree(root: Path) -> Tree:
+    """All that is there: kind, mode, size, time and contents, and where links lead. Sparse giants by their size."""
+    found: Tree = {}
+    for directory, names, files in os.walk(os.fsencode(root)):
+        for name in [*names, *files]:
+            path = os.path.join(directory, name)
+            facts = os.lstat(path)
+            what: Any = None
+            if stat.S_ISLNK(facts.st_mode):
+                what = os.readlink(path)
+            elif stat.S_ISREG(facts.st_mode) and facts.st_size < 1 << 24:
+                with open(path, "rb") as file:
+                    what = hashlib.md5(file.read(), usedforsecurity=False).digest()
+            relative = os.path.relpath(path, os.fsencode(root)).decode(errors="surrogateescape")
+            is_dir = stat.S_ISDIR(facts.st_mode)
+            found[relative] = (facts.st_mode, 0 if is_dir else facts.st_size, 0 if is_dir else facts.st_mtime_ns, what)
+    return found
+
+
+def hidden_keys(partition: Path) -> set[bytes | None]:
+    """Keys of transactional records, which may have been aborted: what is the newest value of such is not judged."""
+    found: set[bytes | None] = set()
+    for file in partition.glob("*.log"):
+        with contextlib.suppress(Exception):
+            batches = decode_any_log(file.read_bytes()) if file.is_file() and file.stat().st_size < 1 << 24 else []
+            found |= {rec.key for batch in batches if batch.transactional for rec in batch.records}
+    return found
+
+
+def records_of(partition: Path) -> list[tuple[int, list[Rec] | None, int]]:
+    """Base, records and byte size of each segment; None where the plain reader finds damage."""
+    found: list[tuple[int, list[Rec] | None, int]] = []
+    for file in sorted(partition.glob("*.log")):
+        if len(file.stem) != 20 or not file.stem.isdecimal() or not file.is_file() or file.stat().st_size > 1 << 24:
+            continue
+        data = file.read_bytes()
+        try:
+            recs: list[Rec] | None = [rec for batch in decode_any_log(data) for rec in batch.records]
+        except Exception:  # the plain reader knows no damage by name
+            recs = None
+        found.append((int(file.stem), recs, len(data)))
+    return found
+
+
+COMMON = ["--output", "json"]
+
+
+def check(seed: int, number: int, root: Path, of: Corpus) -> str:
+    """One directory, all verbs; which sort of damage it had."""
+    rng = random.Random(f"{seed}/directory/{number}")
+    case = make(rng, root, of)
+    try:
+        with _as_nobody(case):
+            _check(rng, case)
+    except Exception as problem:
+        problem.add_note(f"directory {number}: {', '.join(case.story)}")
+        raise
+    return case.story[0] if case.story else "sound"
+
+
+@contextlib.contextmanager
+def _as_nobody(case: Case) -> Iterator[None]:
+    """Root reads everything; another user does not."""
+    if not case.as_nobody or os.geteuid() != 0:
+        yield
+        return
+    for directory, names, files in os.walk(case.root):
+        for name in [*names, *files]:
+            os.chown(os.path.join(directory, name), NOBODY, NOBODY, follow_symlinks=False)
+    os.chown(case.root, NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def _check(rng: random.Random, case: Case) -> None:
+    logs = str(case.logs)
+    offset = rng.choice((0, 5, 100, 2**40, 2**63 - 1))
+    looking = [
+        ["verify", "--log-dirs", logs, *COMMON],
+        [
+            "plan",
+            "--log-dirs",
+            logs,
+            "--topics-have-no-overrides",
+            "--topic-config",
+            "t:cleanup.policy=compact",
+            *COMMON,
+        ],
+        ["rebuild-index", "--log-dirs", logs, *COMMON],
+        ["describe", "--log-dirs", logs, "--records", *COMMON],
+        ["lookup", "--log-dirs", logs, "--offset", str(offset), *COMMON],
+        ["lookup", "--log-dirs", logs, "--timestamp", str(NOW - 9_000), *COMMON],
+        ["verify", "--log-dirs", logs],
+    ]
+    before = _quietly(lambda: tree(case.root))
+    for arguments in rng.sample(looking, rng.choice((1, 1, 2, 4))):
+        answer = _run(arguments, case)
+        _judge(answer, arguments)
+    if rng.random() < 0.3:
+        _dump(rng, case)
+    if case.meddle is None:
+        after = _quietly(lambda: tree(case.root))
+        expect(before == after, f"a verb that only looks changed {_difference(before, after)}")
+    acting = [
+        ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
+         "--topic-config", "sound:cleanup.policy=compact", "--high-watermark", "log-end", "--force",
+         "--map-memory", "4m", "--execute", "--grouping", rng.choice(("kafka", "measured")), *COMMON],
+        ["rebuild-index", "--log-dirs", logs, "--execute", "--truncate", *COMMON],
+    ]  # fmt: skip
+    for arguments in rng.sample(acting, rng.choice((1, 1, 1, 2))):
+        _act(arguments, case)
+
+
+def _quietly(action: Callable[[], Any]) -> Any:
+    """As root, where this process is that."""
+    user = os.geteuid()
+    if user == NOBODY:
+        os.seteuid(0)
+    try:
+        return action()
+    finally:
+        if user == NOBODY:
+            os.seteuid(user)
+
+
+def _run(arguments: list[str], case: Case) -> Answer:
+    started = time.monotonic()
+    answer = run(arguments, case.meddle, case.meddle_at)
+    expect(time.monotonic() - started < 20, f"{arguments[0]} took {time.monotonic() - started:.0f} s")
+    return answer
+
+
+def _judge(answer: Answer, arguments: list[str]) -> None:
+    verb = arguments[0]
+    expect("Traceback" not in answer.err and "internal error" not in answer.err, f"{verb}: {answer.err[-3000:]}")
+    expect(answer.status in (0, 1, 2, 3), f"{verb}: exit status {answer.status}")
+    if "json" not in arguments:
+        return
+    if answer.status == 2:
+        expect(bool(answer.err), f"{verb}: wrong usage, and nothing said")
+        return
+    for row in answer.rows():
+        text = json.dumps(row)
+        expect("internal error" not in text and "Traceback" not in text, f"{verb}: {text[:3000]}")
+        status = row.get("status")
+        if status is not None:
+            expect(status in STATUSES, f"{verb}: status {status}")
+            expect(status not in BAD or bool(row.get("error")), f"{verb}: {status} without a reason: {text[:500]}")
+
+
+def _dump(rng: random.Random, case: Case) -> None:
+    files = [os.path.join(case.partition, name) for name in os.listdir(case.partition)] if _is_open_dir(case) else []
+    if not files:
+        return
+    flags = rng.choice(
+        ([], ["--print-data-log"], ["--deep-iteration"], ["--index-sanity-check"], ["--offsets-decoder"])
+    )
+    arguments = ["dump", *flags, *rng.choice(([], COMMON)), rng.choice([str(case.partition), *files])]
+    answer = _run(arguments, case)
+    expect("Traceback" not in answer.err, f"dump: {answer.err[-3000:]}")
+    expect(answer.status in (0, 1, 2), f"dump: exit status {answer.status}")
+
+
+def _is_open_dir(case: Case) -> bool:
+    return case.partition.is_dir() and os.access(case.partition, os.R_OK | os.X_OK, effective_ids=True)
+
+
+def _act(arguments: list[str], case: Case) -> None:
+    """A verb that changes files: what it may change, and what it must not lose."""
+    before = _quietly(lambda: tree(case.root))
+    hidden = {name: _quietly(lambda name=name: hidden_keys(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    leftovers = {path.split(os.sep)[1] for path in before if any(word in path for word in _STAGES)}
+    records = {name: _quietly(lambda name=name: records_of(case.logs / name)) for name in (SPOILED, BYSTANDER)}
+    answer = _run(arguments, case)
+    _judge(answer, arguments)
+    after = _quietly(lambda: tree(case.root))
+    status = (
+        {f"{row['topic']}-{row['partition']}": row["status"] for row in answer.rows()} if answer.status != 2 else {}
+    )
+    if case.meddle is None:
+        _only_ours(before, after, status, arguments)
+        for name in (SPOILED, BYSTANDER):
+            found = _quietly(lambda name=name: records_of(case.logs / name))
+            if name in leftovers:  # a finished replacement takes the place of what it replaces, as for a broker
+                continue
+            if arguments[0] == "compact":
+                _compacted(name, status.get(name), records[name], found, hidden[name])
+            else:
+                _rebuilt(name, records[name], found)
+    left = [name for name in after if name.endswith(".clean") and name not in before]
+    expect(not left, f"scratch files are left: {left}")
+
+
+def _only_ours(before: Tree, after: Tree, status: dict[str, str], arguments: list[str]) -> None:
+    for path in {*before, *after}:
+        if before.get(path) == after.get(path):
+            continue
+        parts = path.split(os.sep)
+        expect(parts[0] == "logs", f"{arguments[0]} changed {path}, outside of the log dir")
+        if len(parts) == 2:
+            expect(parts[1] in OWNED, f"{arguments[0]} changed {path}, which is not its own")
+            continue
+        expect(len(parts) == 3 and parts[1] in (SPOILED, BYSTANDER), f"{arguments[0]} changed {path}")
+        if arguments[0] == "compact":
+            # What an interrupted replacement left is resolved whatever is decided then.
+            resolved = any(word in path for word in _STAGES)
+            was_left = any(word in name for name in before for word in _STAGES)
+            done = status.get(parts[1]) == "compacted"
+            expect(done or resolved or was_left, f"compact changed {path}, but says {status.get(parts[1])}")
+
+
+Segments = list[tuple[int, list[Rec] | None, int]]
+
+
+def _compacted(name: str, status: str | None, before: Segments, after: Segments, hidden: set[bytes | None]) -> None:
+    """Promises 1 and 2, where a verb says that it did it."""
+    if status != "compacted":
+        return
+    sound = [recs for _, recs, _ in before]
+    # Above the cleaned range a log may end in a tear; all below it was read, or the answer would be another.
+    for number, recs in enumerate(sound[:-1]):
+        expect(recs is not None, f"{name} was compacted, but its segment {before[number][0]} is damaged")
+    was = {rec.offset: rec for recs in sound for rec in recs or ()}
+    offsets = [rec.offset for recs in sound for rec in recs or ()]
+    expect(offsets == sorted(set(offsets)), f"{name} was compacted, but its offsets do not rise")
+    if sound[-1] is None:
+        return
+    expect(all(recs is not None for _, recs, _ in after), f"{name}: damaged by compaction")
+    now = {rec.offset: rec for _, recs, _ in after for rec in recs or ()}
+    for offset, rec in now.items():
+        expect(was.get(offset) is not None and _same(was[offset], rec), f"{name}: was not there before: {rec}")
+    newest = {rec.key: rec for rec in was.values() if rec.key is not None}
+    for rec in newest.values():
+        gone_rightly = rec.value is None or rec.key in hidden
+        expect(rec.offset in now or gone_rightly, f"{name}: lost {rec}")
+
+
+def _same(one: Rec, other: Rec) -> bool:
+    return (one.offset, one.timestamp, one.key, one.value) == (other.offset, other.timestamp, other.key, other.value)
+
+
+def _rebuilt(name: str, before: Segments, after: Segments) -> None:
+    """Index files are nobody's data; a log may lose a torn tail, and nothing else."""
+    kept = {base: size for base, _, size in after}
+    for number, (base, recs, size) in enumerate(before):
+        if kept.get(base) == size:
+            continue
+        expect(base in kept or any(r is None for _, r, _ in before[:number]), f"{name}: segment {base} is gone")
+        expect(recs is None or any(r is None for _, r, _ in before[:number]), f"{name}: {base} was sound, and was cut")
+
+
+def _difference(before: Tree, after: Tree) -> list[str]:
+    return [path for path in {*before, *after} if before.get(path) != after.get(path)][:5]
+
+
+def one_of(root: str, of: Corpus) -> Callable[[int, int], str]:
+    """For the runner of tests/hostile/fuzz.py; each process works in a directory of its own."""
+
+    def one(seed: int, number: int) -> str:
+        work = Path(root) / f"work-{os.getpid()}"
+        try:
+            return check(seed, number, work, of)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    return one

@@ -1,0 +1,235 @@
+"""Gives spoiled bytes to every parser in processes of their own, and tells of each input that did harm.
+
+`python -m tests.hostile.fuzz --seed 1 --inputs 1000000`. An input is known by seed and number; `--only N` (with
+--inputs 1 or --directories 1) does one again, here, with its traceback. A process that dies, or does nothing for a
+while, names the input that did it; memory is limited. A defect is said once a place in the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import collections
+import faulthandler
+import mmap
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import golden
+
+BATCH = 4000
+STUCK_S = 30.0
+MEMORY_BYTES = 2 << 30  # more than a warm process has
+_NUMBER = struct.Struct("q")
+
+
+@dataclass
+class Tally:
+    """What was done. `defects`: by place and reason, the numbers of the inputs."""
+
+    inputs: collections.Counter[str] = field(default_factory=collections.Counter)
+    defects: dict[str, list[int]] = field(default_factory=dict)
+    stories: dict[str, str] = field(default_factory=dict)
+
+    def add_defect(self, key: str, number: int, story: str) -> None:
+        self.defects.setdefault(key, []).append(number)
+        self.stories.setdefault(key, story)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{sum(self.inputs.values()):,} inputs: " + ", ".join(f"{k} {v:,}" for k, v in self.inputs.most_common())
+        ]
+        for key, numbers in self.defects.items():
+            lines += [f"DEFECT {key}: {len(numbers)} inputs, first {min(numbers)}", self.stories[key]]
+        return "\n".join([*lines, f"{len(self.defects)} defects"])
+
+
+One = Callable[[int, int], str]  # seed and number; which sort of input it was
+
+
+class Runner:
+    """Runs `one` on numbered inputs in forked processes."""
+
+    def __init__(self, one: One, seed: int, *, memory_bytes: int = MEMORY_BYTES, stuck_s: float = STUCK_S) -> None:
+        self._one, self._seed, self._memory, self._stuck_s = one, seed, memory_bytes, stuck_s
+        self.tally = Tally()
+
+    def run(self, first: int, count: int, jobs: int = 1, batch: int = BATCH) -> Tally:
+        """All of them; what was done so far where it is interrupted."""
+        waiting = collections.deque((at, min(at + batch, first + count)) for at in range(first, first + count, batch))
+        running: list[_Child] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    running.append(_Child(self._one, self._seed, *waiting.popleft(), self._memory))
+                time.sleep(0.02)
+                for child in list(running):
+                    if child.is_done(self._stuck_s):
+                        running.remove(child)
+                        rest = child.finish(self.tally)
+                        if rest is not None:
+                            waiting.appendleft(rest)
+        except KeyboardInterrupt:
+            for child in running:
+                child.kill()
+        return self.tally
+
+
+class _Child:
+    def __init__(self, one: One, seed: int, first: int, end: int, memory_bytes: int) -> None:
+        self._first, self._end = first, end
+        self._at = mmap.mmap(-1, _NUMBER.size)
+        self._told = tempfile.TemporaryFile()
+        self._seen, self._since = -1, time.monotonic()
+        self._why = ""
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                self._work(one, seed, memory_bytes)
+                status = 0
+            finally:
+                os._exit(status)
+
+    def _work(self, one: One, seed: int, memory_bytes: int) -> None:
+        faulthandler.enable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+        for number in range(self._first, self._end):
+            self._at[:] = _NUMBER.pack(number)
+            try:
+                line = f"ok {one(seed, number)}"
+            except BaseException as problem:
+                frames = [f for f in traceback.extract_tb(problem.__traceback__) if f.name != "expect"]
+                place = frames[-1]
+                key = f"{type(problem).__name__} at {os.path.basename(place.filename)}:{place.lineno}"
+                text = traceback.format_exc()[-3000:].replace("\n", "\x1e")
+                line = f"defect {number} {key}\x1f{text}"
+            self._told.write(f"{line}\n".encode(errors="backslashreplace"))
+        self._told.flush()
+
+    @property
+    def _number(self) -> int:
+        return int(_NUMBER.unpack(self._at[:])[0])
+
+    def is_done(self, stuck_s: float) -> bool:
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            self._why = "" if code == 0 else f"the process died: {signal.Signals(-code).name if code < 0 else code}"
+            return True
+        if self._number != self._seen:
+            self._seen, self._since = self._number, time.monotonic()
+        elif time.monotonic() - self._since > stuck_s:
+            self.kill()
+            self._why = f"no end after {stuck_s:.0f} s"
+            return True
+        return False
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+    def finish(self, tally: Tally) -> tuple[int, int] | None:
+        """Take what was told; what is left to do where the process did not come to its end."""
+        self._told.seek(0)
+        for line in self._told.read().decode().split("\n"):
+            if line.startswith("ok "):
+                tally.inputs[line[3:]] += 1
+            elif line.startswith("defect "):
+                head, _, text = line.partition("\x1f")
+                _, number, key = head.split(" ", 2)
+                tally.inputs["defective"] += 1
+                tally.add_defect(key, int(number), text.replace("\x1e", "\n"))
+        self._told.close()
+        if not self._why:
+            return None
+        # What it told may still have been in its buffer: then the inputs before are counted as not done.
+        tally.inputs["fatal"] += 1
+        tally.add_defect(self._why, self._number, "")
+        return (self._number + 1, self._end) if self._number + 1 < self._end else None
+
+
+def parsers(root: str) -> One:
+    """Of the parsers, by the shares that `targets` gives each."""
+    from tests.hostile.corpus import corpus
+    from tests.hostile.parsers import targets
+
+    of = targets(corpus(root))
+    chosen = os.environ.get("KEYTAIL_HOSTILE_TARGET")
+    names = [name for name, (share, _, _) in of.items() for _ in range(share) if chosen in (None, name)]
+
+    def one(seed: int, number: int) -> str:
+        rng = random.Random(f"{seed}/{number}")
+        name = names[number % len(names)]
+        _, make, take = of[name]
+        take(make(rng), rng)
+        return name
+
+    return one
+
+
+def directories(root: str) -> One:
+    """Of whole log dirs, on the fastest file system there is."""
+    from tests.hostile.corpus import corpus
+    from tests.hostile.directories import one_of
+
+    shared = Path("/dev/shm")
+    place = tempfile.mkdtemp(prefix="hostile-", dir=shared if shared.is_dir() else None)
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    os.chmod(place, 0o755)
+    return one_of(place, corpus(root))
+
+
+def warm(one: One, seed: int, n: int = 400) -> None:
+    """Compile what there is to compile before processes are forked; what goes wrong here, goes wrong there too."""
+    for number in range(n):
+        try:
+            one(seed, number)
+        except Exception:  # told by the run
+            continue
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    arguments.add_argument("--inputs", type=int, default=0)
+    arguments.add_argument("--directories", type=int, default=0)
+    arguments.add_argument("--first", type=int, default=0)
+    arguments.add_argument("--only", type=int)
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    given = arguments.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    worst = 0
+    with tempfile.TemporaryDirectory(prefix="hostile-") as work:
+        root = str(golden.unpack(work))
+        for one, count in ((parsers(root), given.inputs), (directories(root), given.directories)):
+            if not count:
+                continue
+            if given.only is not None:
+                print(one(given.seed, given.only))
+                continue
+            started = time.monotonic()
+            warm(one, given.seed, min(count, 400 if one.__module__.endswith("fuzz") else 30))
+            tally = Runner(one, given.seed).run(given.first, count, given.jobs, min(BATCH, max(count // 20, 50)))
+            print(tally)
+            print(f"{time.monotonic() - started:.0f} s", flush=True)
+            worst |= bool(tally.defects)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

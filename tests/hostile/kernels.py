@@ -1,0 +1,340 @@
+"""The kernels on spoiled logs, by hand: every array ends, or begins, where nothing may be touched.
+
+What they are given is as large as their docstrings ask for and no larger. What comes of it is held against the twin
+where all of a log was kept.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+
+from keytail.format.batch import BATCH_TABLE
+from keytail.format.compression import decompress
+from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
+from keytail.kernels import (
+    batches,
+    blake2b,
+    columns,
+    dump,
+    index,
+    legacy,
+    offset_map,
+    proof_markers,
+    records,
+    rewrite,
+    transactions,
+    verify,
+    verify_producers,
+)
+from keytail.kernels import proof as proof_kernels
+from tests.hostile.arena import Arena
+from tests.hostile.mutator import split
+
+HEADER = 61
+LIMIT_BYTES = 4 << 20
+RAW, BLOCK, TABLE, RECORDS, OUT, ROWS, NAMES = (Arena(n << 20) for n in (1, 5, 1, 2, 8, 4, 4))
+_EVERYTHING_BELOW = 2**63 - 1
+_FEW = np.empty(0, np.int64)
+
+
+def batches_of(data: bytes) -> list[bytes]:
+    """The whole batches that lengths lead to."""
+    return [part for part in split(data) if len(part) >= HEADER or (len(part) > 22 and part[16] < 2)]
+
+
+def drive(data: bytes, rng: random.Random) -> None:
+    in_front = rng.random() < 0.4
+    raw = RAW.put(data, in_front=in_front)
+    table = _index(raw, rng)
+    _index_any(raw)
+    _find(raw, rng)
+    _inspect(raw)
+    _collect(raw)
+    if len(table):
+        _steps_on_tables(table)
+        _records(raw, table, rng)
+    _old(raw, table)
+
+
+def _index(raw: np.ndarray, rng: random.Random) -> np.ndarray:
+    """Rows that are good, in a table with no room for one more."""
+    out = np.zeros(4, np.int64)
+    probe = np.empty(max(1, len(raw) // 17), BATCH_TABLE)
+    batches.index_batches(raw, len(raw), 0, -1, probe, out)
+    n = int(out[batches.ROWS])
+    room = TABLE.room(BATCH_TABLE, n if rng.random() < 0.8 else max(0, n - 1))
+    batches.index_batches(raw, len(raw), 0, -1, room, out)
+    rows = room[: int(out[batches.ROWS])]
+    assert int(rows["size_bytes"].sum(dtype=np.int64)) == int(out[batches.CONSUMED]) <= len(raw)
+    assert (rows["last_offset"] >= rows["base_offset"]).all(), "a batch ends before it begins"
+    assert (rows["base_offset"][1:] > rows["last_offset"][:-1]).all(), "batches overlap"
+    return np.array(rows)
+
+
+def _index_any(raw: np.ndarray) -> None:
+    out = np.zeros(4, np.int64)
+    n = max(1, len(raw) // 26)
+    dump.index_any(raw, len(raw), 0, TABLE.room(BATCH_TABLE, n), np.empty(n, np.bool_), out)
+    assert 0 <= out[dump.CONSUMED] <= len(raw)
+
+
+def _find(raw: np.ndarray, rng: random.Random) -> None:
+    out = np.zeros(4, np.int64)
+    dump.find_batch(raw, len(raw), 0, rng.choice((-(2**63), 0, 5, 2**63 - 1)), out)
+
+
+def _inspect(raw: np.ndarray) -> None:
+    """As the inspection calls it, with every array as small as may be."""
+    state = np.zeros(verify.STATE_SIZE, np.int64)
+    state[verify.LAST_OFFSET] = state[verify.MAX_TIMESTAMP] = -1
+    state[verify.TO], state[verify.IS_ALL], state[verify.NEXT_BASE] = len(raw), 1, _EVERYTHING_BELOW
+    rows, runs = np.empty((3, verify.ROW_COLUMNS), np.int64), np.empty((2, verify.RUN_COLUMNS), np.int64)
+    entries = np.arange(0, len(raw) + 1, 50)
+    scratch = np.zeros(6, np.int64)
+    written = []
+    for _ in range(20 * (len(raw) // 14 + 10)):
+        code = verify.inspect(raw, entries, entries, entries, entries, rows, runs, scratch, state)
+        at = int(state[verify.FROM])
+        assert 0 <= at <= len(raw)
+        if code == verify.DONE or code in verify.ENDS_THE_WALK:
+            break
+        if code == verify.NEED_ROOM:
+            written.append(rows[: state[verify.ROWS]].copy())
+            state[verify.ROWS] = state[verify.RUNS] = 0
+        elif code == verify.NEED_BLOCK:
+            _check_block(raw, at, state)
+    else:
+        raise AssertionError("the inspection does not end")
+    written.append(rows[: state[verify.ROWS]].copy())
+    _follow(np.concatenate(written))
+
+
+def _check_block(raw: np.ndarray, at: int, state: np.ndarray) -> None:
+    header = raw[at : at + HEADER].tobytes()
+    base, length = struct.unpack_from(">qi", header)
+    delta, base_timestamp, max_timestamp = struct.unpack_from(">iqq", header, 23)
+    (count,) = struct.unpack_from(">i", header, 57)
+    try:
+        opened = decompress(header[22] & 7, raw[at + HEADER : at + 12 + length].data, LIMIT_BYTES)
+    except ValueError:
+        return
+    block = BLOCK.put(opened)
+    verify.check_block(block, base, _wrapped(base + delta), count, base_timestamp, max_timestamp, header[22], state)
+
+
+def _wrapped(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def _follow(rows: np.ndarray) -> None:
+    ids, producers = np.unique(rows[:, verify.ROW_PRODUCER], return_inverse=True)
+    state = np.full((len(ids), verify_producers.STATE_COLUMNS), -1, np.int64)
+    markers = np.empty((len(rows), verify_producers.MARKER_COLUMNS), np.int64)
+    at = 0
+    while at < len(rows):
+        _, at = verify_producers.follow(rows, producers.astype(np.int64), at, 0, state, markers)
+
+
+def _collect(raw: np.ndarray) -> None:
+    cursor = np.zeros(proof_markers.CURSOR_SIZE, np.int64)
+    cursor[proof_markers.TO], cursor[proof_markers.IS_ALL] = len(raw), 1
+    cursor[proof_markers.LAST_OFFSET] = -1
+    n = 0
+    while True:
+        found = np.empty((n, proof_markers.COLUMNS), np.int64)
+        code = proof_markers.collect(raw, cursor, found)
+        if code != proof_markers.NEED_ROOM:
+            return
+        n += 1
+        cursor[proof_markers.FOUND] = 0
+        cursor[proof_markers.FROM], cursor[proof_markers.LAST_OFFSET] = 0, -1
+
+
+def _steps_on_tables(table: np.ndarray) -> None:
+    n = len(table)
+    state = np.array([0, -1, 0, -1, 0, 0], np.int64)
+    out = np.zeros(3, np.int64)
+    index.index_rows(
+        table, n, int(table["base_offset"][0]), 60, 1 << 20, 1 << 20, state, np.empty((n, 2), np.int64),
+        np.empty((n, 2), np.int64), out,
+    )  # fmt: skip
+    ids, producers = np.unique(table["producer_id"], return_inverse=True)
+    of_producers = np.tile(np.array([-1, 0, 0, transactions.NO_OFFSET, -1], np.int64), (len(ids), 1))
+    n_control = int(np.count_nonzero(table["attributes"] & 0x20))
+    cursor = np.array([0, 0, 0, transactions.NO_OFFSET], np.int64)
+    transactions.track(
+        table, producers.astype(np.int64), 0, _FEW, _FEW, of_producers, cursor, np.zeros(n, np.uint8),
+        np.empty((n_control, 2), np.int64), np.empty((n_control, transactions.ABORT_COLUMNS), np.int64),
+    )  # fmt: skip
+    flags = np.zeros(n, np.uint8)
+    transactions.aborted_rows(table, ids, np.zeros(len(ids), np.int64), np.full(len(ids), 2**40), flags)
+    transactions.marker_flags(table, np.sort(table["base_offset"]), flags, np.zeros(n, np.uint8))
+
+
+def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
+    """The records of one batch after the other, from where they lie to the bytes of a rebuilt batch."""
+    n = len(table)
+    where = np.full(n, records.CLOSED, np.int8)
+    start = table["position"] + HEADER
+    size = table["size_bytes"].astype(np.int64) - HEADER
+    no_bit = np.full(n, -1, np.int64)
+    out = np.zeros(4, np.int64)
+    for row in np.flatnonzero(table["magic"] == 2).tolist():
+        count = int(table["record_count"][row])
+        arena, block_start, block_size = raw, start.copy(), size.copy()
+        where[:] = records.CLOSED
+        where[row] = records.IN_RAW
+        codec = int(table["attributes"][row]) & 7
+        if codec and count:
+            try:
+                opened = decompress(codec, memoryview(raw)[start[row] : start[row] + size[row]], LIMIT_BYTES)
+            except ValueError:
+                continue
+            arena = BLOCK.put(opened)
+            where[row], block_start[row], block_size[row] = records.IN_ARENA, 0, len(arena)
+        spans = np.empty((8, 6), np.int64)
+        proof_kernels.read_records(arena if where[row] == records.IN_ARENA else raw[start[row] :], spans)
+        if count * records.MIN_RECORD_BYTES > block_size[row] or count * records.RECORD_TABLE.itemsize > 2 << 20:
+            count = 0
+        found = RECORDS.room(records.RECORD_TABLE, count)
+        records.scan_records(
+            raw, arena, table, where, block_start, block_size, row, row + 1, np.zeros(1, np.uint8), no_bit, found, out
+        )
+        n_found = int(out[records.COUNT])
+        if out[records.CODE] == records.OK and n_found:
+            _on_records(raw, arena, table, where, found[:n_found], row, rng)
+            _some_by_bits(raw, arena, table, where, block_start, block_size, found[:n_found].copy(), row, rng)
+
+
+def _some_by_bits(raw, arena, table, where, start, size, found, row, rng) -> None:  # type: ignore[no-untyped-def]
+    """The same batch with only some records looked into: those are the same."""
+    n = len(found)
+    bits = np.frombuffer(rng.randbytes((n + 7) // 8), np.uint8)
+    first_bit = np.full(len(table), -1, np.int64)
+    first_bit[row] = 0
+    out, again = np.zeros(4, np.int64), RECORDS.room(records.RECORD_TABLE, n)
+    records.scan_records(raw, arena, table, where, start, size, row, row + 1, bits, first_bit, again, out)
+    chosen = np.unpackbits(bits, bitorder="little")[:n].astype(bool)
+    assert out[records.CODE] == records.OK
+    assert np.array_equal(again[: int(out[records.COUNT])], found[chosen]), "other records by bits"
+
+
+def _on_records(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
+    n = len(found)
+    low, high = np.empty(n, np.uint64), np.empty(n, np.uint64)
+    records.hash_keys(raw, arena, where, found, n, np.uint64(7), low, high)
+    ordinals, keyless = np.empty(n, np.int64), np.zeros(2, np.int64)
+    first = np.zeros(len(table), np.int64)
+    records.number_records(found, n, first, 0, ordinals, keyless)
+    slots = np.zeros(2 * n + 2, offset_map.SLOT)
+    offset_map.put_all(slots, 0, 2 * n + 2, low, high, ordinals, n, 0)
+    _columns(raw, arena, where, found)
+    _digests(raw, arena, where, found)
+    _rebuild(raw, arena, table, where, found, row, rng)
+
+
+def _columns(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
+    n = len(found)
+    in_arena = where[found["row"]] == records.IN_ARENA
+    values = found["body_start"] + found["value_skip"]
+    starts, ends = values + np.maximum(found["value_bytes"], 0), found["body_start"] + found["body_bytes"]
+    offsets = np.empty(n + 1, np.int64)
+    none = np.empty(0, np.int64)
+    columns.header_spans(raw, arena, in_arena, starts, ends, offsets, np.empty(0, np.bool_), none, none, none, none)
+    count = int(offsets[-1])
+    spans = [ROWS.room(np.int64, 4 * count)[i * count : (i + 1) * count] for i in range(4)]
+    columns.header_spans(raw, arena, in_arena, starts, ends, offsets, np.empty(count, np.bool_), *spans)
+    sizes = found["value_bytes"].astype(np.int64)
+    target = OUT.room(np.uint8, int(np.maximum(sizes, 0).sum()))
+    columns.gather(raw, arena, in_arena, values, sizes, np.empty(n + 1, np.int64), target)
+
+
+def _digests(raw, arena, where, found) -> None:  # type: ignore[no-untyped-def]
+    keyed = found[found["key_bytes"] >= 0]
+    n = len(keyed)
+    source = arena if n and where[keyed["row"][0]] == records.IN_ARENA else raw
+    sizes = keyed["key_bytes"].astype(np.int64)
+    blake2b.blake2b_128_many(
+        source, np.ascontiguousarray(keyed["key_start"]), sizes, n, np.empty(n, np.uint64), np.empty(n, np.uint64)
+    )
+
+
+def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore[no-untyped-def]
+    """All or some records of one batch written again; read back, they are those that were kept."""
+    n = len(found)
+    keep = np.array([rng.random() < 0.7 for _ in range(n)], np.uint8)
+    if not keep.any():
+        keep[0] = 1
+    action = np.full(len(table), rewrite.DROP, np.int8)
+    action[row] = rewrite.REBUILD
+    kept, nulls = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
+    kept[row] = keep.sum()
+    nulls[row] = int(((found["value_bytes"] < 0) & (keep == 1)).sum())
+    blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + 30 * n)
+    rebuilt, out = np.empty(1, rewrite.REBUILT), np.zeros(4, np.int64)
+    rewrite.rebuild_blocks(
+        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, blocks, 0, rebuilt, out
+    )
+    if out[2] != rewrite.OK:
+        return
+    rebuilt["attributes"] &= ~7  # the blocks stay as they are
+    total = int(rewrite.assembled_bytes(table, action, row, row + 1, rebuilt, 1))
+    target, new_table = ROWS.room(np.uint8, total), np.empty(1, BATCH_TABLE)
+    done, _ = rewrite.assemble(raw, 0, table, action, row, row + 1, blocks, raw, rebuilt, target, 0, 0, new_table)
+    assert done == total
+    _read_back(target, found[keep == 1], raw, arena, where)
+
+
+def _read_back(target: np.ndarray, wanted: np.ndarray, raw: np.ndarray, arena: np.ndarray, where: np.ndarray) -> None:
+    out = np.zeros(4, np.int64)
+    table = np.empty(1, BATCH_TABLE)
+    batches.index_batches(target, len(target), 0, -1, table, out)
+    assert out[batches.CODE] == batches.OK and out[batches.ROWS] == 1, f"a rebuilt batch is damaged: {out}"
+    found, start, size = (
+        np.empty(len(wanted), records.RECORD_TABLE),
+        np.array([HEADER]),
+        np.array([len(target) - HEADER]),
+    )
+    inside = np.zeros(1, np.int8)
+    records.scan_records(
+        target, target, table, inside, start, size, 0, 1, np.zeros(1, np.uint8), np.full(1, -1), found, out
+    )
+    assert out[records.CODE] == records.OK and out[records.COUNT] == len(wanted), f"rebuilt records: {out}"
+    for field in ("offset", "timestamp_ms", "key_bytes", "value_bytes"):
+        assert np.array_equal(found[field], wanted[field]), f"a rebuilt batch has another {field}"
+    for one, other in zip(found, wanted, strict=True):
+        source = arena if where[other["row"]] == records.IN_ARENA else raw
+        n = max(int(one["key_bytes"]), 0)
+        assert np.array_equal(target[one["key_start"] :][:n], source[other["key_start"] :][:n]), "another key"
+        a, b = int(one["body_start"] + one["value_skip"]), int(other["body_start"] + other["value_skip"])
+        n = max(int(one["value_bytes"]), 0)
+        assert np.array_equal(target[a : a + n], source[b : b + n]), "another value"
+
+
+def _old(raw: np.ndarray, table: np.ndarray) -> None:
+    """Messages of magic 0 and 1: checked, then written as records of version 2."""
+    rows = np.array(table)
+    good = len(rows)
+    if not len(rows) or not (rows["magic"] < 2).any():
+        return
+    try:
+        summarize_rows(raw, 0, rows, -1, LIMIT_BYTES)
+    except LegacyProblem as problem:
+        good = problem.row
+    rows = rows[:good]
+    plain = (rows["magic"] < 2) & (rows["attributes"] & 7 == 0)
+    where = np.where(plain, np.int8(records.IN_RAW), np.int8(records.CLOSED))
+    start, size = rows["position"].copy(), rows["size_bytes"].astype(np.int64)
+    room = OUT.room(np.uint8, int(size[plain].sum()))
+    done, _ = legacy.transcode_plain(raw, 0, rows, 0, good, where, start, size, room, 0)
+    assert done == good, "no room for messages as long as they were"
+    for row in np.flatnonzero((rows["magic"] < 2) & ~plain):
+        one = rows[row]
+        try:
+            transcode(raw, int(one["position"]), int(one["size_bytes"]), int(one["base_offset"]),
+                      int(one["base_timestamp_ms"]), LIMIT_BYTES)  # fmt: skip
+        except ValueError as reason:
+            raise AssertionError(f"summarized, but not transcoded: {reason}") from reason

@@ -1,0 +1,109 @@
+"""A share of the fuzz in each run; `make hostile` does the rest. KEYTAIL_HOSTILE_INPUTS and KEYTAIL_HOSTILE_DIRECTORIES
+say how many of each, KEYTAIL_SEED which."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+
+import pytest
+
+from tests import golden
+from tests.hostile import fuzz
+from tests.hostile.arena import Arena
+from tests.hostile.corpus import corpus
+from tests.hostile.mutator import Mutator, split
+from tests.hostile.parsers import read_log
+from tests.reference.batches import Rec
+
+SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
+INPUTS = int(os.environ.get("KEYTAIL_HOSTILE_INPUTS", "4000"))
+DIRECTORIES = int(os.environ.get("KEYTAIL_HOSTILE_DIRECTORIES", "40"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(golden.unpack(tmp_path_factory.mktemp("golden")))
+
+
+def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
+    one = fuzz.parsers(root)
+    fuzz.warm(one, SEED, 100)
+    tally = fuzz.Runner(one, SEED).run(0, INPUTS)
+    assert not tally.defects, f"seed {SEED}: {tally}"
+    assert sum(tally.inputs.values()) == INPUTS
+
+
+def test_spoiled_directories_are_refused_or_done_rightly(root: str) -> None:
+    one = fuzz.directories(root)
+    fuzz.warm(one, SEED, 3)
+    tally = fuzz.Runner(one, SEED).run(0, DIRECTORIES)
+    assert not tally.defects, f"seed {SEED}: {tally}"
+
+
+def test_the_same_seed_and_number_spoil_alike_and_do_spoil(root: str) -> None:
+    of = Mutator(list(corpus(root).logs))
+    spoiled = [of.log(random.Random(f"7/{number}")) for number in range(300)]
+    assert spoiled == [of.log(random.Random(f"7/{number}")) for number in range(300)]
+    assert sum(log not in of.sources for log in spoiled) > 250
+    assert len(set(spoiled)) > 250
+    assert all(b"".join(split(log)) == log for log in spoiled)
+
+
+def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: str) -> None:
+    of = Mutator(list(corpus(root).logs))
+    assert all(isinstance(read_log(log), list) for log in of.sources)
+    reasons = {str(getattr(read_log(of.log(random.Random(number))), "what", "")) for number in range(1500)}
+    for part in ("checksum", "record", "offset", "decompressed", "varint"):
+        assert any(part in reason for reason in reasons), f"no damage of the kind {part!r}: {reasons}"
+
+
+def test_the_runner_tells_of_crashes_hangs_memory_and_errors() -> None:
+    """The watch over the parsers is itself watched."""
+
+    def one(seed: int, number: int) -> str:
+        if number == 3:
+            os.kill(os.getpid(), 11)
+        if number == 5:
+            while True:
+                pass
+        if number == 7:
+            bytearray(8 << 30)
+        if number == 8:
+            raise KeyError("a traceback")
+        return "fine"
+
+    tally = fuzz.Runner(one, 0, stuck_s=1.0).run(0, 12)
+    assert {key.split(":")[0].split(" at")[0] for key in tally.defects} == {
+        "the process died", "no end after 1 s", "MemoryError", "KeyError",
+    }  # fmt: skip
+    assert sorted(number for numbers in tally.defects.values() for number in numbers) == [3, 5, 7, 8]
+
+
+def test_nothing_lies_behind_or_before_what_is_guarded() -> None:
+    """A read beyond it ends the process."""
+
+    def beyond(seed: int, number: int) -> str:
+        array = Arena(100).put(b"guarded", in_front=number == 1)
+        at = array.ctypes.data + (len(array) if number == 0 else -1)
+        return str(ctypes.c_uint8.from_address(at).value)
+
+    tally = fuzz.Runner(beyond, 0).run(0, 2)
+    assert [key for key in tally.defects if "SIGSEGV" in key]
+    assert sorted(number for numbers in tally.defects.values() for number in numbers) == [0, 1]
+
+
+def test_an_oracle_that_is_wrong_is_seen(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another timestamp in what the reader gives back, and the fuzz is red."""
+    from tests.hostile import parsers
+
+    real = parsers._as_recs
+
+    def wrong(table: object) -> list[Rec]:
+        return [Rec(rec.offset, rec.timestamp + 1, rec.key, rec.value, rec.headers) for rec in real(table)]
+
+    monkeypatch.setattr(parsers, "_as_recs", wrong)
+    monkeypatch.setenv("KEYTAIL_HOSTILE_TARGET", "stride reader")
+    tally = fuzz.Runner(fuzz.parsers(root), SEED).run(0, 40)
+    assert tally.defects
