@@ -40,6 +40,10 @@ fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=10
 crash: venv  ## every operation of every protocol stopped, and failed in every way; prints what was tried
 	KEYTAIL_FAULTS=all $(BIN)/python -m pytest tests/crash tests/log/test_checkpoint.py
 
+hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and bounds checks: make hostile N=1000000
+	$(BIN)/python -m tests.hostile.fuzz --inputs $(N) --directories $$(( $(N) / 100 ))
+	NUMBA_BOUNDSCHECK=1 KEYTAIL_CACHE_DIR=$$(mktemp -d) $(BIN)/python -m tests.hostile.fuzz --inputs $$(( $(N) / 10 ))
+
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite
 

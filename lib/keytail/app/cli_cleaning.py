@@ -8,6 +8,7 @@ import typer
 
 from keytail.app import options as o
 from keytail.app.command import SUBMITTED, choice_of, finish, refuse_master, reported
+from keytail.app.quarantine import report
 from keytail.app.selection import read_configuration
 from keytail.spark.rows import ResultRow
 
@@ -72,6 +73,7 @@ def compact(
     drop_keyless: o.DropKeyless = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     shared_storage: o.SharedStorage = False,
+    quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
@@ -106,11 +108,12 @@ def compact(
         submitted=submitted,
     )
     named = o.comma_lists(partitions)
-    if not execute:
-        rows = compaction.plan(request)
-        finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
-    rows = compaction.compact(request)
-    finish(rows, output, "Compacted", _after_compact(rows), named)
+    with report(quarantine_report, request.choice.log_dirs) as told:
+        if not execute:
+            told.extend(rows := compaction.plan(request))
+            finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
+        told.extend(rows := compaction.compact(request))
+        finish(rows, output, "Compacted", _after_compact(rows), named)
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

@@ -8,6 +8,7 @@ from keytail.app import dump_options as d
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, reported
+from keytail.app.quarantine import report
 from keytail.app.selection import read_configuration
 
 
@@ -20,6 +21,7 @@ def verify(
     partitions: o.Partitions = None,
     config: o.Config = None,
     master: o.Master = None,
+    quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
@@ -30,12 +32,14 @@ def verify(
 
     configuration = read_configuration(config, (), False)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
-    rows = verification.verify(choice, master=master, submitted=context.obj == SUBMITTED)
-    if output is o.Output.json:
-        show.print_json(rows)
-    else:
-        verification.print_table(rows)
-    raise typer.Exit(verification.exit_status(rows))
+    with report(quarantine_report, choice.log_dirs) as told:
+        rows = verification.verify(choice, master=master, submitted=context.obj == SUBMITTED)
+        told.extend(rows)
+        if output is o.Output.json:
+            show.print_json(rows)
+        else:
+            verification.print_table(rows)
+        raise typer.Exit(verification.exit_status(rows))
 
 
 @reported

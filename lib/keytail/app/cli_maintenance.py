@@ -7,6 +7,7 @@ import typer
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, refuse_master, reported
+from keytail.app.quarantine import report
 from keytail.app.selection import read_configuration
 
 
@@ -24,6 +25,7 @@ def rebuild_index(
     truncate: o.Truncate = False,
     master: o.Master = None,
     shared_storage: o.SharedStorage = False,
+    quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
@@ -47,14 +49,16 @@ def rebuild_index(
         shared_storage=shared_storage,
         submitted=submitted,
     )
-    rows = rebuild.rebuild(request)
-    if output is o.Output.json:
-        show.print_json(rows)
-    else:
-        rebuild.print_table(rows, "Index files" if execute else "Dry run: nothing was changed")
-    if text := rebuild.next_step(rows, execute):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
-    raise typer.Exit(rebuild.exit_status(rows))
+    with report(quarantine_report, request.choice.log_dirs) as told:
+        rows = rebuild.rebuild(request)
+        told.extend(rows)
+        if output is o.Output.json:
+            show.print_json(rows)
+        else:
+            rebuild.print_table(rows, "Index files" if execute else "Dry run: nothing was changed")
+        if text := rebuild.next_step(rows, execute):
+            show.error_console().print(f"\n{text}", soft_wrap=True)
+        raise typer.Exit(rebuild.exit_status(rows))
 
 
 @reported

@@ -298,6 +298,16 @@ CountRecords = Annotated[
     bool,
     typer.Option("--records", help="Count the records: reads every batch. Without it only offsets are known."),
 ]
+QuarantineReport = Annotated[
+    str | None,
+    typer.Option(
+        "--quarantine-report",
+        metavar="FILE",
+        help="Write a JSON array of the partitions that were left alone: what is wrong, where, and what would help. "
+        "Outside of every log dir.",
+        rich_help_panel=_RUN,
+    ),
+]
 OutputFlag = Annotated[
     Output,
     typer.Option(

@@ -47,6 +47,7 @@ class Planned:
     decision: Decision
     corrupt: bool = False
     overrides_known: bool = False
+    problem: KeytailError | None = None
 
     @property
     def wanted(self) -> bool:
@@ -78,6 +79,7 @@ class Planned:
             end_dirty_offset=selection.first_uncleanable_offset if selection else None,
             segments_before=len(self.facts.segments),
             bytes_before=sum(segment.log_bytes for segment in self.facts.segments),
+            problem=self.problem,
         )
         if self.wanted:
             return row
@@ -137,7 +139,8 @@ def plan_one(
             unsafe_clock=rules.unsafe_clock,
         )
     except KeytailError as problem:
-        return Planned(facts, None, Decision("refused", str(problem), None), isinstance(problem, CorruptLog))
+        corrupt = isinstance(problem, CorruptLog)
+        return Planned(facts, None, Decision("refused", str(problem), None), corrupt, problem=problem)
     except OSError as problem:
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:

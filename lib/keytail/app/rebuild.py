@@ -7,6 +7,7 @@ nothing is changed and no lock is taken. With it, locks are held from before the
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from rich.table import Table
 from keytail.app import rows as show
 from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
+from keytail.app.quarantine import Place
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
@@ -92,6 +94,8 @@ class RebuildRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
+    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
 
     @property
     def name(self) -> str:
@@ -141,13 +145,15 @@ class _LookedAt:
     status: str = "refused"
     error: str = ""
     notes: tuple[str, ...] = ()
+    problem: KeytailError | None = None
 
     def refused_row(self) -> RebuildRow:
         facts = self.facts
         size = sum(segment.log_bytes for segment in facts.segments)
         return RebuildRow(
-            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes
-        )
+            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes,
+            problem=self.problem,
+        )  # fmt: skip
 
 
 def _plan(
@@ -189,7 +195,7 @@ def _plan(
             run_id=run_id,
         )
     except KeytailError as problem:
-        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes))
+        return _LookedAt(facts, None, status_of(problem), str(problem), tuple(notes), problem)
     except OSError as problem:
         return _LookedAt(facts, None, "failed", in_words(problem), tuple(notes))
     return _LookedAt(facts, plan, notes=tuple(notes))
@@ -233,7 +239,19 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         notes=tuple(told),
         start_ms=outcome.start_ms,
         end_ms=outcome.end_ms,
+        problem=outcome.problem,
+        places=_torn_places(outcome),
     )
+
+
+def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
+    """What a cut takes away, or would."""
+    torn = outcome.done_cut or (outcome.result.torn if outcome.result else None)
+    if torn is None:
+        return ()
+    path = os.path.join(outcome.plan.facts.path, names.segment_file(torn.tail.base_offset, names.LOG))
+    tail = torn.tail
+    return (Place(tail.what, path, tail.byte_position, tail.log_bytes, torn.next_offset, torn.lost_end),)
 
 
 def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> SegmentRow:

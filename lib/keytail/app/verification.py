@@ -18,6 +18,7 @@ from rich.table import Table
 from keytail.app import rows as show
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Chosen, choose
+from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -54,6 +55,7 @@ class VerifyRow:
     findings: tuple[dict[str, Any], ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
 
     @property
     def name(self) -> str:
@@ -150,7 +152,8 @@ def _row(entry: PartitionEntry, task: VerifyTask, outcome: Any, *, twice: bool) 
     )
     if outcome.problem is not None:
         status = status_of(outcome.problem)
-        return replace(row, status="damaged" if status == "corrupt" else status, error=str(outcome.problem))
+        return replace(row, status="damaged" if status == "corrupt" else status, error=str(outcome.problem),
+                       problem=outcome.problem)  # fmt: skip
     about_itself = Findings(entry.path)
     if twice:
         about_itself.add("two-homes", "")

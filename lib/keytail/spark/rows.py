@@ -6,7 +6,7 @@ A value without behaviour but its own exit status rule; how rows look is the app
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from keytail.errors import CorruptLog, KeytailError, Refused
 
@@ -34,6 +34,7 @@ class ResultRow:
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
 
     @property
     def name(self) -> str:

@@ -1,0 +1,167 @@
+"""`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
+
+A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
+at all, beside no log dir. README.md, "When a partition is corrupt", says how to go on from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from keytail.app import rows as show
+from keytail.errors import CORRUPT_HELP, KeytailError, UsageProblem
+from keytail.format import names
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+
+BAD = ("refused", "corrupt", "failed", "damaged")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One thing wrong: which bytes of which file, and which offsets; None where that is not known.
+
+    `byte_end` and `offset_end` are those behind the last one.
+    """
+
+    what: str
+    path: str | None
+    byte_position: int | None = None
+    byte_end: int | None = None
+    offset: int | None = None
+    offset_end: int | None = None
+    remedy: str | None = None
+
+
+def place_of(problem: KeytailError) -> Place:
+    return Place(problem.what, problem.path, problem.byte_position, None, problem.offset, None, problem.remedy)
+
+
+@contextlib.contextmanager
+def report(path: str | None, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[list[Any]]:
+    """The rows that are put into the list are in the report once the verb has ended, by its exit status.
+
+    UsageProblem, before anything is done, for a path in a log dir, or where no file can be made.
+    """
+    rows: list[Any] = []
+    if path is None:
+        yield rows
+        return
+    _check(path, log_dirs)
+    try:
+        yield rows
+    except typer.Exit:
+        try:
+            _write(path, [entry(fs, row) for row in rows if row.status in BAD])
+        except OSError as problem:
+            text = f"the quarantine report could not be written: {problem}"
+            show.error_console().print(f"[bold red]keytail:[/] {escape(text)}", soft_wrap=True)
+            raise typer.Exit(1) from problem
+        raise
+
+
+def _check(path: str, log_dirs: Sequence[str]) -> None:
+    directory = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    for log_dir in log_dirs:
+        if os.path.commonpath([directory, os.path.realpath(log_dir)]) == os.path.realpath(log_dir):
+            raise UsageProblem(
+                "--quarantine-report lies in a log dir, where a broker would stumble over it",
+                path=path,
+                remedy="Give a file somewhere else",
+            )
+    if os.path.isdir(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageProblem(
+            "--quarantine-report cannot be written", path=path, remedy="Give a file in a directory that exists"
+        )
+
+
+def _write(path: str, entries: list[dict[str, Any]]) -> None:
+    """A temporary file beside it, durable, then its name."""
+    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            json.dump(entries, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
+    """What the report says of one row."""
+    places = _places(row)
+    helps = []
+    if row.status in ("corrupt", "damaged") and row.topic is not None:
+        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "log_dir": row.log_dir,
+        "status": row.status,
+        "error": row.error,
+        "problems": [
+            {
+                "file": place.path,
+                "byte_position": place.byte_position,
+                "byte_end": place.byte_end,
+                "offset": place.offset,
+                "offset_end": place.offset_end,
+                "what": place.what,
+                "remedy": place.remedy,
+            }
+            for place in places
+        ],
+        "helps": helps,
+    }
+
+
+def _places(row: Any) -> list[Place]:
+    """From the findings of an inspection, from the problem of the run, else the row's own words."""
+    findings = getattr(row, "findings", ())
+    found = [
+        Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
+        for f in findings
+        if f["severity"] == "error"
+    ]
+    found += getattr(row, "places", ())
+    if row.problem is not None:
+        found.append(place_of(row.problem))
+    return found or [Place(row.error, None)]
+
+
+def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
+    """Of CORRUPT_HELP: only a tail that a crash tore may be cut; salvage is for what no replica has."""
+    fitting = ["re-fetch"]
+    if _is_torn_tail(fs, row, places):
+        fitting.append("truncate")
+    return [*fitting, "salvage"]
+
+
+def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
+    """Whether all that is wrong lies in the last segment, above the recovery point, of a broker that crashed."""
+    partition = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
+    try:
+        listed = [names.parse_file_name(file.name) for file in fs.scan(partition)]
+        recovery_points = read_offsets(fs, os.path.join(row.log_dir, names.RECOVERY_POINT_CHECKPOINT))
+        clean = fs.exists(os.path.join(row.log_dir, names.CLEAN_SHUTDOWN))
+    except (KeytailError, OSError):
+        return False
+    bases = [file.base_offset for file in listed if file.suffix == names.LOG and file.kind == "live"]
+    if clean or not bases:
+        return False
+    last = os.path.join(partition, names.segment_file(max(base for base in bases if base is not None), names.LOG))
+    point = recovery_points.get((row.topic, row.partition), 0)
+    return all(place.path == last and (place.offset is None or place.offset >= point) for place in places)
