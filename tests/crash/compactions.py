@@ -22,10 +22,12 @@ from keytail.clean.task import CleaningTask
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.originals import Originals
 from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
 from keytail.spark.compact import Compaction
+from keytail.spark.originals import Keeper
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import attempt_one
 from tests.crash.driver import Failed
@@ -207,10 +209,14 @@ class Log:
 
 @dataclass(frozen=True)
 class LogDir:
-    """`join`: as many segments as the first partition begins with fit into one."""
+    """`join`: as many segments as the first partition begins with fit into one.
+
+    `keep_in`: the name of a directory beside the log dir in which runs keep originals.
+    """
 
     logs: tuple[Log, ...]
     join: int = 1
+    keep_in: str = ""
 
     @property
     def segment_bytes(self) -> int:
@@ -243,6 +249,8 @@ class LogDir:
                 elif outcome.value is not None:
                     tasks.append(outcome.value)
         driver = Compaction(None, tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
+        if self.keep_in:
+            driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in)))
         outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
         for task, outcome in zip(tasks, outcomes, strict=True):
             row = driver._finish(task, outcome)  # the driver's own order of install and checkpoint

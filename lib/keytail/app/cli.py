@@ -39,6 +39,7 @@ VERBS = {
     "dump": cli_inspection.dump,
     "import": cli_moving.import_logs,
     "salvage": cli_rescue.salvage,
+    "undo": cli_rescue.undo,
 }
 
 

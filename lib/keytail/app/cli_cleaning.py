@@ -72,6 +72,8 @@ def compact(
     throttle: o.Throttle = None,
     drop_keyless: o.DropKeyless = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    keep_originals: o.KeepOriginals = None,
+    copy_originals: o.CopyOriginals = False,
     shared_storage: o.SharedStorage = False,
     quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
@@ -105,6 +107,8 @@ def compact(
         throttle_bytes_per_s=throttle,
         drop_keyless=drop_keyless,
         shared_storage=shared_storage,
+        keep_originals=keep_originals,
+        copy_originals=copy_originals,
         submitted=submitted,
     )
     named = o.comma_lists(partitions)

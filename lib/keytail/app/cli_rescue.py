@@ -1,7 +1,8 @@
-"""The command lines of the verbs for what cannot be mended in place: `salvage`."""
+"""The command lines of the verbs for what went wrong: `salvage`, `undo`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import choice_of, reported
 from keytail.app.selection import read_configuration
+from keytail.errors import UsageProblem
 
 To = Annotated[
     str,
@@ -17,6 +19,34 @@ To = Annotated[
         "--to",
         metavar="DIR",
         help="Where the new partition directories are made: an empty directory or a new one, outside of every log dir.",
+    ),
+]
+Originals = Annotated[
+    str,
+    typer.Option("--originals", metavar="DIR", help="The directory that --keep-originals was given."),
+]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", metavar="ID", help="The run, as `compact` has said and --list says."),
+]
+ListRuns = Annotated[bool, typer.Option("--list", help="List the runs whose originals are kept; so without --run.")]
+MovedLogDirs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-dirs",
+        metavar="DIR[,DIR]",
+        help="Where the partitions are now. Default: the log dirs that they had in the run.",
+    ),
+]
+Forget = Annotated[
+    bool,
+    typer.Option("--forget", help="Remove what is kept of the run, which frees its space. It cannot be undone then."),
+]
+ExecuteUndo = Annotated[
+    bool,
+    typer.Option(
+        "--execute",
+        help="Change files. Without it the verb prints what it would do. The broker must be stopped, but for --forget.",
     ),
 ]
 
@@ -50,5 +80,47 @@ def salvage(
     else:
         verb.print_table(rows, "Salvage" if execute else "Dry run: nothing was written")
     if text := verb.next_steps(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(verb.exit_status(rows))
+
+
+@reported
+def undo(
+    originals: Originals,
+    run: Run = None,
+    list_runs: ListRuns = False,
+    log_dirs: MovedLogDirs = None,
+    partitions: o.Partitions = None,
+    forget: Forget = False,
+    execute: ExecuteUndo = False,
+    shared_storage: o.SharedStorage = False,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Give partitions back as they were before a compaction that kept its originals.
+
+    Only where all that the run wrote is as it left it; what was appended since stays. Without --execute it says what
+    it would do, and what is in the way.
+
+    keytail undo --originals /var/kafka-originals --run 3f2a91c0 --execute
+    """
+    from keytail.app import undo as verb  # noqa: PLC0415 (--help stays fast)
+
+    moved = tuple(str(Path(path).absolute()) for path in o.comma_lists(log_dirs))
+    request = verb.Request(originals, run, moved, o.comma_lists(partitions), execute, forget, shared_storage)
+    if run is None or list_runs:
+        if forget or execute:
+            raise UsageProblem("--forget and --execute need --run", remedy="--list says which runs there are")
+        runs = verb.kept_runs(request)
+        if output is o.Output.json:
+            show.print_json(runs)
+        else:
+            verb.print_runs(runs, originals)
+        raise typer.Exit(0)
+    rows = verb.undo(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        verb.print_table(rows, f"Undo of run {run}" if execute else "Dry run: nothing was changed")
+    if text := verb.next_step(rows, request):
         show.error_console().print(f"\n{text}", soft_wrap=True)
     raise typer.Exit(verb.exit_status(rows))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from keytail.app.metadata import with_metadata
+from keytail.app.originals import make_directory, originals_of, tell, tell_kept
 from keytail.app.planning import (
     Planned,
     Rules,
@@ -28,6 +29,7 @@ from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
+from keytail.log.originals import Originals
 from keytail.log.partition import hosted
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import session_of_run
@@ -35,6 +37,7 @@ from keytail.spark.storage import ScratchSpace, refuse_shared_storage
 
 if TYPE_CHECKING:
     from keytail.spark.compact import Compaction
+    from keytail.spark.originals import Keeper
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Request:
     throttle_bytes_per_s: int | None = None
     drop_keyless: bool = False
     shared_storage: bool = False
+    keep_originals: str | None = None
+    copy_originals: bool = False
     submitted: bool = False  # under spark-submit, which has chosen the master
 
     def rules(self) -> Rules:
@@ -77,10 +82,16 @@ class Request:
         )
 
 
+    def originals(self, fs: FileSystem) -> Originals | None:
+        return originals_of(fs, self.keep_originals, self.copy_originals, self.choice.log_dirs)
+
+
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """A row for each chosen partition: what `compact --execute` would do to it. Changes and locks nothing."""
     rules = request.rules()
     chosen = choose(fs, request.choice)
+    if (originals := request.originals(fs)) is not None:
+        tell(originals)
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
@@ -93,6 +104,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         rules = request.rules()
         choose(fs, request.choice)  # mistakes in flags, before any lock
+        originals = request.originals(fs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
@@ -114,6 +126,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 reporter.note("starting Spark")
                 spark = session_of_run(run, request.master, submitted=request.submitted)
             compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
+            if originals is not None:
+                make_directory(fs, originals, request.choice.log_dirs[0])
+                compaction.keeper = _keeper(fs, originals)
+                at_end.callback(tell_kept, fs, originals, tasks[0].run_id)
             try:
                 rows = compaction.run()
             except Stopped as stop:
@@ -176,6 +192,12 @@ def _compaction(
         deadline_s=deadline_s,
         fs=fs,
     )
+
+
+def _keeper(fs: FileSystem, originals: Originals) -> Keeper:
+    from keytail.spark.originals import Keeper  # noqa: PLC0415 (brings in the kernels)
+
+    return Keeper(fs, originals)
 
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:

@@ -267,6 +267,24 @@ SharedStorage = Annotated[
         rich_help_panel=_SAFETY,
     ),
 ]
+KeepOriginals = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-originals",
+        metavar="DIR",
+        help="Keep what is replaced as hard links in DIR, for `keytail undo`; until that forgets them no space becomes "
+        "free. Outside of every log dir, on the same file system.",
+        rich_help_panel=_RUN,
+    ),
+]
+CopyOriginals = Annotated[
+    bool,
+    typer.Option(
+        "--copy-originals",
+        help="Copy them instead: --keep-originals may lead to another file system, and takes room there.",
+        rich_help_panel=_RUN,
+    ),
+]
 Offset = Annotated[
     int | None,
     typer.Option(

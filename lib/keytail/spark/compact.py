@@ -28,6 +28,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.spark.memory import map_memory_bytes
+from keytail.spark.originals import Keeper
 from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.storage import ScratchSpace
@@ -72,6 +73,7 @@ class Compaction:
     deadline_s: float | None = None
     fs: FileSystem = LOCAL
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None
+    keeper: Keeper | None = None
     _rows: dict[str, ResultRow] = field(default_factory=dict)
     _waiting: list[CleaningTask] = field(default_factory=list)
     _in_flight: int = 0
@@ -191,6 +193,9 @@ class Compaction:
         for task in bundle:
             device = self._device(task)
             needs[device] = needs.get(device, 0) + min(scratch_bytes(task), task.max_scratch_bytes or 2**63)
+            if self.keeper is not None:
+                device = self.space.device(self.keeper.originals.directory)
+                needs[device] = needs.get(device, 0) + self.keeper.copy_bytes(task)
         return needs
 
     def _in_rounds(self) -> list[CleaningTask]:
@@ -198,9 +203,19 @@ class Compaction:
         for task in self._waiting:
             device = self._device(task)
             bound = self.space.for_rounds(device, least_scratch_bytes(task))
-            if bound is not None and not self.space.reserved_bytes.get(device):
-                return [replace(task, max_scratch_bytes=bound)]
+            if bound is None or self.space.reserved_bytes.get(device) or not self._has_room_for_copies(task):
+                continue
+            if self.keeper is not None and self.space.device(self.keeper.originals.directory) == device:
+                bound = min(bound, self.fs.free_bytes(task.partition_path) - self.keeper.copy_bytes(task))
+            return [replace(task, max_scratch_bytes=bound)]
         return []
+
+    def _has_room_for_copies(self, task: CleaningTask) -> bool:
+        if self.keeper is None:
+            return True
+        device = self.space.device(self.keeper.originals.directory)
+        scratch = least_scratch_bytes(task) if device == self._device(task) else 0
+        return self.keeper.has_room(task, self.space.reserved_bytes.get(device, 0), scratch)
 
     def _device(self, task: CleaningTask) -> int:
         return self.space.device(os.path.dirname(task.partition_path))
@@ -208,7 +223,10 @@ class Compaction:
     def _refuse_waiting(self) -> None:
         for task in self._waiting:
             problem = self.space.refusal(self._device(task), least_scratch_bytes(task))
-            self._add(task, planned_row(task).unchanged(status_of(problem), str(problem)))
+            if self.keeper is not None and not self._has_room_for_copies(task):
+                problem = self.keeper.refusal(task)
+            row = planned_row(task).unchanged(status_of(problem), str(problem))
+            self._add(task, replace(row, problem=problem))
         self._waiting = []
 
     def _give_up_waiting(self) -> None:
@@ -240,9 +258,10 @@ class Compaction:
             key = (task.topic, task.partition)
             move_checkpoint(self.fs, log_dir, key, result.end_offset, self.hosted[log_dir])
         except KeytailError as problem:
-            return self._row_after(problem, row, task, progress)
+            return replace(self._row_after(problem, row, task, progress), problem=problem)
         except OSError as problem:
-            return self._row_after(explained(problem), row, task, progress)
+            known = explained(problem)
+            return replace(self._row_after(known, row, task, progress), problem=known)
         self._tell_oddities(row, result)
         return replace(
             row,
@@ -276,6 +295,8 @@ class Compaction:
 
     def _install(self, task: CleaningTask, result: CleaningResult, progress: _Progress) -> None:
         """The groups of one round; the files that it needed go with it."""
+        if self.keeper is not None:
+            self.keeper.keep(task, result)
         progress.begin(result)
         install(self.fs, task, result, progress.one_more, lambda: self._stopped)
         if progress.waiting:
@@ -309,6 +330,8 @@ class Compaction:
                     progress.one_more()
             else:
                 self._remove_scratch(task)
+            if self.keeper is not None:
+                self.keeper.let_go(task)
             left = ""
         except (KeytailError, OSError) as also:
             left = f"{left} ({also})"

@@ -1,0 +1,75 @@
+"""Where originals may be kept: `--keep-originals DIR`, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from keytail.app import rows as show
+from keytail.errors import UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.originals import Originals, other_file_system
+
+
+def originals_of(
+    fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
+) -> Originals | None:
+    """What the flags say. UsageProblem for a directory in which nothing can be kept, Refused for another file system
+    where hard links are wanted."""
+    if directory is None:
+        if copies:
+            raise UsageProblem("--copy-originals says how originals are kept, and --keep-originals where: give both")
+        return None
+    path = os.path.realpath(directory)
+    _refuse_log_dirs(fs, path, log_dirs)
+    parent = os.path.dirname(path)
+    if not fs.exists(parent):
+        raise UsageProblem("the directory that --keep-originals is to be made in does not exist", path=parent)
+    is_there = fs.exists(path)
+    if is_there and not fs.stat(path).is_dir:
+        raise UsageProblem("--keep-originals is no directory", path=path)
+    device = fs.stat(path if is_there else parent).device
+    if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
+        raise other_file_system(path)
+    return Originals(path, copies)
+
+
+def _refuse_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str]) -> None:
+    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([path, log_dir]) in (path, log_dir):
+            raise UsageProblem("--keep-originals is inside of a log dir, or holds one", path=path, remedy=remedy)
+    above = path
+    while above != os.path.dirname(above):
+        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
+            raise UsageProblem(f"--keep-originals is inside of {above}, which is a log dir", path=path, remedy=remedy)
+        above = os.path.dirname(above)
+
+
+def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
+    """With the owner of the log dir, if it is not there yet."""
+    path = originals.directory
+    if not fs.exists(path):
+        fs.mkdir(path, fs.stat(log_dir))
+        fs.fsync_dir(os.path.dirname(path))
+
+
+def tell(originals: Originals) -> None:
+    """On standard error, of a run that would keep them."""
+    _say(originals, "Originals would be", "ID")
+
+
+def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
+    """On standard error, if the run has kept any."""
+    if fs.exists(os.path.join(originals.directory, run_id)):
+        _say(originals, f"The originals of run {run_id} are", run_id)
+
+
+def _say(originals: Originals, which: str, run_id: str) -> None:
+    how = "copied to" if originals.copies else "kept as hard links in"
+    frees = "the copies take room" if originals.copies else "nothing that was replaced frees its space"
+    undo = f"keytail undo --originals {originals.directory} --run {run_id}"
+    text = f"{which} {how} {originals.directory}: {frees} until `{undo} --forget --execute`. Without --forget that "
+    text += "puts them back."
+    show.error_console().print(text, soft_wrap=True, markup=False, highlight=False)

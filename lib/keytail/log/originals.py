@@ -1,0 +1,398 @@
+"""Keeps the files that a replacement of segments removes, so that it can be undone.
+
+An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
+says what was there and what was put in its place. It is durable before the first file is replaced. Which files, and
+what becomes of them later, is left to the callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.kernels.native import file_digest
+from keytail.log.checkpoint import read_epochs, read_offsets
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.replace import GroupOutput, parts
+
+MANIFEST = "manifest.json"
+_VERSION = 1
+_CHUNK_BYTES = 4 << 20
+_NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
+
+# Threads of one driver keep partitions of the same run at the same time.
+_directories = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Originals:
+    """Where a run keeps what it replaces. `copies`: not as hard links."""
+
+    directory: str
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFile:
+    """A file that the run put into the partition, under its final name. The digest is XXH3-128."""
+
+    name: str
+    size_bytes: int
+    digest_hex: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file as it was before the run."""
+
+    name: str
+    size_bytes: int
+    digest_hex: str
+    mtime_ns: int
+    uid: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is replaced at once: the segments at these bases, by these files. It is noted before it is done."""
+
+    source_bases: tuple[int, ...]
+    left: tuple[LeftFile, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry is of.
+
+    `end_offset` is the base of the first segment that the run left alone. Of the checkpoints there is what stood in
+    them before; of the leader epochs those that begin below `end_offset`. `next_checkpoint` is what the run sets the
+    cleaner's checkpoint to at its end. `parts` ascend; those of later rounds come later.
+    """
+
+    run_id: str
+    topic: str
+    partition: int
+    log_dir: str
+    kept_ms: int
+    end_offset: int
+    cleaner_checkpoint: int | None
+    next_checkpoint: int
+    log_start_checkpoint: int | None
+    leader_epochs: tuple[tuple[int, int], ...]
+    files: tuple[KeptFile, ...]
+    parts: tuple[Part, ...]
+    undone_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return names.partition_dir(self.topic, self.partition)
+
+    @property
+    def partition_path(self) -> str:
+        return os.path.join(self.log_dir, self.name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One partition of one run. Without a manifest its keeping was not finished, or it is half forgotten.
+
+    `held_bytes` are of files that have no other name: what forgetting it frees.
+    """
+
+    run_id: str
+    name: str
+    path: str
+    manifest: Manifest | None
+    problem: str
+    held_bytes: int
+
+
+def entry_path(directory: str, run_id: str, topic: str, partition: int) -> str:
+    return os.path.join(directory, run_id, names.partition_dir(topic, partition))
+
+
+def source_files(fs: FileSystem, partition_path: str, source_bases: Collection[int]) -> list[str]:
+    """Names of the files of these segments, and of the producer snapshots at their bases."""
+    bases = set(source_bases)
+    parsed = [names.parse_file_name(entry.name) for entry in fs.scan(partition_path)]
+    return sorted(file.name for file in parsed if file.kind == "live" and file.base_offset in bases)
+
+
+def keep(
+    fs: FileSystem,
+    originals: Originals,
+    partition_path: str,
+    groups: Iterable[GroupOutput],
+    *,
+    run_id: str,
+    topic: str,
+    partition: int,
+    source_bases: Sequence[int],
+    end_offset: int,
+    next_checkpoint: int,
+    now_ms: int,
+) -> str:
+    """Makes an entry; its path. All of it is durable at the end, and where it fails nothing is left.
+
+    Refused where links cannot be made, and where a segment lacks an index: without it nothing can be put back.
+    """
+    log_dir = os.path.dirname(partition_path)
+    files = source_files(fs, partition_path, source_bases)
+    _refuse_without_indexes(partition_path, source_bases, files)
+    key = (topic, partition)
+    path = entry_path(originals.directory, run_id, topic, partition)
+    _make_directory(fs, originals.directory, path, fs.stat(partition_path))
+    try:
+        fs.fsync_dir(os.path.dirname(path))
+        manifest = Manifest(
+            run_id=run_id,
+            topic=topic,
+            partition=partition,
+            log_dir=log_dir,
+            kept_ms=now_ms,
+            end_offset=end_offset,
+            cleaner_checkpoint=read_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT)).get(key),
+            next_checkpoint=next_checkpoint,
+            log_start_checkpoint=read_offsets(fs, os.path.join(log_dir, names.LOG_START_CHECKPOINT)).get(key),
+            leader_epochs=epochs_below(fs, partition_path, end_offset),
+            files=tuple(_keep_file(fs, originals, partition_path, path, name) for name in files),
+            parts=_parts_of(groups),
+        )
+        fs.fsync_dir(path)
+        write_manifest(fs, path, manifest)
+    except BaseException:
+        with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be told
+            forget(fs, path)
+        raise
+    return path
+
+
+def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
+    """Notes what is to be replaced in a further round; durable before it is."""
+    manifest = read_manifest(fs, path)
+    write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *_parts_of(groups))))
+
+
+def epochs_below(fs: FileSystem, partition_path: str, end_offset: int) -> tuple[tuple[int, int], ...]:
+    """Leader epochs that begin below `end_offset`, each with its start offset."""
+    entries = read_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS))
+    return tuple(entry for entry in entries if entry[1] < end_offset)
+
+
+def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], files: Collection[str]) -> None:
+    for base in source_bases:
+        for suffix in _NEEDED:
+            name = names.segment_file(base, suffix)
+            if name not in files:
+                raise Refused(
+                    "of a segment without this file the original cannot be put back, and so it is not kept",
+                    path=os.path.join(partition_path, name),
+                    remedy="keytail rebuild-index --execute makes it; then run again",
+                )
+
+
+def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -> None:
+    """That of the entry, and durably those above it that are missing. FileExistsError where there is such an entry."""
+    run = os.path.dirname(path)
+    with _directories:
+        for above in (directory, run):
+            if not fs.exists(above):
+                fs.mkdir(above, like)
+                fs.fsync_dir(os.path.dirname(above))
+        fs.mkdir(path, like)
+
+
+def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: str, name: str) -> KeptFile:
+    source, target = os.path.join(partition_path, name), os.path.join(path, name)
+    facts = fs.stat(source)
+    if originals.copies:
+        size_bytes, digest_hex = copy_file(fs, source, target, facts)
+    else:
+        try:
+            fs.link(source, target)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise other_file_system(originals.directory) from error
+            raise
+        # It loses the name under which its writer made it durable, if that did.
+        size_bytes, digest_hex = digest_file(fs, source, sync=True)
+    if size_bytes != facts.size_bytes:
+        raise Refused(
+            f"the file has {size_bytes} bytes, and had {facts.size_bytes} a moment ago",
+            path=source,
+            remedy="Something else writes to the directory; stop it and run again",
+        )
+    return KeptFile(name, size_bytes, digest_hex, facts.mtime_ns, facts.uid, facts.gid, facts.mode)
+
+
+def other_file_system(directory: str) -> Refused:
+    return Refused(
+        "hard links cannot lead to another file system, and the directory for originals is on another one than the "
+        "log dir",
+        path=directory,
+        remedy="Give --keep-originals a directory on the log dir's file system, or add --copy-originals",
+    )
+
+
+def _parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            part.source_bases,
+            tuple(
+                LeftFile(names.segment_file(out.base_offset, file.suffix), file.size_bytes, file.digest_hex)
+                for out in part.segments
+                for file in out.files
+            ),
+        )
+        for group in groups
+        for part in parts(group)
+    )
+
+
+def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
+    """A durable copy with owner, mode and time of `like`; size and digest of what was copied."""
+    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    from_fd = fs.open_read(source)
+    try:
+        to_fd = fs.create(target, like)
+        try:
+            try:
+                while count := fs.read_into(from_fd, buffer, position):
+                    part = memoryview(buffer)[:count]
+                    fs.write(to_fd, part)
+                    digest.update(part)
+                    position += count
+                fs.set_mtime_ns(target, like.mtime_ns)  # fsync makes it durable together with the contents
+                fs.fsync(to_fd)
+            finally:
+                fs.close(to_fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fs.unlink(target)
+            raise
+    finally:
+        fs.close(from_fd)
+    return position, digest.hexdigest()
+
+
+def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, str]:
+    """Size and digest of a file. `sync`: it is made durable, too."""
+    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    fd = fs.open_write(path) if sync else fs.open_read(path)
+    try:
+        while count := fs.read_into(fd, buffer, position):
+            digest.update(memoryview(buffer)[:count])
+            position += count
+        if sync:
+            fs.fsync(fd)
+    finally:
+        fs.close(fd)
+    return position, digest.hexdigest()
+
+
+def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
+    """Replaces it atomically; durable at the end."""
+    target = os.path.join(path, MANIFEST)
+    temporary = target + names.TEMPORARY
+    if fs.exists(temporary):  # of a run that was killed here
+        fs.unlink(temporary)
+    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
+    fs.write_file(temporary, text.encode(), fs.stat(path))
+    try:
+        fs.rename(temporary, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fs.unlink(temporary)
+        raise
+    fs.fsync_dir(path)
+
+
+def read_manifest(fs: FileSystem, path: str) -> Manifest:
+    """CorruptLog for one that cannot be read, Refused for one of another version."""
+    file = os.path.join(path, MANIFEST)
+    data = fs.read_bytes(file, whole=True)
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        version = fields.pop("version")
+        if version != _VERSION:
+            raise Refused(
+                f"the manifest has version {version}, and this keytail knows {_VERSION}",
+                path=file,
+                remedy="Use the keytail that made it",
+            )
+        fields["files"] = tuple(KeptFile(**kept) for kept in fields["files"])
+        fields["parts"] = tuple(
+            Part(tuple(part["source_bases"]), tuple(LeftFile(**left) for left in part["left"]))
+            for part in fields["parts"]
+        )
+        fields["leader_epochs"] = tuple((epoch, start) for epoch, start in fields["leader_epochs"])
+        return Manifest(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLog(
+            f"the manifest of kept originals cannot be read: {error}",
+            path=file,
+            remedy="Nothing was changed; the files beside it are what the run replaced",
+        ) from error
+
+
+def entries(fs: FileSystem, directory: str) -> list[Entry]:
+    """What is kept in `directory`, by run and partition."""
+    found = []
+    for run in sorted(fs.scan(directory), key=lambda entry: entry.name):
+        if not run.is_dir:
+            continue
+        for entry in sorted(fs.scan(os.path.join(directory, run.name)), key=lambda entry: entry.name):
+            parsed = names.parse_partition_dir(entry.name)
+            if entry.is_dir and parsed is not None and parsed.kind == "normal":
+                found.append(_entry(fs, os.path.join(directory, run.name, entry.name)))
+    return found
+
+
+def _entry(fs: FileSystem, path: str) -> Entry:
+    run, name = os.path.split(path)
+    files = [entry.name for entry in fs.scan(path)]
+    facts = [fs.stat(os.path.join(path, file)) for file in files if file != MANIFEST]
+    manifest, problem = None, ""
+    if MANIFEST in files:
+        try:
+            manifest = read_manifest(fs, path)
+        except KeytailError as error:
+            problem = str(error)
+    held = sum(fact.size_bytes for fact in facts if fact.links == 1)
+    return Entry(os.path.basename(run), name, path, manifest, problem, held)
+
+
+def forget(fs: FileSystem, path: str) -> None:
+    """Removes an entry, and the directory of its run with the last one. Stopped, it can be called again.
+
+    The manifest goes last: it tells of files that are missing. Refused, with nothing removed, where there is
+    something that `keep` does not make.
+    """
+    files = sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name))
+    for file in files:
+        known = file.name in (MANIFEST, MANIFEST + names.TEMPORARY)
+        if not file.is_regular or not (known or names.parse_file_name(file.name).kind == "live"):
+            raise Refused(
+                "not a file that keytail keeps",
+                path=os.path.join(path, file.name),
+                remedy="Move it away, then run again; nothing was removed",
+            )
+    for file in files:
+        fs.unlink(os.path.join(path, file.name))
+    run = os.path.dirname(path)
+    with _directories:
+        fs.rmdir(path)
+        fs.fsync_dir(run)
+        if not fs.scan(run):
+            fs.rmdir(run)
+            fs.fsync_dir(os.path.dirname(run))
