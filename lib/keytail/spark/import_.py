@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -128,10 +129,12 @@ class Import:
             problem = next((one.problem for one in answers.values() if one.problem is not None), None)
             if problem is None and not any(plan.record for plan in self.plans):
                 self._refuse_empty(answers)
-            for plan in self.plans:
-                outcome = self._install(plan, answers.get(plan.partition), problem)
-                self.on_outcome(outcome)
-                outcomes.append(outcome)
+            # In a thread of its own: a signal, which this one gets, ends no commit halfway.
+            with ThreadPoolExecutor(1, "commits") as commits:
+                for plan in self.plans:
+                    outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()
+                    self.on_outcome(outcome)
+                    outcomes.append(outcome)
         finally:
             for plan in self.plans:
                 for replica in plan.replicas:
@@ -162,6 +165,9 @@ class Import:
                 f"Spark lost the job that reads the source and writes segments: {text.strip()[:500]}",
                 remedy="Nothing was imported. Check the source and the memory of tasks, and run again",
             ) from lost
+        except BaseException:  # a signal: no task shall write behind the removal of scratch
+            self.records.sparkSession.sparkContext.cancelAllJobs()
+            raise
         answers = {row["partition"]: pickle.loads(row["answer"]) for row in rows}
         for answer in answers.values():
             if answer.trace:
