@@ -195,3 +195,13 @@ def test_the_proof_goes_on_from_round_to_round(
     with pytest.raises(KeytailError, match=text) as failed:
         clean_partition(LOCAL, replace(task, attempt="last"))
     assert f"offset {abs(wrong[-1])}" in str(failed.value)
+
+
+def test_where_the_map_was_full_later_rounds_ask_it(tmp_path: Path) -> None:
+    """It was full inside a batch, of which an older record goes."""
+    end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
+    task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
+    results = run_rounds(task)
+    assert [result.end_offset for result in results] == [4, 4]
+    left = decode_log((tmp_path / "t-0" / f"{1:020d}.log").read_bytes())
+    assert [record.offset for batch in left for record in batch.records] == [2, 3, 4]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,12 +38,22 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
                 show.print_json([])
             raise typer.Exit(2 if usage else 1) from problem
         except Stopped as stop:
-            if stop.rows is not None and kwargs.get("output") == o.Output.json:
-                show.print_json(stop.rows)
             show.error_console().print(f"\n[bold red]keytail:[/] {_interrupted(stop)}", soft_wrap=True)
+            if stop.rows is not None and kwargs.get("output") == o.Output.json:
+                _print_if_heard(stop.rows)
             raise typer.Exit(stop.exit_status) from None
 
     return run
+
+
+def _print_if_heard(rows: Sequence[Any]) -> None:
+    """Under spark-submit standard output goes through a JVM that the same signal has ended."""
+    try:
+        show.print_json(rows)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # for what is flushed at the end
+        os.close(nowhere)
 
 
 def _interrupted(stop: Stopped) -> str:
