@@ -7,21 +7,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from keytail.app import compaction
 from keytail.log.fs import FileSystem
 from keytail.log.lock import hold
-from keytail.spark import compact as driver
-from keytail.spark.tasks import Outcome, attempt_one
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import random_records, records_of, snapshot, write_log_dir
+from tests.no_spark import without_spark
 
 CLEANER = "cleaner-offset-checkpoint"
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
@@ -29,17 +26,8 @@ CONFIG += ("--topic-config", "users:cleanup.policy=compact")
 
 
 @pytest.fixture(autouse=True)
-def without_spark() -> Iterator[None]:
-    context = SimpleNamespace(defaultParallelism=2, master="local[2]")
-    attempts = iter(range(10**9))
-
-    def run_bundle(spark: Any, tasks: Sequence[Any], function: Any, **_: Any) -> list[Outcome[Any]]:
-        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
-
-    with (
-        patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
-        patch.object(driver, "run_bundle", run_bundle),
-    ):
+def no_spark() -> Iterator[None]:
+    with without_spark():
         yield
 
 

@@ -82,7 +82,7 @@ def decide(manifest: Manifest, found: Found) -> Decision:
         left = _files_left(part, before)
         there = {name: file for name, file in found.files.items() if _base(name) in _bases(part)}
         unchanged = _are(there, before)
-        if unchanged and all(there[name].mtime_ns == file.mtime_ns for name, file in before.items()):
+        if unchanged and all(file.mtime_ns == before[name].mtime_ns for name, file in there.items()):
             expected |= before.keys()
         elif (gone := _replaced_sources(part, there, before, left)) is not None:
             todo.append(replace(part, source_bases=gone))
@@ -153,7 +153,13 @@ def _replaced_sources(
 
 
 def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile] | Mapping[str, KeptFile | LeftFile]) -> bool:
-    return there.keys() == wanted.keys() and all(there[name].holds(file) for name, file in wanted.items())
+    """But for producer snapshots that are gone: a broker that starts removes those below the log start."""
+    missing = wanted.keys() - there.keys()
+    return (
+        there.keys() <= wanted.keys()
+        and all(map(_is_snapshot, missing))
+        and all(file.holds(wanted[name]) for name, file in there.items())
+    )
 
 
 def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile | LeftFile]) -> list[str]:
@@ -162,7 +168,8 @@ def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile | 
         if name not in wanted:
             found.append(f"{name} is there now")
         elif name not in there:
-            found.append(f"{name} is gone")
+            if not _is_snapshot(name):
+                found.append(f"{name} is gone")
         elif there[name].size_bytes != wanted[name].size_bytes:
             found.append(f"{name} has {there[name].size_bytes} bytes now, the run left {wanted[name].size_bytes}")
         elif not there[name].holds(wanted[name]):

@@ -1,0 +1,105 @@
+"""Undoing a compaction beside Kafka: its loader opens every state of it, and a real broker serves what was there
+before, also where it was started, and written to, between the two."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from keytail.app.cli import app
+from keytail.log.fs import LOCAL
+from tests import golden
+from tests.crash.compactions import find
+from tests.crash.driver import Counts, Failed, State, for_every_stop
+from tests.crash.test_undo import IN_ROUNDS, SEED, SHAPES, SOAK, undo_all
+from tests.interop.broker import Broker
+from tests.interop.broker_client import from_wire
+from tests.interop.broker_story import complaints, repairs, start_client
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
+from tests.interop.kafka import Kafka
+from tests.interop.test_crash_compaction import is_new, open_with_kafka
+from tests.no_spark import without_spark
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.mark.parametrize("name", SHAPES if SOAK else [IN_ROUNDS])
+def test_kafka_loses_nothing_whenever_an_undo_stops(
+    name: str,
+    kafka: Kafka,  # noqa: F811
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    log_dir, opened = SHAPES[name], set[str]()
+
+    def make(root: Path) -> None:
+        log_dir.make(root / "logs")
+        assert log_dir.run(LOCAL, root / "logs") == Failed(())
+
+    def check(state: State) -> None:
+        logs = state.root / "logs"
+        for log in log_dir.logs:
+            if is_new(logs / log.name, opened):
+                open_with_kafka(kafka, log_dir, log, logs / log.name, find(log_dir, logs).logs[log.name])
+
+    for_every_stop(
+        make, undo_all, check, work_dir=fast_dir / "stops", counts=Counts(), partial_cuts=int(SOAK), seed=SEED
+    )
+    assert len(opened) > 10
+
+
+def keytail(*arguments: str | Path) -> str:
+    """Standard error of a run that ended well."""
+    with without_spark():
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
+    """Of the segments, with times; the active ones are a broker's to change."""
+    found = {}
+    for partition in log_dir.iterdir():
+        logs = sorted(partition.glob("*.log")) if partition.is_dir() else []
+        for path in partition.glob("*.*") if logs and partition.name != "__cluster_metadata-0" else ():
+            if path.name[:20].isdigit() and path.name[:20] < logs[-1].stem and path.suffix != ".snapshot":
+                found[f"{partition.name}/{path.name}"] = (path.read_bytes(), path.stat().st_mtime_ns)
+    return found
+
+
+def test_a_broker_serves_what_was_there_before_and_what_came_since(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("broker")
+    log_dir, kept = golden.unpack(root), root / "kept"
+    before = files(log_dir)
+    given = ("--log-dirs", log_dir, "--config", root / "server.properties", *golden.topic_config_arguments())
+    told = keytail("compact", *given, "--keep-originals", kept, "--execute")
+    [run_id] = re.findall(r"originals of run (\w+) are", told)
+    compacted = files(log_dir)
+    assert len({name for name in before if before[name] != compacted.get(name)}) > 30
+    broker = Broker(log_dir, root / "work")
+    with start_client() as client:
+        with broker:
+            client.connect(broker)
+            served = client.consume(golden.partitions())
+            appended = client.produce("p", "none", 0, [(1_700_000_000_000, b"k", b"since")])
+        keytail("undo", "--originals", kept, "--run", run_id, "--execute")
+        assert files(log_dir) == before
+        first_run = len(broker.log_lines())
+        with broker:
+            client.connect(broker)
+            offsets = client.offsets(golden.partitions())
+            again = client.consume(golden.partitions())
+    everything = sorted((from_wire(row) for row in golden.record_rows()), key=lambda record: record[:3])
+    assert len(served) < len(everything)
+    since = [record for record in again if (record.topic, record.partition, record.offset) == ("none", 0, appended[0])]
+    assert [record.value for record in since] == [b"since"]
+    assert [record for record in again if record not in since] == everything
+    assert offsets["none-0"][1] == appended[0] + 1
+    lines = broker.log_lines()[first_run:] or broker.log_lines()
+    assert not complaints(lines)
+    assert not repairs(lines)
+    shutil.rmtree(kept)

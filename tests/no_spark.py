@@ -1,0 +1,28 @@
+"""What Spark would carry to a worker, called where it stands: a compaction as its verb runs it, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from keytail.app import compaction
+from keytail.spark import compact as driver
+from keytail.spark.tasks import Outcome, attempt_one
+
+
+@contextlib.contextmanager
+def without_spark() -> Iterator[None]:
+    context = SimpleNamespace(defaultParallelism=2, master="local[2]")
+    attempts = iter(range(10**9))
+
+    def run_bundle(spark: Any, tasks: Sequence[Any], function: Any, **_: Any) -> list[Outcome[Any]]:
+        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
+
+    with (
+        patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
+        patch.object(driver, "run_bundle", run_bundle),
+    ):
+        yield
