@@ -21,6 +21,7 @@ from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
 from keytail.app.rows import NOT_TOLD
 from keytail.app.salvage import SalvageRow
+from keytail.app.undo import KeptRun, UndoRow
 from keytail.app.verification import VerifyRow
 from keytail.maintenance.expire import ExpiredSegment, Finding
 from keytail.maintenance.salvage import Loss, OpenTransaction
@@ -59,7 +60,7 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
 @pytest.mark.parametrize(
     "row",
     [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment, Finding]
-    + [SalvageRow, Loss, OpenTransaction],
+    + [SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:
     listed = re.findall(r"`(\w+)`", README)

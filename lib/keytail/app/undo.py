@@ -330,7 +330,7 @@ def print_table(rows: Sequence[UndoRow], title: str) -> None:
             show.styled(row.status),
             show.change(_text(row.segments_before), _text(row.segments_after)),
             show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after)),
-            show.change(_text(row.cleaner_checkpoint_before), _text(row.cleaner_checkpoint_after) or "-"),
+            show.change(_text(row.cleaner_checkpoint_before), _cleaned(row)),
             show.human_bytes(row.held_bytes),
             show.human_seconds(row.start_ms, row.end_ms),
         )
@@ -364,6 +364,12 @@ def print_runs(runs: Sequence[KeptRun], directory: str) -> None:
         some = ", ".join(run.partitions[:5]) + (f" and {len(run.partitions) - 5} more" if run.partitions[5:] else "")
         table.add_row(run.run_id, kept, run.state, show.human_bytes(run.held_bytes), escape(some))
     console.print(table)
+
+
+def _cleaned(row: UndoRow) -> str:
+    """What the cleaner's checkpoint becomes; `-` for no entry."""
+    changes = row.status in ("undone", "would-undo")
+    return (_text(row.cleaner_checkpoint_after) or "-") if changes else ""
 
 
 def _text(number: int | None) -> str:
