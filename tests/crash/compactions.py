@@ -211,12 +211,13 @@ class Log:
 class LogDir:
     """`join`: as many segments as the first partition begins with fit into one.
 
-    `keep_in`: the name of a directory beside the log dir in which runs keep originals.
+    `keep_in`: the name of a directory beside the log dir in which runs keep originals, as copies or links.
     """
 
     logs: tuple[Log, ...]
     join: int = 1
     keep_in: str = ""
+    copies: bool = False
 
     @property
     def segment_bytes(self) -> int:
@@ -250,7 +251,7 @@ class LogDir:
                     tasks.append(outcome.value)
         driver = Compaction(None, tasks, ScratchSpace(fs), {str(root): hosted([listing])}, fs=fs)
         if self.keep_in:
-            driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in)))
+            driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies))
         outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
         for task, outcome in zip(tasks, outcomes, strict=True):
             row = driver._finish(task, outcome)  # the driver's own order of install and checkpoint
