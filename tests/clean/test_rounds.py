@@ -13,7 +13,7 @@ import pytest
 
 from keytail.clean.cleaner import clean_partition, install, next_round
 from keytail.clean.rewrite import Rewriter
-from keytail.clean.rounds import scratch_bytes
+from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import rewrite as kernels
@@ -195,6 +195,25 @@ def test_the_proof_goes_on_from_round_to_round(
     with pytest.raises(KeytailError, match=text) as failed:
         clean_partition(LOCAL, replace(task, attempt="last"))
     assert f"offset {abs(wrong[-1])}" in str(failed.value)
+
+
+@pytest.mark.parametrize("grouping", ["kafka", "measured"])
+def test_what_is_replaced_asks_for_no_more_space(grouping: Any, tmp_path: Path) -> None:
+    """The largest group is the first; a later round needs room for what is left."""
+    values = [b"v" * 5000, b"v" * 700, b"v" * 300]
+    segments = [[encode_batch([rec(n, b"k%d" % n, value)])] for n, value in enumerate(values)]
+    task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0, grouping=grouping)
+    sizes = [segment.log_bytes for segment in task.segments]
+    needs = [least_scratch_bytes(task)]
+    while (result := clean_partition(LOCAL, replace(task, attempt=str(len(needs))))).rest is not None:
+        install(LOCAL, task, result)
+        task = next_round(task, result)
+        needs.append(least_scratch_bytes(task))
+        assert scratch_bytes(task) == sum(sizes[len(needs) - 1 : 3]) + (1 << 20)
+    if grouping == "kafka":
+        assert needs == [size + (1 << 20) for size in sizes[:3]]
+    assert len(needs) > 1
+    assert needs == sorted(set(needs), reverse=True)
 
 
 def test_where_the_map_was_full_later_rounds_ask_it(tmp_path: Path) -> None:

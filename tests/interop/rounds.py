@@ -58,10 +58,14 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the other side chose (values by names of CHOICE) and where its round ended, None if none ran."""
+    """What the other side chose (values by names of CHOICE) and where its round ended, None if none ran.
+
+    `rounds` of groups it was written in, each installed before the next.
+    """
 
     choice: Mapping[str, Any]
     end_offset: int | None
+    rounds: int = 1
 
 
 class Side(Protocol):
@@ -140,6 +144,7 @@ class Case:
             self.seen["refused: a deleted value would come back"] += 1
             return False
         self._compare(theirs, outcome, now)
+        self.seen["rounds that wrote groups in rounds"] += outcome.rounds > 1
         self._served_alike(now)
         self._count(theirs, now)
         self.checkpoint = theirs.end_offset if theirs.cleaned else self.checkpoint
@@ -343,7 +348,7 @@ class Case:
         timeless = {record.offset for record in before.records if record.timestamp_ms == -1}
         after_records = [r._replace(timestamp_ms=-1) if r.offset in timeless else r for r in after.records]
         assert set(after_records) <= set(before.records)
-        newest = _newest_offsets(self.source / "t-0", now.log_start_offset)
+        newest = newest_offsets(self.source / "t-0", now.log_start_offset)
         kept = {record.offset for record in after.records}
         assert newest <= kept, f"newest of their keys, and gone: {sorted(newest - kept)}"
 
@@ -385,7 +390,7 @@ def _headers(loaded: Loaded) -> list[dict[str, Any]]:
     return [{k: v for k, v in batch.items() if k not in ("segment", "bytes")} for batch in loaded.batches]
 
 
-def _newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
+def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
     """Offset of the newest record of each key that is neither a tombstone nor aborted, by the markers alone."""
     newest: dict[bytes, tuple[int, bytes | None]] = {}
     open_data: dict[int, list[Rec]] = {}

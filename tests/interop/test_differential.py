@@ -10,6 +10,8 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.clean.cleaner import clean_partition, install
+from keytail.clean.cleaner import clean_partition, install, next_round
 from keytail.clean.plan import CompactionConfig, Selection, select
 from keytail.clean.task import CleaningTask, Grouping
 from keytail.format.index import TXN_ENTRY
@@ -27,7 +29,7 @@ from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partit
 from keytail.log.producers import first_unstable
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
-from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round
+from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round, newest_offsets
 from tests.interop.traffic import DAY_MS, random_traffic
 
 pytestmark = pytest.mark.interop
@@ -43,6 +45,7 @@ NEVER_MISSED = (
     "records without a key dropped",
     "segments that span 2^31 offsets",
     "second runs that changed nothing",
+    "rounds that wrote groups in rounds",
 )
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
@@ -226,9 +229,69 @@ def keytail_round(
         hash_seed=now.log_end_offset,
         drop_keyless=True,
     )
-    result = clean_partition(LOCAL, task)
-    install(LOCAL, task, result)
-    return Outcome(choice, result.end_offset)
+    rng = random.Random(repr(now))
+    if rng.random() < 0.5:
+        return Outcome(choice, *clean(task))
+    bound = rng.choice([1, 1, rng.randrange(1, 20_000), rng.randrange(1, 200_000)])
+    return Outcome(choice, *in_rounds(replace(task, max_scratch_bytes=bound), log_dir.parent, stops=rng.random() < 0.2))
+
+
+def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]:
+    """Clean with a scratch bound: it must leave what one round leaves, and nothing in between is lost to a consumer.
+
+    The end offset, and how many rounds it took. `stops`: another run goes on after the first round as well.
+    """
+    partition, whole, stopped = Path(task.partition_path), home / "whole" / "t-0", home / "stopped" / "t-0"
+    for copy in (whole, stopped):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(partition, copy)
+    before = newest_offsets(partition, task.log_start_offset)
+
+    def nothing_lost(directory: Path, number: int) -> None:
+        lost = before ^ newest_offsets(directory, task.log_start_offset)
+        assert not lost or inside, f"newest of their keys, gone or back after round {number}: {sorted(lost)}"
+
+    inside = task.first_dirty_offset not in [segment.base_offset for segment in task.segments]
+    end_offset, rounds = clean(task, nothing_lost)
+    clean(replace(task, partition_path=str(whole), max_scratch_bytes=None))
+    found, expected = files_of(partition), files_of(whole)
+    other = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    assert not other, f"{rounds} rounds left other files than one: {other}"
+    if stops and rounds > 1:
+        first = replace(task, partition_path=str(stopped))
+        clean(first, rounds=1)
+        listing = survey_log_dirs(LOCAL, [str(stopped.parent)])[0]
+        facts = survey_partition(LOCAL, listing, listing.partitions[0])
+        assert (facts.problems, facts.leftovers) == ((), ())
+        assert facts.log_end_offset == task.log_end_offset
+        clean(replace(first, segments=facts.segments, max_scratch_bytes=1, run_id="another"))
+        nothing_lost(stopped, 0)
+    return end_offset, rounds
+
+
+def clean(
+    task: CleaningTask, on_round: Callable[[Path, int], None] | None = None, *, rounds: int | None = None
+) -> tuple[int, int]:
+    """As the driver does it: the end offset, and how many rounds there were. With `rounds` it stops after so many."""
+    number = 0
+    while True:
+        number += 1
+        result = clean_partition(LOCAL, replace(task, attempt=str(number)))
+        install(LOCAL, task, result)
+        more = result.rest is not None and number != rounds
+        kept = {result.rest.survivors.name, result.rest.proof.name} if result.rest and more else set()
+        for scratch in Path(task.partition_path).glob("*.clean"):
+            if scratch.name not in kept:
+                scratch.unlink()
+        if on_round is not None:
+            on_round(Path(task.partition_path), number)
+        if not more:
+            return result.end_offset, number
+        task = next_round(task, result)
+
+
+def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in partition.iterdir() if path.is_file()}
 
 
 def keytail_choice(

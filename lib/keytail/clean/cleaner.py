@@ -6,6 +6,7 @@ as it likes; `install` gives what it wrote the names that a broker reads, and is
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -82,7 +83,8 @@ def clean_partition(
     except BaseException:
         writer.discard()
         for file in made:
-            fs.unlink(os.path.join(task.partition_path, file.name))
+            with contextlib.suppress(OSError):  # the first error is the one to be told
+                fs.unlink(os.path.join(task.partition_path, file.name))
         raise
     return replace(result, phases_s=clock.seconds)
 
@@ -186,8 +188,10 @@ def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
     """Bytes of outputs that a round may write: what is left beside the files that it hands on."""
     if task.max_scratch_bytes is None:
         return None
-    keys = task.handed_on.totals.keys if task.handed_on else survivors.offset_map.used
-    kept = survivors.size_bytes + 2 * table_bytes(keys)  # of the proof: the last round's and this one's
+    if task.handed_on:  # of the proof: the last round's and this one's
+        kept = task.handed_on.survivors.size_bytes + 2 * task.handed_on.proof.size_bytes
+    else:
+        kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # at most
     return max(0, task.max_scratch_bytes - kept)
 
 

@@ -27,19 +27,18 @@ def source_bytes(segment: SegmentFacts) -> int:
 
 
 def scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what cleaning writes in one round: all segments below the first uncleanable offset."""
-    rewritten = [s for s in task.segments if s.base_offset < task.first_uncleanable_offset]
-    return sum(map(source_bytes, rewritten)) + _MARGIN_BYTES
+    """Upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset."""
+    return sum(map(source_bytes, _left(task))) + _MARGIN_BYTES
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what its largest group takes: with less no round can be written."""
-    rewritten = [s for s in task.segments if s.base_offset < task.first_uncleanable_offset]
+    """Upper bound of what the largest group that is left takes: with less no round can be written."""
     if task.grouping == "kafka":
-        groups = [rewritten[first:end] for first, end in _kafka_groups(task, task.first_uncleanable_offset)]
+        numbers = _kafka_groups(task, task.first_uncleanable_offset)
+        groups = [task.segments[first:end] for first, end in numbers if first >= task.first_segment]
         return max(sum(map(source_bytes, group)) for group in groups) + _MARGIN_BYTES
     # An output fills up to segment.bytes, and what passes that is copied to the next one before it is cut off.
-    largest = max(map(source_bytes, rewritten))
+    largest = max(map(source_bytes, _left(task)))
     return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + _MARGIN_BYTES)
 
 
@@ -82,6 +81,11 @@ def rewrite_groups(
             writer.start_source(source)
         rewriter.rewrite(task.partition_path, segment, number, writer, progress)
     return numbers[1], rewriter.counts
+
+
+def _left(task: CleaningTask) -> list[SegmentFacts]:
+    segments = task.segments[task.first_segment :]
+    return [segment for segment in segments if segment.base_offset < task.first_uncleanable_offset]
 
 
 def _kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], ...]:
