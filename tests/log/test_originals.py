@@ -1,4 +1,4 @@
-"""What is kept of a partition: names, contents, times, owners, as links or copies; what is refused; what is forgotten."""
+"""What is kept of a partition: names, contents, times and owners, as links or copies; refusals; and forgetting it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.kernels.native import file_digest
 from keytail.log.fs import LOCAL, FileStat, FileSystem
+from keytail.log.manifest import MANIFEST, read_manifest, write_manifest
 from keytail.log.originals import (
-    MANIFEST,
     Originals,
     add_groups,
     copy_file,
@@ -21,8 +21,6 @@ from keytail.log.originals import (
     entries,
     forget,
     keep,
-    read_manifest,
-    write_manifest,
 )
 from keytail.log.replace import GroupOutput
 from tests.crash.partitions import PARTITION, Group, Partition

@@ -17,7 +17,8 @@ from keytail.errors import CorruptLog
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL
-from keytail.log.originals import Manifest, Originals, keep, read_manifest
+from keytail.log.manifest import Manifest, read_manifest
+from keytail.log.originals import Originals, keep
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.maintenance.undo import Decision, Found, bytes_to_copy, check_originals, decide, look, restore

@@ -104,6 +104,7 @@ def undo(
     keytail undo --originals /var/kafka-originals --run 3f2a91c0 --execute
     """
     from keytail.app import undo as verb  # noqa: PLC0415 (--help stays fast)
+    from keytail.app import undo_report as report  # noqa: PLC0415
 
     moved = tuple(str(Path(path).absolute()) for path in o.comma_lists(log_dirs))
     request = verb.Request(originals, run, moved, o.comma_lists(partitions), execute, forget, shared_storage)
@@ -114,13 +115,13 @@ def undo(
         if output is o.Output.json:
             show.print_json(runs)
         else:
-            verb.print_runs(runs, originals)
+            report.print_runs(runs, originals)
         raise typer.Exit(0)
     rows = verb.undo(request)
     if output is o.Output.json:
         show.print_json(rows)
     else:
-        verb.print_table(rows, f"Undo of run {run}" if execute else "Dry run: nothing was changed")
-    if text := verb.next_step(rows, request):
+        report.print_table(rows, f"Undo of run {run}" if execute else "Dry run: nothing was changed")
+    if text := report.next_step(rows, request):
         show.error_console().print(f"\n{text}", soft_wrap=True)
     raise typer.Exit(verb.exit_status(rows))

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.replace import GroupOutput, parts
+from keytail.log.manifest import MANIFEST, KeptFile, Manifest, parts_of, read_manifest, write_manifest
+from keytail.log.replace import GroupOutput
 
-MANIFEST = "manifest.json"
-_VERSION = 1
 _CHUNK_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
 
@@ -38,68 +35,6 @@ class Originals:
 
     directory: str
     copies: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LeftFile:
-    """A file that the run put into the partition, under its final name. The digest is XXH3-128."""
-
-    name: str
-    size_bytes: int
-    digest_hex: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeptFile:
-    """A file as it was before the run."""
-
-    name: str
-    size_bytes: int
-    digest_hex: str
-    mtime_ns: int
-    uid: int
-    gid: int
-    mode: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is replaced at once: the segments at these bases, by these files. It is noted before it is done."""
-
-    source_bases: tuple[int, ...]
-    left: tuple[LeftFile, ...]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What an entry is of.
-
-    `end_offset` is the base of the first segment that the run left alone. Of the checkpoints there is what stood in
-    them before; of the leader epochs those that begin below `end_offset`. `next_checkpoint` is what the run sets the
-    cleaner's checkpoint to at its end. `parts` ascend; those of later rounds come later.
-    """
-
-    run_id: str
-    topic: str
-    partition: int
-    log_dir: str
-    kept_ms: int
-    end_offset: int
-    cleaner_checkpoint: int | None
-    next_checkpoint: int
-    log_start_checkpoint: int | None
-    leader_epochs: tuple[tuple[int, int], ...]
-    files: tuple[KeptFile, ...]
-    parts: tuple[Part, ...]
-    undone_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return names.partition_dir(self.topic, self.partition)
-
-    @property
-    def partition_path(self) -> str:
-        return os.path.join(self.log_dir, self.name)
 
 
 @dataclass(frozen=True)
@@ -166,10 +101,9 @@ def keep(
             log_start_checkpoint=read_offsets(fs, os.path.join(log_dir, names.LOG_START_CHECKPOINT)).get(key),
             leader_epochs=epochs_below(fs, partition_path, end_offset),
             files=tuple(_keep_file(fs, originals, partition_path, path, name) for name in files),
-            parts=_parts_of(groups),
+            parts=parts_of(groups),
         )
-        fs.fsync_dir(path)
-        write_manifest(fs, path, manifest)
+        write_manifest(fs, path, manifest)  # which makes the other names of its directory durable, too
     except BaseException:
         with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be told
             forget(fs, path)
@@ -180,7 +114,7 @@ def keep(
 def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
     """Notes what is to be replaced in a further round; durable before it is."""
     manifest = read_manifest(fs, path)
-    write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *_parts_of(groups))))
+    write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *parts_of(groups))))
 
 
 def epochs_below(fs: FileSystem, partition_path: str, end_offset: int) -> tuple[tuple[int, int], ...]:
@@ -244,21 +178,6 @@ def other_file_system(directory: str) -> Refused:
     )
 
 
-def _parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
-    return tuple(
-        Part(
-            part.source_bases,
-            tuple(
-                LeftFile(names.segment_file(out.base_offset, file.suffix), file.size_bytes, file.digest_hex)
-                for out in part.segments
-                for file in out.files
-            ),
-        )
-        for group in groups
-        for part in parts(group)
-    )
-
-
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
     """A durable copy with owner, mode and time of `like`; size and digest of what was copied."""
     digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
@@ -298,51 +217,6 @@ def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, 
     finally:
         fs.close(fd)
     return position, digest.hexdigest()
-
-
-def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
-    """Replaces it atomically; durable at the end."""
-    target = os.path.join(path, MANIFEST)
-    temporary = target + names.TEMPORARY
-    if fs.exists(temporary):  # of a run that was killed here
-        fs.unlink(temporary)
-    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
-    fs.write_file(temporary, text.encode(), fs.stat(path))
-    try:
-        fs.rename(temporary, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fs.unlink(temporary)
-        raise
-    fs.fsync_dir(path)
-
-
-def read_manifest(fs: FileSystem, path: str) -> Manifest:
-    """CorruptLog for one that cannot be read, Refused for one of another version."""
-    file = os.path.join(path, MANIFEST)
-    data = fs.read_bytes(file, whole=True)
-    try:
-        fields: dict[str, Any] = json.loads(data)
-        version = fields.pop("version")
-        if version != _VERSION:
-            raise Refused(
-                f"the manifest has version {version}, and this keytail knows {_VERSION}",
-                path=file,
-                remedy="Use the keytail that made it",
-            )
-        fields["files"] = tuple(KeptFile(**kept) for kept in fields["files"])
-        fields["parts"] = tuple(
-            Part(tuple(part["source_bases"]), tuple(LeftFile(**left) for left in part["left"]))
-            for part in fields["parts"]
-        )
-        fields["leader_epochs"] = tuple((epoch, start) for epoch, start in fields["leader_epochs"])
-        return Manifest(**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptLog(
-            f"the manifest of kept originals cannot be read: {error}",
-            path=file,
-            remedy="Nothing was changed; the files beside it are what the run replaced",
-        ) from error
 
 
 def entries(fs: FileSystem, directory: str) -> list[Entry]:

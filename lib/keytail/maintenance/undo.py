@@ -16,16 +16,8 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
 from keytail.log.fs import FileStat, FileSystem
-from keytail.log.originals import (
-    KeptFile,
-    LeftFile,
-    Manifest,
-    Part,
-    copy_file,
-    digest_file,
-    epochs_below,
-    write_manifest,
-)
+from keytail.log.manifest import KeptFile, LeftFile, Manifest, Part, write_manifest
+from keytail.log.originals import copy_file, digest_file, epochs_below
 from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
 

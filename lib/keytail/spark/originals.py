@@ -10,7 +10,8 @@ from keytail.clean.rounds import source_bytes
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import FileSystem
-from keytail.log.originals import Originals, add_groups, entry_path, forget, keep, read_manifest
+from keytail.log.manifest import read_manifest
+from keytail.log.originals import Originals, add_groups, entry_path, forget, keep
 from keytail.log.partition import SegmentFacts
 from keytail.maintenance.undo import decide, look
 
