@@ -180,6 +180,25 @@ def test_names_that_are_no_text_are_told_of(tmp_path: Path) -> None:
     assert answer.status == 2
 
 
+@pytest.mark.parametrize("offset", [2**62, 2**62 + 1, 2**63 - 3])
+def test_an_offset_that_no_log_has_ends_a_proof_with_its_place(tmp_path: Path, offset: int) -> None:
+    """The proof looked for an output behind the last one."""
+    partition = tmp_path / "logs" / "t-0"
+    partition.mkdir(parents=True)
+    for base, log in ((0, ONE), (1, with_offset(ONE, offset)), (7, b"")):
+        for suffix in (".log", ".index", ".timeindex"):
+            (partition / f"{base:020d}{suffix}").write_bytes(log if suffix == ".log" else b"")
+    (partition.parent / ".kafka_cleanshutdown").write_text("{}")
+    answer = run(
+        ["compact", "--log-dirs", str(partition.parent), "--topics-have-no-overrides", "--high-watermark", "log-end",
+         "--topic-config", "t:cleanup.policy=compact", "--force", "--execute", "--output", "json"]
+    )  # fmt: skip
+    [row] = answer.rows()
+    assert row["status"] == "corrupt", row["error"]
+    assert f"byte position 0, offset {offset}" in row["error"]
+    assert "Traceback" not in answer.err
+
+
 def test_random_bytes_are_no_log() -> None:
     rng = random.Random(1)
     for _ in range(50):

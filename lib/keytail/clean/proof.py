@@ -214,6 +214,9 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
         elif code == kernels.NEED_MARKERS:
             proof.know_markers()
         elif code == kernels.NEED_NEXT_OUTPUT:
+            if not proof.waiting:  # its offsets are those of segments behind all outputs, or no log's
+                at = int(state[kernels.SOURCE_FROM])
+                proof.lost(kernels.SOURCE_ORDER, int.from_bytes(source.bytes[at : at + 8].tobytes(), "big"))
             finish_output(proof)
             start_output(proof)
         elif code == kernels.NEED_LEGACY:

@@ -18,7 +18,7 @@ from keytail.format.index import parse_offset_index
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import RecordScanner
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
 
 # Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
@@ -133,6 +133,7 @@ def _strides(
         torn_tail = is_last and not task.clean_shutdown
         for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
             refuse_unsupported(stride)
+            check_ends_below(stride, None if is_last else task.segments[number + 1].base_offset)
             progress("check", len(stride.raw))
             yield stride
 

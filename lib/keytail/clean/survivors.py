@@ -22,7 +22,7 @@ from keytail.kernels.offset_map import mark_survivors
 from keytail.log.ahead import one_ahead
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
-from keytail.log.stride import SegmentReader, refuse_unsupported
+from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import TransactionTracker
 
 Progress = Callable[[str, int], None]
@@ -157,7 +157,7 @@ class SurvivorBuilder:
         for number in range(first, end):
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            found = self._find_records(survivors, path, segment.log_bytes, number, first_dirty_offset, followers)
+            found = self._find_records(survivors, path, segments, number, first_dirty_offset, followers)
             for part in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
                 if part.chunk is not None and not survivors.full:
                     self._put(survivors, part.chunk, part.first_ordinal, first_dirty_offset)
@@ -177,7 +177,7 @@ class SurvivorBuilder:
         self,
         survivors: Survivors,
         path: str,
-        log_bytes: int,
+        segments: Sequence[SegmentFacts],
         number: int,
         from_offset: int,
         followers: Followers,
@@ -189,8 +189,10 @@ class SurvivorBuilder:
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
         survivors.segment_records.append(0)
-        for stride in self._reader.unhurried_strides(path, log_bytes):
+        next_base = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        for stride in self._reader.unhurried_strides(path, segments[number].log_bytes):
             refuse_unsupported(stride)
+            check_ends_below(stride, next_base)
             table = stride.table
             aborted = followers.follow(table, number == survivors.first_segment)
             counts = table["record_count"].astype(np.int64)

@@ -300,6 +300,20 @@ def _complete_old(
     return rows, consumed, ""
 
 
+def check_ends_below(stride: Stride, next_base: int | None) -> None:
+    """Raise CorruptLog for a batch that reaches the offsets of the segment behind, which begins at `next_base`."""
+    if next_base is None or int(stride.table["last_offset"][-1]) < next_base:
+        return
+    row = stride.table[int(np.searchsorted(stride.table["last_offset"], next_base))]
+    raise CorruptLog(
+        f"the batch ends with offset {row['last_offset']}, but the next segment begins at {next_base}",
+        path=stride.path,
+        byte_position=int(row["position"]),
+        offset=int(row["base_offset"]),
+        remedy=CORRUPT_REMEDY,
+    )
+
+
 def refuse_unsupported(stride: Stride) -> None:
     """Raise Refused for control batches of which nobody can tell what they end."""
     control = (stride.table["attributes"] & CONTROL) != 0
