@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition_log import PartitionLog
 from keytail.log.rolling import AppendConfig
-from tests.crash.driver import Counts, State, for_every_stop
+from tests.crash.driver import SEED, Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import CLOCK_MS, Kafka
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.recovery import recovered_logs
 
+SHARE = 0.1
 CONFIG = AppendConfig(segment_bytes=420, index_bytes=120, index_interval_bytes=50)
 
 
@@ -46,6 +47,10 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[int
         log.append(_batch(5), leader_epoch=3, now_ms=CLOCK_MS)
         log.close()
         flushed.append(log.log_end_offset)
+    except (OSError, KeytailError):
+        with pytest.raises(KeytailError, match="takes nothing more"):
+            log.append(_batch(0), leader_epoch=3, now_ms=CLOCK_MS)
+        raise
     finally:
         log.abandon()
 
@@ -56,58 +61,77 @@ def _whole(work_dir: Path, config: AppendConfig) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((work_dir / PARTITION).glob("*.log")))
 
 
-def test_a_broker_has_all_that_was_flushed(tmp_path: Path) -> None:
-    """With zeros behind the batches; Kafka itself recovers logs without, below."""
-    config = AppendConfig(**{**vars(CONFIG), "preallocate": True})
-    whole, flushed, counts = _whole(tmp_path / "whole", config), [0], Counts()
+class Promises:
+    """What must hold of every state: Kafka's model loses nothing that was flushed, and keytail opens what is right."""
 
-    def check(state: State) -> None:
+    def __init__(self, work_dir: Path, config: AppendConfig) -> None:
+        self.config, self.whole, self.flushed = config, _whole(work_dir, config), [0]
+
+    def action(self, fs: FileSystem, root: Path) -> None:
+        _traffic(fs, root, self.config, self.flushed)
+
+    def check(self, state: State) -> None:
         directory = state.root / PARTITION
-        read_epochs(LOCAL, str(directory / "leader-epoch-checkpoint"))
+        epochs = directory / "leader-epoch-checkpoint"
+        if epochs.exists():
+            read_epochs(LOCAL, str(epochs))
         has_logs = any(directory.glob("*.log"))
         logs = recovered_logs(directory, 0) if has_logs else {}
         found = b"".join(logs[base] for base in sorted(logs))
-        assert whole.startswith(found), "not what was appended first"
-        assert _end(found) >= max(flushed), f"ends at {_end(found)}, flushed up to {max(flushed)}"
+        assert self.whole.startswith(found), "not what was appended first"
+        assert _end(found) >= max(self.flushed), f"ends at {_end(found)}, flushed up to {max(self.flushed)}"
         if state.action_ended:
-            assert found == whole
-            PartitionLog.open(str(directory), config, now_ms=CLOCK_MS).close()
+            assert found == self.whole
+            PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS).close()
         elif has_logs:
             try:  # some states cannot be told from a log that was closed; then nothing is wrong with them
-                log = PartitionLog.open(str(directory), config, now_ms=CLOCK_MS)
+                log = PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS)
             except (Refused, CorruptLog):
                 return
             log.check()
             assert log.log_end_offset == _end(found)
             log.abandon()
 
-    def action(fs: FileSystem, root: Path) -> None:
-        _traffic(fs, root, config, flushed)
 
-    for_every_stop(lambda root: (root / PARTITION).mkdir(parents=True), action, check,
-                   work_dir=tmp_path / "work", counts=counts, partial_cuts=1)  # fmt: skip
+def make_dir(root: Path) -> None:
+    (root / PARTITION).mkdir(parents=True)
+
+
+def test_a_broker_has_all_that_was_flushed(fast_dir: Path) -> None:  # noqa: F811
+    promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
+    counts = Counts("append")
+    for_every_stop(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts)
     assert counts.distinct_states > 60
 
 
+def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: F811
+    """After an error it takes nothing more, and what is left is what a crash leaves."""
+    promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": True}))
+    counts = Counts("append, faults")
+    for_every_fault(make_dir, promises.action, promises.check, work_dir=fast_dir / "work", counts=counts,
+                    share=SHARE, seed=SEED)  # fmt: skip
+    assert counts.faults > 50
+
+
 @pytest.mark.interop
-def test_kafka_recovers_what_was_flushed(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
-    whole, flushed, counts = _whole(fast_dir / "whole", CONFIG), [0], Counts()
+@pytest.mark.parametrize("preallocate", [False, True])
+def test_kafka_recovers_what_was_flushed(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": preallocate}))
+    counts = Counts()
+    configs = {"segment.index.bytes": CONFIG.index_bytes, "preallocate": str(preallocate).lower()}
 
     def check(state: State) -> None:
         copy = fast_dir / "for-kafka" / PARTITION
         shutil.copytree(state.root / PARTITION, copy)
-        loaded = kafka.load(copy, clean=False, fetch=True, configs={"segment.index.bytes": CONFIG.index_bytes})
-        assert loaded.log_end_offset >= max(flushed)
+        loaded = kafka.load(copy, clean=False, fetch=True, configs=configs)
+        assert loaded.log_end_offset >= max(promises.flushed)
         assert [r.offset for r in loaded.records] == list(range(loaded.log_end_offset))
         assert loaded.fetch_mismatches == ()
         shutil.rmtree(copy.parent)
 
-    def action(fs: FileSystem, root: Path) -> None:
-        _traffic(fs, root, CONFIG, flushed)
-
-    for_every_stop(lambda root: (root / PARTITION).mkdir(parents=True), action, check,
+    for_every_stop(make_dir, promises.action, check,
                    work_dir=fast_dir / "work", counts=counts, partial_cuts=0, torn_writes=False)  # fmt: skip
-    assert len(whole) > 700
+    assert len(promises.whole) > 700
     assert counts.distinct_states > 50
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format.producers import parse_snapshot
 from keytail.log.partition_log import PartitionLog
 from keytail.log.rolling import MAX_LONG, AppendConfig
 from tests.interop.kafka import CLOCK_MS, Kafka
@@ -61,6 +62,7 @@ class Writer:
     large_sets: bool
     steps: list[dict[str, Any]] = field(default_factory=list)
     clock_ms: int = CLOCK_MS
+    start: int = 0
     end: int = 0
     epoch: int = 0
     seen: Counter[str] = field(default_factory=Counter)
@@ -69,8 +71,10 @@ class Writer:
         rng = self.rng
         # Some share a place in a broker's table, on which the order in a snapshot depends.
         ids = [1, 2, 17, 33, 4001, 2**31, 2**32 + 1, 2**40 + 16, 65536, 131072, *range(90, 110)]
-        self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, 16))]
-        self.steps.append({"open": self.clock_ms})
+        ids = rng.choice([ids, range(0, 40_000, 1000), range(0, 40 * 16, 16), range(40)])
+        self.senders = [Sender(producer_id) for producer_id in rng.sample(ids, rng.randint(1, rng.choice([16, 26])))]
+        self.start = self.end = rng.choice([0, 0, 0, 1, 5000, 2**40])
+        self.open()
         for _ in range(rng.randint(5, 60)):
             self.step()
             if rng.random() < 0.03:
@@ -85,6 +89,7 @@ class Writer:
         if rng.random() < 0.15:
             self.epoch += rng.choice([1, 1, 3])
         kinds = ["leader"] * 8 + ["follower"] * 4 + ["marker"] * (4 if self.transactional else 0)
+        kinds += ["crowd"] if self.large_sets else []
         kinds += ["again", "gap", "old", "large", "damaged", "roll", "flush", "below", "larger than a segment"]
         kind = rng.choice(kinds)
         self.seen[kind] += 1
@@ -92,9 +97,15 @@ class Writer:
 
     def restart(self) -> None:
         self.clock_ms += self.rng.choice([0, 1000, HOUR_MS])
-        self.steps += [{"close": 1}, {"open": self.clock_ms}]
+        self.steps.append({"close": 1})
+        if self.rng.random() < 0.3:
+            self.start = self.rng.randint(self.start, self.end)  # as DeleteRecords asks for
+        self.open()
         for sender in self.senders:
             sender.sent.clear()
+
+    def open(self) -> None:
+        self.steps.append({"open": self.clock_ms, "log_start_offset": self.start})
 
     def give(self, data: bytes, kind: str, leader_epoch: int | None = None) -> None:
         epoch = self.epoch if leader_epoch is None else leader_epoch
@@ -149,6 +160,16 @@ class Writer:
             else:
                 parts.append(self.plain())
         self.give(b"".join(parts), "follower")
+
+    def do_crowd(self) -> None:
+        """Many producers in one set: how many make a broker's table double."""
+        senders = self.rng.sample(self.senders, min(self.rng.choice([7, 8, 12, 13, 14]), len(self.senders)))
+        records = [Rec(self.end + i, self.clock_ms, None, b"") for i in range(len(senders))]
+        batches = [self.batch([r], s, self.epoch) for r, s in zip(records, senders, strict=True)]
+        for sender in senders:
+            sender.sent.clear()
+        self.end += len(senders)
+        self.give(b"".join(batches), "follower")
 
     def plain(self) -> bytes:
         records = self.records(self.end, gaps=not self.large_sets)
@@ -308,13 +329,19 @@ class Replay:
     def one(self, step: dict[str, Any], answer: dict[str, Any]) -> None:
         if "open" in step:
             self.clock_ms = step["open"]
-            self.log = PartitionLog.open(str(self.path), self.config, now_ms=self.clock_ms, rng=self.drawn)
+            start = step["log_start_offset"]
+            self.log = PartitionLog.open(
+                str(self.path), self.config, now_ms=self.clock_ms, rng=self.drawn, log_start_offset=start
+            )
+            assert self.log.log_start_offset == start
             return
         log = self.log
         assert log is not None
         if "close" in step:
             closed = log.close()
             assert closed.recovery_point == answer["recovery_point"]
+            starts_late = log.log_start_offset > log.segments[0]
+            assert closed.log_start_offset == (log.log_start_offset if starts_late else None)
             return
         if "clock_ms" in step:
             self.clock_ms = step["clock_ms"]
@@ -386,3 +413,27 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
     if only is None and LOGS >= 60:
         wanted = ["duplicates", "refused after a roll", "transactions aborted", "refused OutOfOrderSequenceException"]
         assert all(seen[name] for name in wanted), seen
+
+
+def test_producers_that_crowd_one_place_are_the_same_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
+    """Of a broker's table; log/APPEND.md, "Producers", says where the order departs."""
+    ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
+    batches = [
+        encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids
+    ]
+    steps: list[dict[str, Any]] = [{"open": CLOCK_MS}]
+    steps += [{"batches": base64.b64encode(data).decode(), "as": "leader", "leader_epoch": 0} for data in batches]
+    theirs, ours = fast_dir / "kafka-crowd" / "log-0", fast_dir / "ours-crowd" / "log-0"
+    kafka.request({"command": "append_watched", "dir": str(theirs), "clock_ms": CLOCK_MS, "configs": {},
+                   "steps": [*steps, {"close": 1}]})  # fmt: skip
+    ours.mkdir(parents=True)
+    with PartitionLog.open(str(ours), now_ms=CLOCK_MS) as log:
+        log.append(b"".join(batches), leader_epoch=0, now_ms=CLOCK_MS)
+    name = f"{len(ids):020d}.snapshot"
+    wanted, found = (parse_snapshot((path / name).read_bytes()) for path in (theirs, ours))
+    assert {entry.producer_id: entry for entry in found} == {entry.producer_id: entry for entry in wanted}
+    assert found != wanted, "if this fails, the page departs from nothing"
+    again = kafka.request({"command": "append_watched", "dir": str(ours), "clock_ms": CLOCK_MS, "configs": {},
+                           "steps": [*steps, {"close": 1}]})  # fmt: skip
+    offsets = [answer["first_offset"] for answer in again["steps"][1:-1]]
+    assert offsets == list(range(len(ids))), "a broker that loads our order knows every batch"

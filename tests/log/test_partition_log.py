@@ -15,6 +15,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition_log import Closed, PartitionLog
 from keytail.log.rolling import AppendConfig
+from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
 NOW_MS = 1_700_000_000_000
@@ -40,10 +41,12 @@ def opened(directory: Path, config: AppendConfig = CONFIG, fs: FileSystem = LOCA
 class LogModel(RuleBasedStateMachine):
     """`spans` are base and last offset of every batch, `starts` the base offsets of segments that rolls asked for."""
 
+    parent: Path
+
     @initialize(segment_bytes=st.sampled_from([200, 500, 5000]), index_bytes=st.sampled_from([12, 36, 4000]),
                 preallocate=st.booleans())  # fmt: skip
     def create(self, segment_bytes: int, index_bytes: int, preallocate: bool) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="keytail-log-"))
+        self.root = Path(tempfile.mkdtemp(dir=self.parent))
         (self.root / "orders-0").mkdir()
         self.config = AppendConfig(
             segment_bytes=segment_bytes, index_bytes=index_bytes, index_interval_bytes=60, preallocate=preallocate
@@ -111,8 +114,11 @@ class LogModel(RuleBasedStateMachine):
             assert entry.slot < 0 or entry.offset <= last
 
 
-def test_a_log_is_a_list_of_batches() -> None:
-    run_state_machine_as_test(LogModel, settings=STATEFUL)
+def test_a_log_is_a_list_of_batches(fast_dir: Path) -> None:  # noqa: F811
+    class Model(LogModel):
+        parent = fast_dir
+
+    run_state_machine_as_test(Model, settings=STATEFUL)
 
 
 def files(directory: Path) -> dict[str, bytes]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from keytail.errors import UsageProblem
 from keytail.format.batch import BATCH_TABLE
+from keytail.log.hash_order import hash_order
 from keytail.log.leader_epochs import assign, truncate_from_end, truncate_from_start
-from keytail.log.live_producers import hash_order
 from keytail.log.rolling import (
     AppendConfig,
     Standing,
@@ -77,10 +77,44 @@ times = st.sampled_from([-1, 0, 5, 900, 905, 906, 1000, 2**62])
 def test_batches_go_in_until_one_makes_the_segment_end(
     standing: Standing, batches: list[tuple[int, int, int]], config: AppendConfig
 ) -> None:
+    assert batches_before_roll(standing, _rows(batches), config, NOW_MS) == _twin(standing, batches, config)
+
+
+WAITED = Standing(50, 61, first_timestamp_ms=900, created_ms=0, jitter_ms=3)  # of 100 ms, 97 are left
+TIMELESS = Standing(50, 61, first_timestamp_ms=-1, created_ms=900, jitter_ms=3)
+
+
+@pytest.mark.parametrize(
+    ("standing", "limit", "met", "exceeded"),
+    [
+        (WAITED, {"segment_bytes": 200}, (139, 900, 51), (140, 900, 51)),
+        (Standing(50, 0, -1, 0, 0), {"segment_bytes": 200}, (200, 900, 51), (201, 900, 51)),
+        (WAITED, {"segment_ms": 100}, (61, 997, 51), (61, 998, 51)),
+        (WAITED, {"max_compaction_lag_ms": 100}, (61, 997, 51), (61, 998, 51)),
+        (WAITED, {}, (61, 900, 50 + FAR), (61, 900, 51 + FAR)),
+    ],
+)
+def test_a_limit_that_is_met_is_not_exceeded(
+    standing: Standing, limit: dict[str, int], met: tuple[int, int, int], exceeded: tuple[int, int, int]
+) -> None:
+    config = AppendConfig(**limit)  # type: ignore[arg-type]
+    assert batches_before_roll(standing, _rows([met]), config, NOW_MS) == 1
+    assert batches_before_roll(standing, _rows([exceeded]), config, NOW_MS) == 0
+
+
+def test_without_a_time_the_age_of_the_segment_counts() -> None:
+    config, one = AppendConfig(segment_ms=100), _rows([(61, 2**62, 51)])
+    assert batches_before_roll(TIMELESS, one, config, 997) == 1
+    assert batches_before_roll(TIMELESS, one, config, 998) == 0
+    first_at_0 = Standing(50, 61, first_timestamp_ms=0, created_ms=900, jitter_ms=0)  # 0 is a time
+    assert batches_before_roll(first_at_0, _rows([(61, 100, 51)]), config, 2000) == 1
+
+
+def _rows(batches: list[tuple[int, int, int]]) -> np.ndarray:
     table = np.zeros(len(batches), BATCH_TABLE)
     for column, name in enumerate(("size_bytes", "max_timestamp_ms", "last_offset")):
         table[name] = [batch[column] for batch in batches]
-    assert batches_before_roll(standing, table, config, NOW_MS) == _twin(standing, batches, config)
+    return table
 
 
 def test_an_index_is_full_with_a_slot_of_times_left() -> None:
@@ -143,7 +177,20 @@ def test_epochs_are_cut_at_both_ends() -> None:
 
 def test_producers_in_the_order_of_a_brokers_table() -> None:
     assert hash_order([33, 17, 2, 1]) == [33, 17, 1, 2]  # in place 1 the first come first
-    assert hash_order([65536]) == [65536]
+    assert hash_order([33, 17, 2, 1], in_front=True) == [1, 17, 33, 2]
+    assert hash_order([3, 2 << 16, (1 << 32) + 1]) == [(1 << 32) + 1, 2 << 16, 3]  # the upper bits are folded in
     # 13 do not fit three quarters of 16 places: among 32, 17 has one of its own behind 12.
     assert hash_order([17, *range(12)]) == [*range(12), 17]
     assert hash_order([17, *range(11)]) == [0, 17, *range(1, 11)]
+    # Put in the other way, the table is found too full by the one that comes next.
+    assert hash_order([17, *range(12)], in_front=True) == [0, 1, 17, *range(2, 12)]
+    assert hash_order([17, *range(13)], in_front=True) == [*range(13), 17]
+
+
+def test_a_crowd_in_one_place_makes_a_brokers_table_double() -> None:
+    """Producers with the first ids of blocks of 1000 are such a crowd."""
+    crowd = [16 * i for i in (3, 1, 2, 5, 4, 7, 6, 8)]
+    assert hash_order(crowd) == crowd
+    assert hash_order([*crowd, 16 * 9]) == sorted([*crowd, 16 * 9], key=lambda i: i % 32)
+    assert hash_order(crowd[:7], in_front=True) == crowd[6::-1]
+    assert hash_order(crowd, in_front=True) == [128, 96, 64, 32, 112, 80, 16, 48]

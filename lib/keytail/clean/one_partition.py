@@ -14,9 +14,16 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.producers import first_unstable
 
+COMPACTED = CompactionConfig(cleanup_policy=frozenset({"compact"}))
+
 
 def compact(
-    facts: PartitionFacts, config: CompactionConfig, *, now_ms: int, run_id: str, fs: FileSystem = LOCAL
+    facts: PartitionFacts,
+    config: CompactionConfig = COMPACTED,
+    *,
+    now_ms: int,
+    run_id: str = "by-hand",
+    fs: FileSystem = LOCAL,
 ) -> CleaningResult | None:
     """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
 

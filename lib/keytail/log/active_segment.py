@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,8 +108,11 @@ class ActiveSegment:
         fs.close(fs.create(path, like))
         opened = Standing(base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
         segment = cls(fs, directory, base_offset, config, like, opened)
-        if config.preallocate:
-            fs.truncate(segment._fd, config.segment_bytes)
+        try:
+            segment._preallocate()
+        except BaseException:
+            segment.abandon()
+            raise
         return segment
 
     @classmethod
@@ -146,8 +150,7 @@ class ActiveSegment:
             self._fs.unlink(index.path)
         self._indexes = None
         self.index_state = IndexState.of_new_segment(self.base_offset, self._config)
-        if self._config.preallocate:
-            self._fs.truncate(self._fd, self._config.segment_bytes)
+        self._preallocate()
         self._opened = Standing(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
@@ -192,13 +195,13 @@ class ActiveSegment:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as they are."""
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
-        for index in self._indexes or ():
-            index.close()
-        self._indexes = None
+        """Let go of the files as they are: of all, even where the system tells of an error."""
+        with ExitStack() as files:
+            if self._fd >= 0:
+                files.callback(self._fs.close, self._fd)
+            for index in self._indexes or ():
+                files.callback(index.close)
+            self._fd, self._indexes = -1, None
 
     def check(self) -> None:
         """Assert what holds at any time."""
@@ -220,6 +223,10 @@ class ActiveSegment:
                 raise
             self._indexes = offsets, times
         return self._indexes
+
+    def _preallocate(self) -> None:
+        if self._config.preallocate:
+            self._fs.truncate(self._fd, self._config.segment_bytes)
 
     def _path(self, suffix: str) -> str:
         return os.path.join(self._directory, names.segment_file(self.base_offset, suffix))

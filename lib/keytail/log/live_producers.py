@@ -16,6 +16,7 @@ from keytail.errors import Refused
 from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
 from keytail.format.control import ControlType
 from keytail.format.producers import ProducerEntry
+from keytail.log.hash_order import hash_order
 from keytail.log.index_files import AbortedTransaction
 
 BATCHES_KEPT = 5  # of each producer, to know a batch that is sent again
@@ -94,7 +95,7 @@ class LiveProducers:
     def entries(self) -> list[ProducerEntry]:
         """What a snapshot holds, in the order in which a broker writes it."""
         found = []
-        for producer_id in hash_order(self.producers):
+        for producer_id in hash_order(list(self.producers)):
             producer = self.producers[producer_id]
             last = producer.sent[-1] if producer.sent else SentBatch(-1, NO_SEQUENCE, -1, -1)
             found.append(
@@ -156,11 +157,9 @@ class _Change:
         return Judgement(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """A broker gathers the producers of a set in a table, and those that are new become known in its order.
-
-        In that table the last come is the first in its place.
-        """
-        self._after = {producer_id: self._after[producer_id] for producer_id in hash_order(reversed(self._after))}
+        """A broker gathers the producers of a set in a table, and those that are new become known in its order."""
+        order = hash_order(list(self._after), in_front=True)
+        self._after = {producer_id: self._after[producer_id] for producer_id in order}
         return self
 
     def _of(self, producer_id: int) -> Producer:
@@ -224,23 +223,6 @@ class _Change:
             txn_first_offset=txn_first_offset,
             sent=(*producer.sent, batch)[-BATCHES_KEPT:],
         )
-
-
-def hash_order(producer_ids: Iterable[int]) -> list[int]:
-    """Producer ids in the order in which a broker's table gives them; `producer_ids` in the order they came in.
-
-    A table of 2^n places, 16 at least, of which three quarters may be taken, and in each place the first come first.
-    """
-    ids = list(producer_ids)
-    places = 16
-    while len(ids) > places * 3 // 4:
-        places *= 2
-
-    def place(producer_id: int) -> int:
-        folded = (producer_id ^ (producer_id >> 32)) & 0xFFFFFFFF
-        return (folded ^ (folded >> 16)) & (places - 1)
-
-    return sorted(ids, key=place)
 
 
 def _last_sequence(row: np.void) -> int:

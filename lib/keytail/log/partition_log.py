@@ -29,7 +29,8 @@ from keytail.log.incoming import NOTHING_WRITTEN, Incoming
 from keytail.log.index_files import OffsetEntry, OffsetIndex
 from keytail.log.leader_epochs import assign, truncate_from_end, truncate_from_start
 from keytail.log.live_producers import Judgement, LiveProducers, SentBatch
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.one_partition import survey
+from keytail.log.partition import PartitionFacts
 from keytail.log.producers import newest_snapshot
 from keytail.log.rolling import (
     AppendConfig,
@@ -39,6 +40,8 @@ from keytail.log.rolling import (
     is_flush_due,
     new_base,
 )
+
+DEFAULTS = AppendConfig()
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class PartitionLog:
     def open(
         cls,
         path: str,
-        config: AppendConfig,
+        config: AppendConfig = DEFAULTS,
         *,
         now_ms: int,
         log_start_offset: int = 0,
@@ -112,16 +115,22 @@ class PartitionLog:
         "Before it is opened"). A new log begins at `log_start_offset`, which of one that exists is that of the
         checkpoint.
         """
-        facts = _survey(fs, path, log_start_offset)
+        _refuse_claimed(fs, path)
+        facts = survey(path, log_start_offset=log_start_offset, fs=fs)
         like = fs.stat(path)
-        log = cls(fs, path, config, like, rng or random.Random(), now_ms)
         if facts.segments:
             _refuse_unless_closed(fs, facts)
-            log._load(facts, now_ms)
         elif facts.snapshots or facts.leftovers:
             _refuse(path, "it has no segment, but files of one that was there", "Give it an empty directory")
-        else:
-            log._begin(log_start_offset, now_ms)
+        log = cls(fs, path, config, like, rng or random.Random(), now_ms)
+        try:
+            if facts.segments:
+                log._load(facts, now_ms)
+            else:
+                log._begin(log_start_offset, now_ms)
+        except BaseException:
+            log.abandon()
+            raise
         return log
 
     # Appending
@@ -368,9 +377,9 @@ class PartitionLog:
 
     def abandon(self) -> None:
         """Let go of the files as they are: what a broker finds after a crash."""
-        if self._active is not None:
-            self._active.abandon()
-            self._active = None
+        active, self._active = self._active, None
+        if active is not None:
+            active.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -405,19 +414,30 @@ class PartitionLog:
             last.base_offset, last.log_bytes, last.first_batch_timestamp_ms, now_ms,
             draw_jitter_ms(self._rng, self.config),
         )  # fmt: skip
-        found = newest_snapshot(self._fs, self.path, facts.snapshots, end)
-        entries = found[1] if found is not None else []
-        kept_ms = self.config.producer_id_expiration_ms
-        self._producers = LiveProducers.of(
-            e for e in entries if e.current_txn_first_offset >= 0 or now_ms - e.timestamp_ms < kept_ms
-        )
-        self._producers_end = self._last_snapshot = end
         self._like = self._fs.stat(self._path(last.base_offset, names.LOG))
         self._active = ActiveSegment.reopen(self._fs, self.path, opened, self.config, self._like)
-        strays = [s for s in facts.snapshots if s != end and (s not in self._bases or s <= self.log_start_offset)]
-        for snapshot in strays:
-            self._fs.unlink(self._path(snapshot, names.SNAPSHOT))
+        self._load_producers(facts, now_ms)
         self._load_epochs()
+
+    def _load_producers(self, facts: PartitionFacts, now_ms: int) -> None:
+        end = facts.log_end_offset
+        if not facts.snapshots:  # all batches lie below the log start: a broker notes that there are no producers
+            self._last_snapshot = 0
+            for offset in (*self._bases[-2:], end):
+                self._producers_end = offset
+                self._take_snapshot()
+            return
+        strays = {s for s in facts.snapshots if s <= self.log_start_offset or (s != end and s not in self._bases)}
+        found = newest_snapshot(self._fs, self.path, sorted(set(facts.snapshots) - strays), end)
+        kept_ms = self.config.producer_id_expiration_ms
+        self._producers = LiveProducers.of(
+            e
+            for e in (found[1] if found is not None else ())
+            if e.current_txn_first_offset >= 0 or now_ms - e.timestamp_ms < kept_ms
+        )
+        self._producers_end = self._last_snapshot = end
+        for snapshot in sorted(strays):
+            self._fs.unlink(self._path(snapshot, names.SNAPSHOT))
 
     def _load_epochs(self) -> None:
         path = os.path.join(self.path, names.LEADER_EPOCHS)
@@ -468,22 +488,14 @@ def _place(table: np.ndarray, size_bytes: int) -> None:
     table["position"] = size_bytes + np.cumsum(sizes) - sizes
 
 
-def _survey(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
-    log_dir, name = os.path.split(os.path.abspath(path))
-    parsed = names.parse_partition_dir(name)
-    if parsed is None or parsed.kind != "normal":
-        raise Refused("a partition's directory is named <topic>-<partition>", path=path, remedy="Nothing was changed")
-    if fs.exists(os.path.join(log_dir, names.CLEAN_SHUTDOWN)):
+def _refuse_claimed(fs: FileSystem, path: str) -> None:
+    if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
         _refuse(
             path,
             f"{names.CLEAN_SHUTDOWN} says that the broker stopped cleanly: with it a broker that starts after a crash "
             "of ours would trust what is half-written",
             "Take that file away first, as a broker does when it starts, and sync the log dir",
         )
-    key = parsed.topic, parsed.partition
-    claims = LogDirFacts(log_dir, (), (), False, {}, {}, {key: log_start_offset}, {})
-    entry = PartitionEntry(*key, log_dir, path)
-    return survey_partition(fs, claims, entry)
 
 
 def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
@@ -500,8 +512,8 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
             _refuse(facts.path, f"the segment with base offset {segment.base_offset} has not both indexes", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    is_new = end == facts.segments[0].base_offset and not facts.snapshots
-    if not is_new and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
+    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left that it could tell of
+    if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
         _refuse(facts.path, f"there is no good producer snapshot at the log end offset {end}, or one behind it", remedy)
     if facts.log_start_offset > end:
         _refuse(facts.path, f"the log ends at {end}, below its log start offset {facts.log_start_offset}", remedy)

@@ -165,16 +165,15 @@ class PresizedIndex:
         self._map(size_bytes)
         self._fs.truncate(self._fd, size_bytes)
         self._fs.fsync(self._fd)
-        self._fs.close(self._fd)
-        self._fd, self._max_entries = -1, 0
+        self._max_entries = 0
+        self._close_file()
 
     def close(self) -> None:
         """Let go of the file as it is; an active segment's keeps its full size."""
         self._map(0)
-        if self._fd >= 0:
-            self._fs.close(self._fd)
-            self._fd = -1
         self._count = self._max_entries = 0
+        if self._fd >= 0:
+            self._close_file()
 
     def sanity_check(self) -> None:
         """Raise CorruptLog at the first slot that cannot follow the one before, or where no whole entry is left."""
@@ -273,6 +272,11 @@ class PresizedIndex:
             f"{name.replace('_', ' ')} {value}"
             for name, value in zip(self._columns, self._fields(slot), strict=True)
         )
+
+    def _close_file(self) -> None:
+        """It is closed then, even where the system tells of an error."""
+        fd, self._fd = self._fd, -1
+        self._fs.close(fd)
 
     def _map(self, size_bytes: int) -> None:
         view, self._view = self._view, b""

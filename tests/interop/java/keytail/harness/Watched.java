@@ -34,6 +34,7 @@ final class Watched {
                 ObjectNode row = rows.addObject();
                 if (step.has("open")) {
                     options.put("clock_ms", step.get("open").asLong());
+                    options.put("log_start_offset", step.path("log_start_offset").asLong(0));
                     partition = new Partition(options);
                 } else if (step.has("close")) {
                     partition.log.flush(true);

@@ -1,0 +1,45 @@
+"""The order in which a broker's hash table gives producer ids: snapshots are written in it (APPEND.md, "Producers").
+
+As Java's HashMap. A table begins with 16 places and doubles when it is too full, or too many are in one place of
+it; the place of an id follows from its bits, and within a place the order is that in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_FIRST_PLACES = 16
+_CROWD = 8  # in one place; one more doubles a table of fewer than 64 places
+_PLACES_OF_CROWDS = 64
+
+
+def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
+    """Distinct producer ids, given in the order in which they were put in, as the table gives them.
+
+    `in_front`: put in by `computeIfAbsent`, where the last to come is the first in its place, and the table doubles
+    when it was too full before. Where eight ids or more share one of 64 places, a broker's order may be another.
+    """
+    places = _FIRST_PLACES
+    for count, producer_id in enumerate(producer_ids, 1):
+        if places >= _PLACES_OF_CROWDS:
+            break
+        if in_front and _is_too_full(count - 1, places):
+            places *= 2
+        place = _place(producer_id, places)
+        crowd = sum(_place(other, places) == place for other in producer_ids[:count])
+        if crowd > _CROWD - in_front and places < _PLACES_OF_CROWDS:
+            places *= 2
+        if not in_front and _is_too_full(count, places):
+            places *= 2
+    while _is_too_full(len(producer_ids) - in_front, places):
+        places *= 2
+    return sorted(reversed(producer_ids) if in_front else producer_ids, key=lambda i: _place(i, places))
+
+
+def _is_too_full(count: int, places: int) -> bool:
+    return count > places * 3 // 4
+
+
+def _place(producer_id: int, places: int) -> int:
+    folded = (producer_id ^ (producer_id >> 32)) & 0xFFFFFFFF
+    return (folded ^ (folded >> 16)) & (places - 1)
