@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 import numpy as np
 
@@ -24,12 +24,12 @@ from keytail.format.producers import encode_snapshot
 from keytail.log import incoming
 from keytail.log.active_segment import ActiveSegment, IndexState, plan_entries, plan_until_full
 from keytail.log.checkpoint import read_epochs, write_epochs
+from keytail.log.closed_log import survey_closed
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 from keytail.log.incoming import NOTHING_WRITTEN, Incoming
 from keytail.log.index_files import OffsetEntry, OffsetIndex
 from keytail.log.leader_epochs import assign, truncate_from_end, truncate_from_start
 from keytail.log.live_producers import Judgement, LiveProducers, SentBatch
-from keytail.log.one_partition import survey
 from keytail.log.partition import PartitionFacts
 from keytail.log.producers import newest_snapshot
 from keytail.log.rolling import (
@@ -115,13 +115,8 @@ class PartitionLog:
         "Before it is opened"). A new log begins at `log_start_offset`, which of one that exists is that of the
         checkpoint.
         """
-        _refuse_claimed(fs, path)
-        facts = survey(path, log_start_offset=log_start_offset, fs=fs)
+        facts = survey_closed(fs, path, log_start_offset)
         like = fs.stat(path)
-        if facts.segments:
-            _refuse_unless_closed(fs, facts)
-        elif facts.snapshots or facts.leftovers:
-            _refuse(path, "it has no segment, but files of one that was there", "Give it an empty directory")
         log = cls(fs, path, config, like, rng or random.Random(), now_ms)
         try:
             if facts.segments:
@@ -486,38 +481,3 @@ def _place(table: np.ndarray, size_bytes: int) -> None:
     """Positions of batches that go to the end of a segment of `size_bytes`."""
     sizes = table["size_bytes"].astype(np.int64)
     table["position"] = size_bytes + np.cumsum(sizes) - sizes
-
-
-def _refuse_claimed(fs: FileSystem, path: str) -> None:
-    if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
-        _refuse(
-            path,
-            f"{names.CLEAN_SHUTDOWN} says that the broker stopped cleanly: with it a broker that starts after a crash "
-            "of ours would trust what is half-written",
-            "Take that file away first, as a broker does when it starts, and sync the log dir",
-        )
-
-
-def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
-    """A log that was closed cleanly has all its index files, ends with a whole batch and has a snapshot at its end."""
-    remedy = "Let a broker start and stop cleanly, or see what `keytail rebuild-index` finds"
-    if facts.problems:
-        _refuse(facts.path, facts.problems[0], remedy)
-    if facts.leftovers:
-        _refuse(facts.path, f"{facts.leftovers[0]} is left of something unfinished", remedy)
-    if facts.tail_bytes:
-        _refuse(facts.path, f"{facts.tail_bytes} bytes behind the last batch are no batch", remedy)
-    for segment in facts.segments:
-        if segment.index_bytes is None or segment.time_index_bytes is None:
-            _refuse(facts.path, f"the segment with base offset {segment.base_offset} has not both indexes", remedy)
-    end = facts.log_end_offset
-    found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left that it could tell of
-    if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
-        _refuse(facts.path, f"there is no good producer snapshot at the log end offset {end}, or one behind it", remedy)
-    if facts.log_start_offset > end:
-        _refuse(facts.path, f"the log ends at {end}, below its log start offset {facts.log_start_offset}", remedy)
-
-
-def _refuse(path: str, what: str, remedy: str) -> NoReturn:
-    raise Refused(f"this log cannot be appended to: {what}", path=path, remedy=remedy)

@@ -1,0 +1,59 @@
+"""Whether a log was closed cleanly, so that it can be appended to: what APPEND.md, "Before it is opened", asks for."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.one_partition import survey
+from keytail.log.partition import PartitionFacts
+from keytail.log.producers import newest_snapshot
+
+
+def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
+    """Facts of a log in the directory `path` that was closed, or of an empty directory. Refused for any other."""
+    _refuse_claimed(fs, path)
+    facts = survey(path, log_start_offset=log_start_offset, fs=fs)
+    if facts.segments:
+        _refuse_unless_closed(fs, facts)
+    elif facts.snapshots or facts.leftovers:
+        _refuse(path, "it has no segment, but files of one that was there", "Give it an empty directory")
+    return facts
+
+
+def _refuse_claimed(fs: FileSystem, path: str) -> None:
+    if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
+        _refuse(
+            path,
+            f"{names.CLEAN_SHUTDOWN} says that the broker stopped cleanly: with it a broker that starts after a crash "
+            "of ours would trust what is half-written",
+            "Take that file away first, as a broker does when it starts, and sync the log dir",
+        )
+
+
+def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
+    """A log that was closed cleanly has all its index files, ends with a whole batch and has a snapshot at its end."""
+    remedy = "Let a broker start and stop cleanly, or see what `keytail rebuild-index` finds"
+    if facts.problems:
+        _refuse(facts.path, facts.problems[0], remedy)
+    if facts.leftovers:
+        _refuse(facts.path, f"{facts.leftovers[0]} is left of something unfinished", remedy)
+    if facts.tail_bytes:
+        _refuse(facts.path, f"{facts.tail_bytes} bytes behind the last batch are no batch", remedy)
+    for segment in facts.segments:
+        if segment.index_bytes is None or segment.time_index_bytes is None:
+            _refuse(facts.path, f"the segment with base offset {segment.base_offset} has not both indexes", remedy)
+    end = facts.log_end_offset
+    found = newest_snapshot(fs, facts.path, facts.snapshots, end)
+    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left that it could tell of
+    if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
+        _refuse(facts.path, f"there is no good producer snapshot at the log end offset {end}, or one behind it", remedy)
+    if facts.log_start_offset > end:
+        _refuse(facts.path, f"the log ends at {end}, below its log start offset {facts.log_start_offset}", remedy)
+
+
+def _refuse(path: str, what: str, remedy: str) -> NoReturn:
+    raise Refused(f"this log cannot be appended to: {what}", path=path, remedy=remedy)
