@@ -325,19 +325,20 @@ def test_copies_on_another_file_system(run: Run, log_dir: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path) -> None:
+@pytest.mark.parametrize("limit", [(), ("--max-scratch-bytes", "100m")])
+def test_copies_are_counted_in_the_space_check(run: Run, log_dir: Path, limit: tuple[str, ...]) -> None:
     """Scratch for the largest partition fits, and so do its links; copies beside it do not."""
     before = everything(log_dir)
     size = sum(len(data) for name, (data, *_) in before.items() if name.startswith("orders-0"))
     free = (1 << 20) + int(1.1 * size)
 
     with patch.object(FileSystem, "free_bytes", lambda self, path: free):
-        rows, run_id = compact(run, log_dir, "--copy-originals")
+        rows, run_id = compact(run, log_dir, "--copy-originals", *limit)
         assert set(statuses(rows).values()) == {"refused"}
         assert all("copies of the originals need up to" in row["error"] for row in rows.values())
         assert everything(log_dir) == before
         assert run_id == ""
-        rows, run_id = compact(run, log_dir)
+        rows, run_id = compact(run, log_dir, *limit)
     assert set(statuses(rows).values()) == {"compacted"}
     with contextlib.suppress(FileNotFoundError):
         assert [kept["run_id"] for kept in runs_kept(run, log_dir)] == [run_id]

@@ -43,7 +43,7 @@ SHAPES: dict[str, LogDir] = {
         (Log("orders-0", [["a:1"], ["x:1"], ["! x:-"], ["y:11111 z:1", "a:1111", "y:1"], []]),), join=3, keep_in=KEPT
     ),
     IN_ROUNDS: InRounds(
-        (Log("orders-0", [["T1 a:1 b:1", "x:1 c:1"], ["A1", "x:2"], ["y:1"]]),),
+        (Log("orders-0", [["T1 a:1", "x:1"], ["A1", "x:2"], ["x:3"], ["y:1"]]),),
         keep_in=KEPT,
     ),
     COPIES: LogDir((Log("orders-0", [["a:1 b:1"], ["a:2"], []], checkpoint=0),), join=2, keep_in=KEPT, copies=True),
