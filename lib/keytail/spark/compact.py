@@ -262,6 +262,7 @@ class Compaction:
         except OSError as problem:
             known = explained(problem)
             return replace(self._row_after(known, row, task, progress), problem=known)
+        self._remove_lost_scratch(task)
         self._tell_oddities(row, result)
         return replace(
             row,
@@ -286,11 +287,9 @@ class Compaction:
         if outcome.trace:
             self.on_trace(outcome.trace)
         result = outcome.value
-        if outcome.worker_died:
-            # A worker that died has left scratch files behind; the attempt that succeeded owns the others.
-            self._remove_scratch(task, result)
         if outcome.problem is not None or result is None:
             raise outcome.problem or KeytailError("internal error: a task gave no answer")
+        self._remove_lost_scratch(task, result)
         return result
 
     def _install(self, task: CleaningTask, result: CleaningResult, progress: _Progress) -> None:
@@ -370,6 +369,11 @@ class Compaction:
                 f"{row.name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and "
                 f"replicas fetch them all the same, but sent again they would not be taken"
             )
+
+    def _remove_lost_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> None:
+        """What attempts have left whose worker or executor was lost, or that a copy overtook: Spark tells of none."""
+        with contextlib.suppress(OSError):  # the next run removes it too
+            self._remove_scratch(task, result)
 
     def _remove_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> int:
         """Of this run, but for what `result` has written and hands on; how many files."""

@@ -1,0 +1,133 @@
+"""A standalone Spark cluster of two workers on this machine, for tests of what only a cluster does.
+
+Master and workers are processes of their own, of a core each, started from the Spark that came with pyspark. Nothing
+is listened on but the loopback address. The workers name it differently, as Spark runs no copy of a slow task on the
+host of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyspark
+
+from keytail.spark.session import require_java
+
+SPARK_HOME = Path(pyspark.__file__).parent
+ROOT = Path(__file__).parents[2]
+HOSTS = ("127.0.0.1", "localhost")
+LONGEST_START_S = 120.0
+EXECUTOR = {"spark.executor.cores": "1", "spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+
+
+@dataclass
+class Cluster:
+    """`url` is its --master; `work_dir` holds what its processes write."""
+
+    work_dir: Path
+    port: int
+    ui_port: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+        """For a driver: `settings` are those of a spark-defaults.conf."""
+        conf = self.work_dir / "conf"
+        conf.mkdir(exist_ok=True)
+        lines = {**EXECUTOR, **(settings or {})}
+        (conf / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+        return self._environment() | {"SPARK_CONF_DIR": str(conf)}
+
+    def executors(self) -> list[int]:
+        """Process ids of the executors' JVMs that live."""
+        workers = {process.pid for process in self.processes}
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                words = (folder / "cmdline").read_bytes()
+                if int(fields[1]) in workers and fields[0] not in "ZX" and b"ExecutorBackend" in words:
+                    found.append(int(folder.name))
+        return found
+
+    def _environment(self) -> dict[str, str]:
+        """Executors have it from their worker: their Python finds the tests."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+        return clean | {
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self.work_dir / "local"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def _start(self, name: str, *arguments: str) -> None:
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
+        with (self.work_dir / f"{name}.txt").open("wb") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environment(), cwd=self.work_dir, start_new_session=True
+            )
+        self.processes.append(process)
+
+    def start(self) -> None:
+        self._start("master", "master.Master", "--host", HOSTS[0], "--port", str(self.port),
+                    "--webui-port", str(self.ui_port))  # fmt: skip
+        for number, host in enumerate(HOSTS):
+            work_dir = str(self.work_dir / f"worker-{number}")
+            self._start(f"worker-{number}", "worker.Worker", "--host", host, "--cores", "1", "--memory", "1g",
+                        "--webui-port", "0", "--work-dir", work_dir, self.url)  # fmt: skip
+        last_s = time.monotonic() + LONGEST_START_S
+        while self._alive_workers() < len(HOSTS):
+            logs = "\n".join(log.read_text()[-2000:] for log in self.work_dir.glob("*.txt"))
+            assert all(process.poll() is None for process in self.processes), f"it did not start: {logs}"
+            assert time.monotonic() < last_s, f"it does not start: {logs}"
+            time.sleep(0.1)
+
+    def _alive_workers(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ui_port}/json/", timeout=5) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def stop(self) -> None:
+        """Executors are of their worker's group."""
+        for process in reversed(self.processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def cluster(work_dir: Path) -> Iterator[Cluster]:
+    """Started when it is handed over, gone afterwards."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    made = Cluster(work_dir, _free_port(), _free_port())
+    try:
+        require_java()
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

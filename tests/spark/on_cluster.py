@@ -1,0 +1,99 @@
+"""The driver of a test on a cluster: `keytail compact --execute` with speculation on or off, and with tasks that go
+wrong as they are told to.
+
+    python -m tests.spark.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
+
+NOTES is a directory: each attempt of a task leaves an empty file there. HOW says by partition what goes wrong, such as
+`1:slow` or `1:executor,2:worker` for what is killed. Prints the rows as JSON, and the settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from keytail.app import compaction
+from keytail.app.selection import Choice, read_configuration
+from keytail.clean.cleaner import clean_partition
+from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.log.fs import LOCAL
+from keytail.spark import compact, session
+
+DUPLICATES = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "50ms",
+}
+LONGEST_S = 60.0
+
+
+def clean_badly(
+    notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str
+) -> CleaningResult:
+    """Partitions named in `how` go wrong when they have written everything, the first time that they are run."""
+    number = str(task.partition)
+    (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
+    result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
+    if number in how and _is_first(Path(notes) / f"{number}.first"):
+        if how[number] == "slow":  # until a copy of it has ended
+            _wait_for(Path(notes) / f"{number}.done")
+        elif how[number] == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how[number] == "executor":
+            os.kill(_executor(), signal.SIGKILL)
+            time.sleep(LONGEST_S)
+    (Path(notes) / f"{number}.done").touch()
+    return result
+
+
+def _is_first(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _wait_for(path: Path) -> None:
+    last_s = time.monotonic() + LONGEST_S
+    while not path.exists() and time.monotonic() < last_s:
+        time.sleep(0.02)
+
+
+def _executor() -> int:
+    """The JVM above this worker and its daemon."""
+    pid = os.getppid()
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def main() -> None:
+    master, log_dir, notes, how, speculation = sys.argv[1:]
+    if speculation == "forced":
+        session.CORRECTNESS.update(DUPLICATES)
+    badly = dict(one.split(":") for one in how.split(","))
+    compact.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
+    settings: dict[str, str] = {}
+    real = compaction.session_of_run
+
+    def noted(*args, **more):
+        spark = real(*args, **more)
+        settings.update(dict(spark.sparkContext.getConf().getAll()))
+        return spark
+
+    compaction.session_of_run = noted  # type: ignore[assignment]
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
+    request = compaction.Request(Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka")
+    rows = [replace(row, problem=None) for row in compaction.compact(request)]
+    print(json.dumps({"rows": [asdict(row) for row in rows], "speculation": settings.get("spark.speculation")}))
+
+
+if __name__ == "__main__":
+    main()
