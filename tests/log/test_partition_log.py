@@ -245,6 +245,29 @@ def test_flushes_come_by_messages_and_by_time(directory: Path) -> None:
         assert log.recovery_point == 6
 
 
+def test_what_is_synced_and_in_which_order(directory: Path) -> None:
+    """APPEND.md, "The order of operations"."""
+
+    class Synced(FileSystem):
+        def fsync(self, fd: int) -> None:
+            synced.append(Path(f"/proc/self/fd/{fd}").readlink().suffix)
+            super().fsync(fd)
+
+        def fsync_dir(self, path: str) -> None:
+            synced.append("directory")
+            super().fsync_dir(path)
+
+    synced: list[str] = []
+    with opened(directory, fs=Synced()) as log:
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+        synced.clear()
+        log.flush(now_ms=NOW_MS)
+        assert synced == [".log", ".index", ".timeindex", "directory"]
+        synced.clear()
+        log.roll(now_ms=NOW_MS)
+        assert synced == [".log", ".index", ".timeindex", "directory", ".snapshot", "directory"]
+
+
 def test_only_a_log_that_was_closed_is_opened(directory: Path) -> None:
     with opened(directory) as log:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
