@@ -203,8 +203,20 @@ def test_what_a_producer_sends_again_is_there_once(directory: Path) -> None:
         appended = log.append(sent[2] + batch() + sent[6], leader_epoch=0, now_ms=NOW_MS)
         assert [same.first_offset for same in appended.duplicates] == [4, 12]
         assert (appended.first_offset, appended.last_offset, appended.batches) == (14, 15, 1)
-        with pytest.raises(Refused, match="sequence 0 does not follow 13"):
-            log.append(sent[0], leader_epoch=0, now_ms=NOW_MS)  # six others were sent since
+        with pytest.raises(Refused, match="sequence 2 does not follow 13"):
+            log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five others were sent since
+
+
+@pytest.mark.parametrize(("last", "following"), [(2**31 - 2, 0), (2**31 - 1, 1)])
+def test_sequences_go_round(last: int, following: int, directory: Path) -> None:
+    """A batch of two that ends with 2147483647, or has it first."""
+    with opened(directory) as log:
+        log.append(batch(**PRODUCER, base_sequence=last), leader_epoch=0, now_ms=NOW_MS)
+        log.append(batch(**PRODUCER, base_sequence=following), leader_epoch=0, now_ms=NOW_MS)
+        assert log.append(batch(**PRODUCER, base_sequence=last), leader_epoch=0, now_ms=NOW_MS).duplicates
+    with opened(directory) as log:
+        same = batch(**PRODUCER, base_sequence=following)
+        assert log.append(same, leader_epoch=0, now_ms=NOW_MS).duplicates[0].first_offset == 2
 
 
 def test_a_failing_disk_ends_it(directory: Path) -> None:
