@@ -207,6 +207,19 @@ def test_what_a_producer_sends_again_is_there_once(directory: Path) -> None:
             log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five others were sent since
 
 
+def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path, tmp_path: Path) -> None:
+    """Snapshots at rolls on the way too."""
+    sent = [batch(producer_id=i % 3, producer_epoch=0, base_sequence=2 * (i // 3)) for i in range(30)]
+    other = tmp_path / "other-0"
+    other.mkdir()
+    with opened(directory) as at_once, opened(other) as one_by_one:
+        at_once.append(b"".join(sent), leader_epoch=0, now_ms=NOW_MS)
+        for data in sent:
+            one_by_one.append(data, leader_epoch=0, now_ms=NOW_MS)
+        assert len(at_once.segments) > 2
+        assert files(directory) == files(other)
+
+
 @pytest.mark.parametrize(("last", "following"), [(2**31 - 2, 0), (2**31 - 1, 1)])
 def test_sequences_go_round(last: int, following: int, directory: Path) -> None:
     """A batch of two that ends with 2147483647, or has it first."""
