@@ -59,8 +59,10 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment, Finding]
-    + [SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun],
+    [
+        ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment,
+        Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun,
+    ],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:
     listed = re.findall(r"`(\w+)`", README)

@@ -8,6 +8,7 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.format.compression import compress
 from keytail.kernels.records import CLOSED, IN_RAW
+from keytail.log import scan
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, refuse_unsupported
@@ -73,6 +74,17 @@ def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codec
                 assert not (opened.where[chunk.records["row"]] == CLOSED).any()
         assert rows == list(range(len(stride.table)))
     assert seen == [r.offset for b in batches if b.base_offset in wanted_bases for r in b.records]
+
+
+def test_a_batch_of_more_records_than_memory_is_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(scan, "MOST_RECORDS", 8)
+    data = batch(0, n=8) + batch(8, n=9)
+    reader, scanner = SegmentReader(LOCAL), scan.RecordScanner(chunk_records=5)
+    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    [opened] = reader.open_rows(stride, np.ones(2, bool))
+    with pytest.raises(Refused, match="a batch of 9 records") as refused:
+        list(scanner.chunks(stride, opened))
+    assert (refused.value.byte_position, refused.value.offset) == (len(batch(0, n=8)), 8)
 
 
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])

@@ -146,6 +146,17 @@ def test_a_file_that_changed_meanwhile_is_left(tmp_path: Path) -> None:
     assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
 
 
+def test_a_log_that_has_another_name_is_not_cut_under_it(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    told = plan(tmp_path / "d")
+    log = tmp_path / "d" / "orders-0" / f"{told.tail.base_offset:020d}.log"
+    (tmp_path / "backup").hardlink_to(log)
+    with pytest.raises(Refused, match="2 names") as refused:
+        cut_tail(LOCAL, facts_of(tmp_path / "d"), told, hosted=HOSTED)
+    assert refused.value.path == str(log)
+    assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
+
+
 def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
     seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
     print(f"KEYTAIL_SEED={seed}")

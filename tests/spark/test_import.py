@@ -267,7 +267,8 @@ def test_a_delta_table(tmp_path: Path) -> None:
 from keytail.spark.import_source import delta_settings
 from keytail.spark.session import local_session
 spark = local_session("local[2]", extra=delta_settings())
-frame = spark.range(1000).selectExpr("cast(id as string) key", "cast(cast(id * 2 as string) as binary) value", "id timestamp")
+columns = ["cast(id as string) key", "cast(cast(id * 2 as string) as binary) value", "id timestamp"]
+frame = spark.range(1000).selectExpr(*columns)
 frame.where("id < 600").write.format("delta").save({str(tmp_path / "table")!r})
 frame.where("id >= 600").write.format("delta").mode("append").save({str(tmp_path / "table")!r})
 spark.sql("DELETE FROM delta.`{tmp_path / "table"}` WHERE timestamp % 10 = 0")

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.errors import Refused
 from keytail.kernels import records as kernels
 from keytail.log.record_table import RecordTable
 from keytail.log.stride import OpenedRows, Stride
 
 CHUNK_RECORDS = 8192
+# Of one batch, which is looked at whole: two million take 200 MiB here. A block of the largest size could hold
+# a hundred million empty records, and producers make batches of thousands.
+MOST_RECORDS = 1 << 21
 _NO_BITS = np.zeros(1, np.uint8)
 
 
@@ -72,7 +76,8 @@ class RecordScanner:
         bits: np.ndarray = _NO_BITS,
         first_bit: np.ndarray | None = None,
     ) -> Iterator[Chunk]:
-        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse.
+        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse, Refused at one of
+        more than MOST_RECORDS.
 
         Of rows with a `first_bit` (int64 a row, else -1) only the records whose bit is set are taken.
         """
@@ -89,8 +94,21 @@ class RecordScanner:
             if code != kernels.OK:
                 stride.fail_record(code, bad_row)
             if next_row == row:  # a batch of more records than there is room for
-                self._columns[0] = Columns(int(stride.table["record_count"][row]))
+                self._columns[0] = Columns(_room_for(stride, row))
                 continue
             self._columns.reverse()
             yield Chunk(stride, opened, row, next_row, columns.records[:n], columns)
             row = next_row
+
+
+def _room_for(stride: Stride, row: int) -> int:
+    records = int(stride.table["record_count"][row])
+    if records > MOST_RECORDS:
+        raise Refused(
+            f"a batch of {records} records; keytail takes at most {MOST_RECORDS} in one, so that memory has a bound",
+            path=stride.path,
+            byte_position=int(stride.table["position"][row]),
+            offset=int(stride.table["base_offset"][row]),
+            remedy="Let the broker's own cleaner have this partition, and write smaller batches",
+        )
+    return records

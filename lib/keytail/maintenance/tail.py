@@ -158,7 +158,7 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
     the same can be found, planned and done again.
     """
     log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
-    _refuse_changed(fs, log_path, cut)
+    _refuse_unfit(fs, log_path, cut)
     key = (facts.topic, facts.partition)
     if cut.cleaner_checkpoint is not None:
         path = os.path.join(facts.log_dir, names.CLEANER_CHECKPOINT)
@@ -177,8 +177,17 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
         fs.close(fd)
 
 
-def _refuse_changed(fs: FileSystem, log_path: str, cut: Cut) -> None:
-    size_bytes = fs.stat(log_path).size_bytes
+def _refuse_unfit(fs: FileSystem, log_path: str, cut: Cut) -> None:
+    facts = fs.stat(log_path)
+    size_bytes = facts.size_bytes
+    if facts.links > 1:
+        raise Refused(
+            f"the file has {facts.links} names (hard links), and a cut would cut it under all of them; nothing was "
+            "changed",
+            path=log_path,
+            remedy="If another name is a backup's (`cp -l`, or originals that keytail keeps for `undo`), make a copy "
+            "of the file take this name first, or let the broker cut it when it starts",
+        )
     if size_bytes != cut.tail.log_bytes:
         raise Refused(
             f"the file has {size_bytes} bytes, but {cut.tail.log_bytes} when it was looked at; nothing was changed",
