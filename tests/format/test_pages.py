@@ -168,8 +168,7 @@ def _page(name: str) -> str:
     return path.read_text("utf-8")
 
 
-PAGES = ["BATCH.md", "INDEX.md", "NAMES.md", "COMPRESSION.md", "SNAPSHOT.md", "METADATA.md", "LEGACY.md", "CLEANING.md"]
-PAGES += ["COORDINATOR.md", "DUMP.md", "TAIL.md", "REBUILD.md", "SALVAGE.md"]
+PAGES = sorted({path.name for path in Path(keytail.__file__).parent.rglob("*.md")})
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -29,13 +29,13 @@ from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
-from keytail.log.originals import Originals
 from keytail.log.partition import hosted
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
 
 if TYPE_CHECKING:
+    from keytail.log.originals import Originals
     from keytail.spark.compact import Compaction
     from keytail.spark.originals import Keeper
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from keytail.app import rows as show
 from keytail.errors import UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.originals import Originals, other_file_system
+
+if TYPE_CHECKING:
+    from keytail.log.originals import Originals
 
 
 def originals_of(
@@ -21,6 +24,8 @@ def originals_of(
         if copies:
             raise UsageProblem("--copy-originals says how originals are kept, and --keep-originals where: give both")
         return None
+    from keytail.log.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
+
     path = os.path.realpath(directory)
     _refuse_log_dirs(fs, path, log_dirs)
     parent = os.path.dirname(path)

@@ -1,7 +1,7 @@
 """`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
 
 A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
-at all, beside no log dir. README.md, "When a partition is corrupt", says how to go on from it.
+at all, beside no log dir. The README says how to go on from it ("When a partition is corrupt").
 """
 
 from __future__ import annotations
