@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv test lint demo bench fuzz crash golden clean
+.PHONY: help venv test lint demo bench fuzz crash soak golden clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ crash: venv  ## every operation of every protocol stopped, and failed in every w
 hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and bounds checks: make hostile N=1000000
 	$(BIN)/python -m tests.hostile.fuzz --inputs $(N) --directories $$(( $(N) / 100 ))
 	NUMBA_BOUNDSCHECK=1 KEYTAIL_CACHE_DIR=$$(mktemp -d) $(BIN)/python -m tests.hostile.fuzz --inputs $$(( $(N) / 10 ))
+
+soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md
+	$(BIN)/python -m tests.soak
 
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite

@@ -1,0 +1,106 @@
+"""Runs in a forked child that is killed at a random moment: what a kill costs is milliseconds.
+
+The verb `compact` is run whole: locks, decisions, recovery, bundles from several threads, tasks, replacement and
+checkpoint. Only what Spark would carry to a worker is called where it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from keytail.app import compaction
+from keytail.app.compaction import Request, compact
+from keytail.app.selection import Choice, read_configuration
+from keytail.clean import rounds
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.spark import compact as driver
+from keytail.spark.rows import ResultRow
+from keytail.spark.tasks import Outcome, attempt_one
+from tests.crash.compactions import NOW, LogDir
+from tests.kills.logs import topic_config
+
+
+class SlowFileSystem(FileSystem):
+    """Changes take `pause_s` longer, so that most of a run's time is spent between two of them."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+    def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
+        time.sleep(self.pause_s)
+        return super()._change(operation, arguments, action)
+
+
+def compact_here(
+    log_dir: LogDir, root: Path, *, fs: FileSystem = LOCAL, max_scratch_bytes: int | None = None
+) -> list[ResultRow]:
+    """`keytail compact --execute` in this process, two tasks at a time."""
+    configuration = read_configuration(None, topic_config(log_dir), False)
+    request = Request(
+        Choice((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,
+        grouping="kafka", map_memory_bytes=1 << 20, max_scratch_bytes=max_scratch_bytes,
+    )  # fmt: skip
+    with _without_spark(fs):
+        return compact(request, fs)
+
+
+@contextlib.contextmanager
+def _without_spark(fs: FileSystem) -> Iterator[None]:
+    """Partitions of some KiB count as they are."""
+    context = SimpleNamespace(defaultParallelism=2, master="local[2]")
+    attempts = iter(range(10**9))
+
+    def run_bundle(spark: Any, tasks: Sequence[Any], function: Any, **_: Any) -> list[Outcome[Any]]:
+        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
+
+    with (
+        patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
+        patch.object(driver, "run_bundle", run_bundle),
+        patch.object(driver, "LOCAL", fs),  # of the tasks
+        patch.object(rounds, "_MARGIN_BYTES", 0),
+    ):
+        yield
+
+
+def run_in_child(action: Callable[[], object], kill_after_s: float | None) -> bool:
+    """Whether it was killed; False: it had ended, well, before."""
+    said = os.memfd_create("said")
+    child = os.fork()
+    if child == 0:
+        _be_the_child(action, said)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(said, "rb") as words:
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"the run died of signal {os.WTERMSIG(status)}"
+            return True
+        words.seek(0)
+        assert os.WEXITSTATUS(status) == 0, f"the run failed by itself: {words.read().decode()}"
+    return False
+
+
+def _be_the_child(action: Callable[[], object], said: int) -> None:
+    status = 1
+    try:
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.stdout = sys.stderr = open(said, "w", buffering=1, closefd=False)
+        action()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -1,0 +1,85 @@
+"""What must hold of a log dir after a kill, and of what the next run makes of it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keytail.log.lock import hold, is_held
+from tests.crash.compactions import CHECKPOINT, Found, LogDir, expect, find, judge, read_checkpoint
+from tests.crash.explorer import digest_without_scratch
+from tests.crash.test_compaction import check_names
+
+LEFTOVERS = (".clean", ".cleaned", ".swap", ".deleted", ".tmp")
+
+
+@dataclass
+class Kills:
+    """What was tried. `before`, `between`, `after`: by what a broker would find, nothing replaced yet, some of it, or
+    all with its checkpoints."""
+
+    name: str
+    killed: int = 0
+    ended: int = 0  # before the kill came
+    before: int = 0
+    between: int = 0
+    after: int = 0
+    second: int = 0  # kills of a run over what a killed one left
+    states: set[str] = field(default_factory=set)
+    opened: int = 0  # by Kafka
+    losses: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        TABLE.append(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.killed} kills ({self.before} before the first commit, {self.between} between, {self.after} after "
+            f"the last; {self.second} of a run after a kill), {self.ended} came too late; {len(self.states)} states "
+            f"differ in more than scratch, {self.opened} opened by Kafka; losses {self.losses}"
+        )
+
+
+TABLE: list[Kills] = []
+
+
+def judge_killed(log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
+    """Promises 1 and 2 of what a broker would find, no checkpoint ahead of its segments, and the lock is free."""
+    assert not is_held(str(root)), "the dead hold the lock"
+    found, run = find(log_dir, root), expect(log_dir, begun)
+    judge(log_dir, found, run, ended=False)
+    if found == begun:
+        kills.before += 1
+    elif (found.files(), found.checkpoints) == (run.files, run.checkpoints):
+        kills.after += 1
+    else:
+        kills.between += 1
+    kills.states.add(digest_without_scratch(root))
+    return found
+
+
+def judge_ended(log_dir: LogDir, root: Path, begun: Found) -> None:
+    """A run that came to its end left what the dull twin leaves of what it found, and nothing else (promise 5)."""
+    run, found = expect(log_dir, begun), find(log_dir, root)
+    judge(log_dir, found, run, ended=True)
+    assert found.files() == run.files
+    assert read_checkpoint(root / CHECKPOINT) == run.checkpoints
+    left = [path.name for path in root.rglob("*") if path.name.endswith(LEFTOVERS)]
+    assert not left, f"left over: {left}"
+    for log in log_dir.logs:
+        check_names(log, found, root / log.name)
+    with hold([str(root)]):
+        pass
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Names and bytes; the lock file may stay, as that of a broker that was killed."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*"))
+            if path.is_file() and path.name != ".lock"}  # fmt: skip
+
+
+def moment(rng: random.Random, whole_run_s: float) -> float:
+    """Any moment of a run; a few come after its end."""
+    return rng.uniform(0, 1.02 * whole_run_s)

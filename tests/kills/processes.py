@@ -1,0 +1,124 @@
+"""Real runs, as processes of their own session, of which one or all are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.app.test_compact import KEYTAIL
+from tests.spark.test_submit import JOB, ROOT, SUBMIT
+
+LONGEST_S = 240.0
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    command: str
+
+
+@dataclass
+class Run:
+    """A `keytail` or `spark-submit` process, and all that it starts: they share its session, not its group."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    errors: Path
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def members(self) -> list[Process]:
+        """Those that live."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self.process.pid and fields[0] not in "ZX":
+                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found.append(Process(int(folder.name), int(fields[1]), command))
+        return found
+
+    def jvm(self) -> int:
+        return next(one.pid for one in self.members() if "org.apache.spark.deploy.SparkSubmit" in one.command)
+
+    def driver(self) -> int:
+        """The Python process that runs the verb."""
+        found = [one.pid for one in self.members() if one.command.partition(" ")[0].rpartition("/")[2].startswith("py")
+                 and "pyspark.daemon" not in one.command and ("keytail" in one.command or "jobs/" in one.command)]
+        return max(found)
+
+    def workers(self) -> list[int]:
+        """Python workers: forked by a daemon, whose command line they keep."""
+        daemons = [one for one in self.members() if "pyspark.daemon" in one.command]
+        return [one.pid for one in daemons if one.parent in {other.pid for other in daemons}]
+
+    def wait(self, there: Callable[[], object]) -> bool:
+        """Whether it came to be while the run lasted."""
+        last_s = time.monotonic() + LONGEST_S
+        while not there():
+            assert time.monotonic() < last_s, f"nothing happens: {self.said()}"
+            if self.has_ended:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def end(self) -> int:
+        """Its exit status, once all of its processes have ended."""
+        status = self.process.wait(timeout=LONGEST_S)
+        last_s = time.monotonic() + 60
+        while left := self.members():
+            assert time.monotonic() < last_s, f"outlive the run: {left}"
+            time.sleep(0.02)
+        return status
+
+    def said(self) -> str:
+        return self.errors.read_text(errors="replace")[-4000:]
+
+    def kill_all(self) -> None:
+        """The group at once; then, by their ids, those of its session that have left the group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for one in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def start(flags: Sequence[str], work_dir: Path, *, submitted: bool = False, verb: str = "compact") -> Run:
+    """On two cores."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if submitted:
+        command = [str(SUBMIT), "--master", "local[2]", str(JOB), *flags]
+    else:
+        command = [str(KEYTAIL), verb, *flags, "--master", "local[2]"]
+    work_dir.mkdir(parents=True, exist_ok=True)
+    output, errors = work_dir / "stdout", work_dir / "stderr"
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
+    return Run(process, output, errors)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def has_open(pid: int, directory: Path) -> bool:
+    """Whether a process has a file below `directory` open."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(link).startswith(f"{directory}{os.sep}"):
+                    return True
+    return False

@@ -1,0 +1,113 @@
+"""The other protocols that change a log dir, killed in forked children at random moments.
+
+They are those that tests/crash stops before every operation; a kill also falls in the midst of one, and the judges are
+the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.crash import test_expire, test_import, test_rebuild, test_tail
+from tests.crash.driver import SEED, State
+from tests.crash.explorer import digest_without_scratch
+from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.kills.forks import SlowFileSystem, run_in_child
+from tests.kills.judging import Kills, moment
+
+# Of each case.
+KILLS = max(5, int(os.environ.get("KEYTAIL_KILLS", "60")) // 40)
+PAUSE_S = 0.0003
+
+
+class Enough(Exception):
+    """All kills were tried; what a test would say of its stops does not hold of them."""
+
+
+@pytest.mark.parametrize("name", test_import.CASES)
+def test_import_is_all_or_nothing(
+    name: str,
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill_instead(test_import, "import", monkeypatch)
+    with pytest.raises(Enough):
+        test_import.test_all_or_nothing_at_every_stop(name, tmp_path, fast_dir)
+
+
+def test_rebuilt_indexes_are_the_old_or_the_new(
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kill_instead(test_rebuild, "index rebuild", monkeypatch)
+    with pytest.raises(Enough):
+        test_rebuild.test_every_stop_of_a_rebuild(fast_dir, capsys)
+
+
+@pytest.mark.parametrize("case", test_tail.CASES)
+def test_a_torn_tail_is_cut_or_not(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_instead(test_tail, "torn tail", monkeypatch)
+    with pytest.raises(Enough):
+        test_tail.test_every_state_leads_to_the_same_log(case, tmp_path)
+
+
+@pytest.mark.parametrize("name", test_expire.CASES)
+def test_expired_segments_go_in_order(
+    name: str,
+    fast_dir: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kill_instead(test_expire, "expire", monkeypatch)
+    with pytest.raises(Enough):
+        test_expire.test_every_stop_and_fault(name, fast_dir, capsys)
+
+
+def kill_instead(module: ModuleType, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`for_every_stop` of a module of tests/crash kills at random moments, and then raises Enough."""
+
+    def for_random_kills(
+        make_dir: Callable[[Path], object],
+        action: Callable[[Any, Path], object],
+        check: Callable[[State], object],
+        *,
+        work_dir: Path,
+        **_: Any,
+    ) -> None:
+        rng, kills, start_s = random.Random(f"{SEED} {protocol}"), Kills(protocol), time.monotonic()
+        origin, root = work_dir / "origin", work_dir / "left"
+        work_dir.mkdir(parents=True)
+        make_dir(origin)
+        shutil.copytree(origin, root)
+        action(SlowFileSystem(0), root)  # what children need is loaded once, here
+        whole_run_s = 0.0
+        while kills.killed < KILLS:
+            shutil.rmtree(root)
+            shutil.copytree(origin, root)
+            kill_after_s = moment(rng, whole_run_s) if whole_run_s else None
+            begun_s = time.monotonic()
+            killed = run_in_child(lambda: action(SlowFileSystem(PAUSE_S), root), kill_after_s)
+            whole_run_s = whole_run_s or time.monotonic() - begun_s
+            kills.killed += killed
+            kills.ended += not killed and kill_after_s is not None
+            kills.states.add(digest_without_scratch(root))
+            try:
+                check(State(root, f"seed {SEED}, kill {kills.killed}", (), not killed))
+            except AssertionError as error:
+                kills.losses += 1
+                raise AssertionError(f"{protocol}, kill {kills.killed} of seed {SEED}: {error}") from error
+        kills.seconds = time.monotonic() - start_s
+        raise Enough
+
+    monkeypatch.setattr(module, "for_every_stop", for_random_kills)

@@ -1,0 +1,190 @@
+"""`kill -9` of real runs of `keytail compact` and of jobs/compact.py under spark-submit: of the driver, of its JVM, of
+workers, of the whole group.
+
+KEYTAIL_REAL_KILLS says how many (`make soak`: a hundred), KEYTAIL_SEED repeats log dirs, victims and moments drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keytail.clean.rounds import _MARGIN_BYTES
+from keytail.log.lock import is_held
+from tests.crash.compactions import Found, LogDir, expect, find
+from tests.crash.driver import SEED
+from tests.kills.forks import compact_here
+from tests.kills.judging import Kills, contents, judge_ended, judge_killed
+from tests.kills.logs import flags, random_log_dir
+from tests.kills.processes import Run, has_open, kill, start
+
+pytestmark = pytest.mark.spark
+
+KILLS = int(os.environ.get("KEYTAIL_REAL_KILLS", "5"))
+VICTIMS = ("driver", "group", "jvm", "submitted driver", "submitted jvm")
+MOMENTS = ("tasks run", "tasks run", "a group is replaced", "a checkpoint has moved")
+THROTTLE = ("--throttle", "4m")
+REAL_RUN_AFTER = 10  # one in so many; the others are run in this process
+
+
+def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print("seed", SEED)
+    rng, kills, start_s = random.Random(SEED), Kills("compact, a real run"), time.monotonic()
+    while kills.killed < KILLS:
+        victim = VICTIMS[kills.killed % len(VICTIMS)]
+        moment = rng.choice(MOMENTS)
+        try:
+            kill_one(tmp_path / "here", victim, moment, rng, kills)
+        except AssertionError as error:
+            kills.losses += 1
+            said = (tmp_path / "here" / "stderr").read_text(errors="replace")
+            text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{said}"
+            raise AssertionError(text) from error
+        shutil.rmtree(tmp_path / "here")
+    kills.seconds = time.monotonic() - start_s
+    with capsys.disabled():
+        print(f"\nseed {SEED}: {kills}")
+
+
+def large_log_dir(rng: random.Random) -> tuple[LogDir, tuple[str, ...]]:
+    """One partition that is written in rounds, and some small ones."""
+    log_dir = random_log_dir(rng, sizes=(30, 6, 8, 5), value_bytes=12_000, join=2)
+    largest = max(len(log) for log in log_dir.logs[0].segments.values())
+    return log_dir, ("--max-scratch-bytes", str(_MARGIN_BYTES + 3 * largest * log_dir.join), *THROTTLE)
+
+
+def kill_one(here: Path, victim: str, moment: str, rng: random.Random, kills: Kills) -> None:
+    log_dir, more = large_log_dir(rng)
+    root, undisturbed = here / "root", here / "undisturbed"
+    log_dir.make(root)
+    shutil.copytree(root, undisturbed)
+    begun = find(log_dir, root)
+    compact_here(log_dir, undisturbed)
+    judge_ended(log_dir, undisturbed, begun)
+    run = start(flags(log_dir, root, *more), here, submitted=victim.startswith("submitted"))
+    try:
+        if not (wait_for(moment, root, run, rng) and kill_victim(victim, run)):
+            run.end()
+            kills.ended += 1
+            return
+        kills.killed += 1
+        if victim.endswith("jvm"):  # the driver is alive: it says so, and tidies up
+            left = judge_orphan(run, log_dir, root, begun, kills)
+        else:
+            run.process.wait()
+            left = judge_killed(log_dir, root, begun, kills)
+            if rng.random() < 0.5:
+                run.end()  # else the next run begins while workers of this one may write on
+        was_killed_twice = left != begun and rng.random() < 0.3
+        check_next_run(log_dir, root, left, run, begin_really=kills.killed % REAL_RUN_AFTER == 0 or was_killed_twice)
+        if left == begun:
+            assert contents(root) == contents(undisturbed), "not the bytes of an undisturbed run"
+    finally:
+        run.kill_all()
+
+
+def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
+    """Whether the run came so far; then for a moment more."""
+    first = next(root.glob("orders-0/*.log"))
+    inode = first.stat().st_ino
+
+    def replacing() -> bool:
+        return any(name.endswith((".swap", ".deleted", ".cleaned")) for folder in root.glob("orders-*")
+                   for name in os.listdir(folder))  # fmt: skip
+
+    def replaced() -> bool:
+        return first.exists() and first.stat().st_ino != inode
+
+    checkpoint = root / "cleaner-offset-checkpoint"
+    was = checkpoint.read_bytes() if checkpoint.exists() else b""
+    there: dict[str, Callable[[], object]] = {
+        "tasks run": lambda: next(root.rglob("*.clean"), None),
+        "a group is replaced": lambda: replacing() or replaced(),
+        "a checkpoint has moved": lambda: checkpoint.exists() and checkpoint.read_bytes() != was,
+    }
+    if not run.wait(there[moment]):
+        return False
+    time.sleep(rng.uniform(0, 3.0) if moment == "tasks run" else rng.choice([0, 0, rng.uniform(0, 1.0)]))
+    return not run.has_ended
+
+
+def kill_victim(victim: str, run: Run) -> bool:
+    """False: the run has ended meanwhile."""
+    try:
+        if victim == "group":
+            os.killpg(run.process.pid, 9)
+        else:
+            kill(run.jvm() if victim.endswith("jvm") else run.driver())
+    except (StopIteration, ValueError, ProcessLookupError):
+        return False
+    return True
+
+
+def judge_orphan(run: Run, log_dir: LogDir, root: Path, begun: Found, kills: Kills) -> Found:
+    """The driver has lost its JVM: it ends, with words for it, and leaves nothing that has to be resolved."""
+    status = run.end()
+    left = judge_killed(log_dir, root, begun, kills)
+    if (left.files(), left.checkpoints) != _all_done(log_dir, begun):
+        assert status != 0, "a run that did not do everything says that it has"
+        assert "safe to start the broker" in run.said() or "a broker may start" in run.said()
+    assert not is_held(str(root))
+    scratch = [path.name for path in root.rglob("*.clean")]
+    assert not scratch, f"left behind: {scratch}"
+    return left
+
+
+def _all_done(log_dir: LogDir, begun: Found) -> tuple[object, object]:
+    run = expect(log_dir, begun)
+    return run.files, run.checkpoints
+
+
+def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, begin_really: bool) -> None:
+    if begin_really:
+        again = start(flags(log_dir, root), killed.output.parent / "again")
+        status = again.end()
+        assert status == 0, again.said()
+    else:
+        compact_here(log_dir, root)
+    killed.end()
+    if list(root.rglob("*.clean")):  # workers of the dead have written on beside the run; the one after it tidies up
+        compact_here(log_dir, root)
+    judge_ended(log_dir, root, left)
+
+
+def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done(tmp_path: Path) -> None:
+    """Every worker that has a file of orders-1 open is killed; then the next run does that partition."""
+    rng = random.Random(f"{SEED} workers")
+    print("seed", SEED)
+    log_dir = random_log_dir(rng, sizes=(6, 12, 6), value_bytes=12_000, join=2)
+    root, victim = tmp_path / "root", tmp_path / "root" / "orders-1"
+    log_dir.make(root)
+    begun, before = find(log_dir, root), contents(root)
+    shutil.copytree(root, tmp_path / "undisturbed")
+    compact_here(log_dir, tmp_path / "undisturbed")
+    run, killed = start(flags(log_dir, root, *THROTTLE), tmp_path), set[int]()
+    try:
+        while not run.has_ended:
+            for pid in set(run.workers()) - killed:
+                if has_open(pid, victim):
+                    killed.add(pid)
+                    kill(pid)
+            time.sleep(0.002)
+        assert run.end() == 3, run.said()
+    finally:
+        run.kill_all()
+    rows = {row["partition"]: row for row in json.loads(run.output.read_text())}
+    assert {n: row["status"] for n, row in rows.items()} == {0: "compacted", 1: "failed", 2: "compacted"}
+    assert "killed, twice" in rows[1]["error"]
+    assert len(killed) == 2
+    after = contents(root)
+    assert {n: d for n, d in after.items() if "orders-1/" in n} == {n: d for n, d in before.items() if "orders-1/" in n}
+    assert find(log_dir, root).checkpoints.get("orders-1") == begun.checkpoints.get("orders-1")
+    compact_here(log_dir, root)
+    assert contents(root) == contents(tmp_path / "undisturbed")
