@@ -48,6 +48,7 @@ NEVER_MISSED = (
     "second runs that changed nothing",
     "rounds that wrote groups in rounds",
 )
+IN_ROUNDS = 0.15  # of cleanings get a scratch bound, and take some times as long
 PLAIN: dict[str, Any] = {}
 TRANSACTIONS = {"transactional": True}
 LEGACY = {"legacy": True}
@@ -231,7 +232,7 @@ def keytail_round(
         drop_keyless=True,
     )
     rng = random.Random(repr(now))
-    if rng.random() < 0.5:
+    if rng.random() >= IN_ROUNDS:
         return Outcome(choice, *clean(task))
     bound = rng.choice([1, 1, rng.randrange(1, 20_000), rng.randrange(1, 200_000)])
     return Outcome(choice, *in_rounds(replace(task, max_scratch_bytes=bound), log_dir.parent, stops=rng.random() < 0.2))
