@@ -2,7 +2,7 @@
 
     python -m tests.soak                        # all parts; hours
     python -m tests.soak kills real-kills       # some of them
-    KEYTAIL_SEED=7 KEYTAIL_KILLS=1000 KEYTAIL_REAL_KILLS=100 N=1000000 python -m tests.soak
+    KEYTAIL_SEED=7 KEYTAIL_KILLS=1000 KEYTAIL_REAL_KILLS=200 N=1000000 python -m tests.soak
 
 Each part is a command of its own, printed with its seed, and can be repeated alone. tests/SOAK.md says what was found.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 SEED = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(1, 2**32))
 N = int(os.environ.get("N", "1000000"))
 KILLS = os.environ.get("KEYTAIL_KILLS", "1000")
-REAL_KILLS = os.environ.get("KEYTAIL_REAL_KILLS", "100")
+REAL_KILLS = os.environ.get("KEYTAIL_REAL_KILLS", "200")
 LOGS = os.environ.get("KEYTAIL_FUZZ_LOGS", "1000")
 PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", "timeout=0")
 
