@@ -64,7 +64,7 @@ def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, caps
     assert [shape["batch_records"] for shape in answer["shapes"]] == [100, 1]
     for shape in answer["shapes"]:
         assert shape["differences"] == []
-        assert [len(figure["seconds"]) for figure in shape["figures"]] == [1, 1]
+        assert [len(figure["seconds"]) for figure in shape["figures"]] == [1, 1, 1]
     assert list(tmp_path.iterdir()) == [report]
 
 
