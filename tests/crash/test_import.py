@@ -1,16 +1,23 @@
-"""Stop before every file operation of an import: a broker finds all of it or nothing, the producers' state is never
-lost, and the next run ends with the import in the partition once."""
+"""Stop before every file operation of an import, and let it fail: a broker finds all of it or nothing, the producers'
+state is never lost, and the next run ends with the import in the partition once."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from keytail.log.fs import LOCAL
-from tests.crash.driver import Counts, State, for_every_stop
+from keytail.errors import in_words
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.maintenance import import_install
+from keytail.maintenance.import_ import Rules, plan_import, refusals
+from keytail.spark.import_ import Import
+from keytail.spark.tasks import attempt_one
+from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.explorer import digest_without_scratch
 from tests.crash.partitions import PARTITION
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
@@ -19,6 +26,10 @@ from tests.maintenance.import_case import CASES, INTERVAL_BYTES, TWO_REPLICAS, C
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load
+
+SHARE = 0.03  # of the faults, without KEYTAIL_FAULTS=all
+SCRATCH = (".clean", ".tmp", ".cleaned")
+RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
@@ -64,6 +75,20 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     return is_there
 
 
+def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
+    """What the driver does, with a task in this process."""
+    replicas = case.replicas(fs, root)
+    if reasons := [reason for replica in replicas for reason in refusals(replica.facts, RULES)]:
+        return Failed(tuple(reasons))
+    plan = plan_import(replicas, "one", append=True, topic_id=None)
+    answer = None if plan.record else attempt_one(lambda _, __: case.write(fs, plan, run_id), None, "")
+    assert answer is None or not answer.trace, answer
+    job = Import(None, (), 1, [plan], {}, "one", run_id, fs=fs)
+    with patch.object(job, "_write", lambda: {0: answer} if answer else {}):
+        [outcome] = job.run()
+    return Failed(() if outcome.problem is None else (in_words(outcome.problem),))
+
+
 def expected_logs(case: Case, tmp_path: Path) -> tuple[dict[int, bytes], dict[int, bytes]]:
     case.make(tmp_path / "whole")
     before = logs_of(case, tmp_path / "whole")
@@ -73,15 +98,10 @@ def expected_logs(case: Case, tmp_path: Path) -> tuple[dict[int, bytes], dict[in
     return before, after
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_or_nothing_at_every_stop(
-    name: str,
-    tmp_path: Path,
-    fast_dir: Path,  # noqa: F811
-) -> None:
-    case, counts = CASES[name], Counts("import")
-    before, after = expected_logs(case, tmp_path)
-    names = names_of(case, tmp_path / "whole")
+def check_of_one(
+    case: Case, before: dict[int, bytes], after: dict[int, bytes], names: set[str]
+) -> Callable[[State], None]:
+    """`names` are the files of an import that nothing disturbed."""
 
     def check(state: State) -> None:
         is_there = judge(case, state.root, before, after)
@@ -95,17 +115,11 @@ def test_all_or_nothing_at_every_stop(
             assert (case.dirs(state.root)[0] / checkpoint).read_text() == f"0\n2\norders 0 {end}\nother 3 17\n"
         assert case.run(LOCAL, state.root, "r3").is_done
 
-    for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
-    print(counts)
-    assert counts.distinct_states > 50
+    return check
 
 
-def test_replicas_never_differ_but_by_the_whole_import(
-    tmp_path: Path,
-    fast_dir: Path,  # noqa: F811
-) -> None:
-    case, counts = TWO_REPLICAS, Counts("import into two replicas")
-    before, after = expected_logs(case, tmp_path)
+def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) -> Callable[[State], None]:
+    """That the second replica has nothing which the first one lacks."""
 
     def check(state: State) -> None:
         first, second = (judge(case, state.root, before, after, number) for number in (0, 1))
@@ -119,9 +133,92 @@ def test_replicas_never_differ_but_by_the_whole_import(
         assert judge(case, state.root, before, after, 1)
         assert segment_files(case, state.root, 0) == segment_files(case, state.root, 1)
 
+    return check
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_or_nothing_at_every_stop(
+    name: str,
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case, counts = CASES[name], Counts("import")
+    before, after = expected_logs(case, tmp_path)
+    check = check_of_one(case, before, after, names_of(case, tmp_path / "whole"))
+    for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
+    print(counts)
+    assert counts.distinct_states > 50
+
+
+def test_replicas_never_differ_but_by_the_whole_import(
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case, counts = TWO_REPLICAS, Counts("import into two replicas")
+    before, after = expected_logs(case, tmp_path)
+
+    check = check_of_two(case, before, after)
     for_every_stop(case.make, case.run, check, work_dir=fast_dir / "work", counts=counts, partial_cuts=1)
     print(counts)
     assert counts.distinct_states > 100
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_or_nothing_at_every_fault(
+    name: str,
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    case, counts = CASES[name], Counts("import, faults")
+    before, after = expected_logs(case, tmp_path)
+    check = check_of_one(case, before, after, names_of(case, tmp_path / "whole"))
+    faults(case, case.make, check, fast_dir, counts, SHARE)
+    print(SEED, counts)
+    assert counts.faults > 5
+
+
+@pytest.mark.parametrize("one_has_it", [False, True])
+def test_replicas_never_differ_but_by_the_whole_import_at_every_fault(
+    one_has_it: bool,
+    tmp_path: Path,
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    """Of the whole import, and of a run that finds it in the first replica only."""
+    case, counts = TWO_REPLICAS, Counts("import into two replicas, faults")
+    before, after = expected_logs(case, tmp_path)
+
+    def make(root: Path) -> None:
+        case.make(root)
+        if one_has_it:
+            with patch.object(import_install, "finish"):
+                case.run(LOCAL, root)
+            assert [judge(case, root, before, after, number) for number in (0, 1)] == [True, False]
+
+    faults(case, make, check_of_two(case, before, after), fast_dir, counts, SHARE / 2)
+    print(SEED, counts)
+    assert counts.faults > 5
+
+
+def faults(
+    case: Case,
+    make: Callable[[Path], object],
+    check: Callable[[State], None],
+    work_dir: Path,
+    counts: Counts,
+    share: float,
+) -> None:
+    for_every_fault(
+        make,
+        lambda fs, root: drive(case, fs, root),
+        check,
+        work_dir=work_dir / "work",
+        counts=counts,
+        again=lambda fs, root: drive(case, fs, root, "r2"),
+        share=share,
+        partial_cuts=1,
+        scratch=SCRATCH,
+        seed=SEED,
+    )
 
 
 @pytest.mark.interop

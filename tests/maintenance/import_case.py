@@ -123,9 +123,13 @@ class Case:
     def write(self, fs: FileSystem, plan: ImportPlan, run_id: str = "r1") -> Written:
         writer = SegmentsWriter(fs, self.task(plan, run_id), "a1")
         records = self.records
-        writer.append(columns_of(records[:10]))
-        writer.append(columns_of(records[10:]))
-        written = writer.finish()
+        try:
+            writer.append(columns_of(records[:10]))
+            writer.append(columns_of(records[10:]))
+            written = writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
         assert written is not None
         return written
 

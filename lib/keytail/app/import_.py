@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from keytail.app.import_target import Partition, Target, find_target
 from keytail.app.progress import Reporter
 from keytail.app.selection import Configuration
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import survey_partition
@@ -179,7 +179,7 @@ def _plan(
     except KeytailError as problem:
         return _Planned(partition, None, status_of(problem), str(problem), tuple(notes))
     except OSError as problem:
-        return _Planned(partition, None, "failed", str(problem), tuple(notes))
+        return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
     return _Planned(partition, plan, "would-import", "", tuple(notes))
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
 from keytail.format.producers import check_snapshot, encode_snapshot
@@ -145,7 +145,7 @@ def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
     record = None
     if fs.exists(path):
         try:
-            record = parse_record(fs.read_bytes(path))
+            record = parse_record(fs.read_bytes(path, whole=True))
         except ValueError as error:
             raise CorruptLog(
                 f"what the last import left of itself cannot be read: {error}",
@@ -166,7 +166,12 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
     if segment is None or segment.log_bytes < HEADER_BYTES:
         return False
     path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
-    header = np.frombuffer(fs.read_at(path, 0, HEADER_BYTES), BATCH_HEADER)[0]
+    data = fs.read_at(path, 0, HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
+        raise KeytailError(
+            "the file became shorter while it was read", path=path, remedy="Find out who cut it, then run again"
+        )
+    header = np.frombuffer(data, BATCH_HEADER)[0]
     return (int(header["base_offset"]), int(header["crc"])) == (record.base_offset, record.first_crc)
 
 
@@ -298,7 +303,7 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
         return encode_snapshot(())
     problem = "there is none, though there are older ones"
     if facts.log_end_offset in usable:
-        data = fs.read_bytes(path)
+        data = fs.read_bytes(path, whole=True)
         try:
             check_snapshot(data)
             return data
@@ -336,22 +341,23 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
         return "one of them is missing"
     if segment.index_bytes % 8 or segment.time_index_bytes % 12:
         return "one ends inside an entry"
+    index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
     position = 0
     if segment.index_bytes:
         relative, position = _two_ints(fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8))
         if relative == 0 and segment.index_bytes > 8:
-            return f"{names.INDEX} ends with zeros"
+            return f"{index} ends with zeros"
     if not 0 <= position < segment.log_bytes:
-        return f"the last entry of {names.INDEX} points behind the log"
+        return f"the last entry of {index} points behind the log"
     last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
     reader = SegmentReader(fs, _STRIDE_BYTES)
     strides = reader.unhurried_strides(stem + names.LOG, segment.log_bytes, start=position)
     try:
         newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
     except CorruptLog as damage:
-        return f"from the last entry of {names.INDEX} on there are no whole batches ({damage.what})"
+        return f"from the last entry of {index} on there are no whole batches ({damage.what})"
     if newest_ms > (last[0] if last is not None else -1):
-        return f"{names.TIME_INDEX} lacks the entry of the largest timestamp"
+        return f"{time_index} lacks the entry of the largest timestamp"
     return ""
 
 

@@ -7,6 +7,7 @@ has planned (`import_.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts
+from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
 from keytail.maintenance.import_ import (
     ImportPlan,
@@ -102,7 +104,10 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """In the order of IMPORT.md. The scratch files of `segments` are in the replica's directory, durable."""
+    """In the order of IMPORT.md. The scratch files of `segments` are in the replica's directory, durable.
+
+    After an error of the system what the replacement has begun is finished or undone at once, if the disk lets us.
+    """
     path, facts = replica.path, replica.facts
     if facts.log_end_offset != record.base_offset:
         raise KeytailError(
@@ -123,7 +128,12 @@ def _commit(
         fs.write_file(os.path.join(path, name), producers, like)
         snapshots.append(SnapshotFile(offset, name))
     _write_record(fs, path, record)
-    commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
+    try:
+        commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
+    except OSError:
+        with contextlib.suppress(OSError, KeytailError):  # then the next run does it, or a broker
+            recover(fs, path)
+        raise
 
 
 def _make_empty_segment(fs: FileSystem, path: str, base_offset: int, like: FileStat) -> None:
@@ -191,8 +201,7 @@ def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileSt
     temporary = target + names.TEMPORARY
     if fs.exists(temporary):  # of a run that was killed here
         fs.unlink(temporary)
-    fs.write_file(temporary, data, like)
-    fs.rename(temporary, target)
+    fs.put_file(target, data, like, temporary)
     fs.fsync_dir(path)
 
 

@@ -6,6 +6,7 @@ giving them their names is the business of `import_install.py`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,12 +127,10 @@ class SegmentsWriter:
         return path
 
     def _close(self) -> None:
-        current, self._current = self._current, None
-        if current is not None:
-            try:
-                self._finished.append(current.seal(self._task.now_ms, b""))
-            finally:
-                self._made += current.made
+        if self._current is not None:  # until all of its files are durable: `discard` must find it
+            self._finished.append(self._current.seal(self._task.now_ms, b""))
+            self._made += self._current.made
+            self._current = None
 
     def finish(self) -> Written | None:
         """None where there were no records."""
@@ -143,12 +142,12 @@ class SegmentsWriter:
         )
 
     def discard(self) -> None:
-        """Remove every file that was made."""
+        """Remove every file that was made, as far as the disk lets us: why that is done is what is to be told."""
         if self._current is not None:
             self._current.abandon()
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            if self._fs.exists(path):
+            with contextlib.suppress(OSError):  # the driver removes it, or the next run
                 self._fs.unlink(path)
         self._made.clear()

@@ -7,6 +7,7 @@ locks.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,7 +139,8 @@ class Import:
         finally:
             for plan in self.plans:
                 for replica in plan.replicas:
-                    remove_scratch(self.fs, replica.path, self.run_id)
+                    with contextlib.suppress(OSError):  # the next run removes it too; the outcomes are to be told
+                        remove_scratch(self.fs, replica.path, self.run_id)
         return outcomes
 
     def _write(self) -> dict[int, Outcome[Written]]:
