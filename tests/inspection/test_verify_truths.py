@@ -401,8 +401,8 @@ def test_beside_a_broker_only_what_two_looks_find_counts(tmp_path: Path) -> None
             super().__init__()
             self.looks = [_name(10, ".index"), _name(0, ".index")]  # 0 is read before 10
 
-        def read_bytes(self, path: str) -> bytes:
-            data = super().read_bytes(path)
+        def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
+            data = super().read_bytes(path, whole=whole)
             if self.looks and path.endswith(self.looks[0]):
                 self.looks.pop(0)
                 return data[:7] + bytes([data[7] ^ 1]) + data[8:]

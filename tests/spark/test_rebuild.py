@@ -40,9 +40,9 @@ def plans_of(log_dir: Path, **more: Any) -> list[PartitionPlan]:
     ]
 
 
-def _run_and_note(jobs: list[str], *arguments: Any, name: str) -> Any:
+def _run_and_note(jobs: list[str], *arguments: Any, name: str, **more: Any) -> Any:
     jobs.append(name)
-    return run_bundle(*arguments, name=name)
+    return run_bundle(*arguments, name=name, **more)
 
 
 def test_spark_makes_what_one_process_makes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,9 @@ def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monk
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
     lost = KeytailError("the worker process that had this partition was killed, twice")
 
-    def dying(spark: Any, payloads: Sequence[Any], function: Any, *, name: str) -> list[Outcome[Any]]:
+    def dying(
+        spark: Any, payloads: Sequence[Any], function: Any, *, name: str, stopped: Any
+    ) -> list[Outcome[Any]]:
         """Of t-3 the worker dies each time, and with it what it had beside."""
         return [
             Outcome(None, lost)

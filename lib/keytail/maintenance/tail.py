@@ -166,7 +166,9 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
     if cut.high_watermark is not None:  # whose entries are those of copies in the making as well: all stay
         path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
         update_offset(fs, path, key, cut.high_watermark, hosted=None)
-    _unlink(fs, facts.path, reversed(cut.removed))
+    # Durably the logs first: of a log without an index a broker that starts takes the epochs before those below it.
+    for is_log in (True, False):
+        _unlink(fs, facts.path, (name for name in reversed(cut.removed) if name.endswith(names.LOG) == is_log))
     # Only now: a broker that finds no index makes it, cuts the log on the way, and then keeps what comes behind.
     _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
     fd = fs.open_write(log_path)
