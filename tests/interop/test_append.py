@@ -369,7 +369,8 @@ class Replay:
             assert "refused" in answer, refusal
             self.seen["refused " + answer["refused"]] += 1
             makes_new = any(name.endswith(".log") and name not in self.kafka_files for name in answer["files"])
-            if makes_new or f"{log.segments[-1]:020d}.index" not in answer["files"]:
+            renews = f"{log.segments[-1]:020d}.index" not in answer["files"]
+            if answer["refused"] in AFTER_A_ROLL and (makes_new or renews):
                 # A broker ends the segment before it refuses; we refuse first (APPEND.md).
                 self.seen["refused after a roll"] += 1
                 log.roll(now_ms=self.clock_ms)
