@@ -27,6 +27,8 @@ from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
 LOGS = int(os.environ.get("KEYTAIL_APPEND_LOGS", "60"))
 HOUR_MS = 3_600_000
 MAX_MESSAGE_BYTES = 700
+# What a broker finds wrong with a producer when the segment is ended; all else it refuses before.
+AFTER_A_ROLL = ("InvalidProducerEpochException", "OutOfOrderSequenceException")
 
 
 class Drawn(random.Random):
