@@ -51,6 +51,7 @@ class Explorer:
     to_recover: set[str] = field(default_factory=set)
     recovered: set[str] = field(default_factory=set)
     explored_after: int = 0
+    after_a_fault: Expected | None = None
 
     def __str__(self) -> str:
         return (
@@ -101,7 +102,7 @@ class Explorer:
         is_run = name != "recovery"
         for_every_fault(
             lambda path: shutil.copytree(start, path), action, self._check_of(run, is_run=is_run),
-            again=self._run_again if is_run else None, work_dir=self.work_dir / name, counts=counts,
+            again=self._run_after_a_fault if is_run else None, work_dir=self.work_dir / name, counts=counts,
             share=share, scratch=SCRATCH if is_run else (), seed=self.seed,
         )  # fmt: skip
 
@@ -125,6 +126,15 @@ class Explorer:
             partial = 3 if self.soak else 0
             self._every_stop(recovered, self._run_again, again, self.second, None, "second", partial)
         shutil.rmtree(recovered)
+
+    def _run_after_a_fault(self, fs: RecordingFileSystem, root: Path) -> Failed:
+        """What it must leave depends on how far the one before it came: segments replaced, or the checkpoint, too."""
+        recovered = self.work_dir / "recovered"
+        shutil.copytree(root, recovered)
+        self.log_dir.recover(LOCAL, recovered)
+        self.after_a_fault = expect(self.log_dir, find(self.log_dir, recovered))
+        shutil.rmtree(recovered)
+        return self._run_again(fs, root)
 
     def _run_again(self, fs: RecordingFileSystem, root: Path) -> Failed:
         return self.log_dir.run(fs, root, "r2")
@@ -151,13 +161,15 @@ class Explorer:
     ) -> Callable[[State], None]:
         def check(state: State) -> None:
             ended = state.action_ended and is_run
+            is_again = ", then again, " in state.label
+            wanted = self.after_a_fault if is_again and self.after_a_fault is not None else run
             if then is not None:
                 if self.soak or ("partial" not in state.label and "unordered" not in state.label):
                     then(state.root, run)
-            key = f"{digest_without_scratch(state.root)} {ended} {run.checkpoints}"
+            key = f"{digest_without_scratch(state.root)} {ended} {is_again} {wanted.checkpoints}"
             if key not in self.visited:
                 self.visited.add(key)
-                self.visit(Visit(state.root, find(self.log_dir, state.root), run, self.origin, ended))
+                self.visit(Visit(state.root, find(self.log_dir, state.root), wanted, self.origin, ended))
 
         return check
 
