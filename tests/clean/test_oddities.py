@@ -73,20 +73,13 @@ def compact(facts: PartitionFacts, fs: FileSystem = LOCAL, **given: Any) -> Clea
     selection = select(facts, config, NOW, unstable=unstable)
     if not selection.eligible:
         return None
-    task = CleaningTask(
-        topic=facts.topic,
-        partition=facts.partition,
-        partition_path=facts.path,
-        segments=facts.segments,
-        snapshots=facts.snapshots,
-        log_start_offset=facts.log_start_offset,
-        log_end_offset=facts.log_end_offset,
+    task = CleaningTask.of(
+        facts,
         first_dirty_offset=selection.first_dirty_offset,
         first_uncleanable_offset=selection.first_uncleanable_offset,
         now_ms=NOW,
         config=config,
         run_id="odd",
-        clean_shutdown=facts.clean_shutdown,
         map_memory_bytes=1 << 20,
         **fields,
     )

@@ -48,7 +48,7 @@ def import_logs(
     keytail import orders.parquet --topic orders --log-dirs /var/kafka --codec zstd --execute
     """
     from keytail.app import import_, import_table  # noqa: PLC0415 (--help stays fast)
-    from keytail.spark.import_source import Columns, Source  # noqa: PLC0415
+    from keytail.spark.import_source import Columns, Source  # noqa: PLC0415 (--help stays fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)

@@ -104,7 +104,7 @@ def undo(
     keytail undo --originals /var/kafka-originals --run 3f2a91c0 --execute
     """
     from keytail.app import undo as verb  # noqa: PLC0415 (--help stays fast)
-    from keytail.app import undo_report as report  # noqa: PLC0415
+    from keytail.app import undo_report as report  # noqa: PLC0415 (--help stays fast)
 
     moved = tuple(str(Path(path).absolute()) for path in o.comma_lists(log_dirs))
     request = verb.Request(originals, run, moved, o.comma_lists(partitions), execute, forget, shared_storage)

@@ -97,7 +97,7 @@ class ImportRow:
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
     """A row for each partition of the topic in the log dirs, ascending."""
     from keytail.spark import import_ as on_spark  # noqa: PLC0415 (brings in the kernels)
-    from keytail.spark import import_source  # noqa: PLC0415
+    from keytail.spark import import_source  # noqa: PLC0415 (--help stays fast)
 
     with contextlib.ExitStack() as run:
         target = find_target(fs, request)  # mistakes in flags, before any lock
@@ -150,8 +150,8 @@ def _plan(
     fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
 ) -> _Planned:
     """In an executing run a partition that is not there is made, and what an interrupted run left is resolved."""
-    from keytail.maintenance.import_ import plan_import, refusals, survey_replica  # noqa: PLC0415
-    from keytail.maintenance.import_install import complete_partition, make_partition  # noqa: PLC0415
+    from keytail.maintenance.import_ import plan_import, refusals, survey_replica  # noqa: PLC0415 (--help stays fast)
+    from keytail.maintenance.import_install import complete_partition, make_partition  # noqa: PLC0415 (--help stays fast)
 
     notes: list[str] = []
     try:
@@ -194,7 +194,7 @@ def _resolved(fs: FileSystem, facts: Any) -> list[str]:
 def _dry_run(
     request: Request, target: Target, planned: Sequence[_Planned], loads: Sequence[Load], import_id: str
 ) -> list[ImportRow]:
-    from keytail.spark.import_source import refuse_partitions_out_of_range  # noqa: PLC0415
+    from keytail.spark.import_source import refuse_partitions_out_of_range  # noqa: PLC0415 (--help stays fast)
 
     refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
     if not loads:
@@ -243,8 +243,8 @@ def _execute(
     import_id: str,
     reporter: Reporter,
 ) -> list[ImportRow]:
-    from keytail.spark.import_ import Import  # noqa: PLC0415
-    from keytail.spark.import_source import sort_columns  # noqa: PLC0415
+    from keytail.spark.import_ import Import  # noqa: PLC0415 (--help stays fast)
+    from keytail.spark.import_source import sort_columns  # noqa: PLC0415 (--help stays fast)
 
     run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
     plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
@@ -276,9 +276,9 @@ def _execute(
 
 
 def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:
-    from keytail.format.compression import CODECS  # noqa: PLC0415
-    from keytail.log.writer import Limits  # noqa: PLC0415
-    from keytail.maintenance.import_segments import SegmentsTask  # noqa: PLC0415
+    from keytail.format.compression import CODECS  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.writer import Limits  # noqa: PLC0415 (--help stays fast)
+    from keytail.maintenance.import_segments import SegmentsTask  # noqa: PLC0415 (--help stays fast)
 
     rules = target.rules
     codec, level = target.codec(request.codec)

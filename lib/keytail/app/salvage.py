@@ -136,7 +136,7 @@ def _one(
     start_ms: int,
 ) -> SalvageRow:
     from keytail.maintenance.salvage import Settings, salvage_partition  # noqa: PLC0415 (brings in the kernels)
-    from keytail.maintenance.salvage_write import NewPartition  # noqa: PLC0415
+    from keytail.maintenance.salvage_write import NewPartition  # noqa: PLC0415 (brings in the kernels)
 
     if is_held(log_dir.path, fs):
         raise Refused(

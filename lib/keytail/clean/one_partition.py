@@ -37,20 +37,13 @@ def compact(
     selection = select(facts, config, now_ms, unstable=unstable)
     if not selection.eligible:
         return None
-    task = CleaningTask(
-        topic=facts.topic,
-        partition=facts.partition,
-        partition_path=facts.path,
-        segments=facts.segments,
-        snapshots=facts.snapshots,
-        log_start_offset=facts.log_start_offset,
-        log_end_offset=facts.log_end_offset,
+    task = CleaningTask.of(
+        facts,
         first_dirty_offset=selection.first_dirty_offset,
         first_uncleanable_offset=selection.first_uncleanable_offset,
         now_ms=now_ms,
         config=config,
         run_id=run_id,
-        clean_shutdown=facts.clean_shutdown,
         map_memory_bytes=16 << 20,
     )
     result = clean_partition(fs, task)

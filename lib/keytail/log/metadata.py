@@ -241,7 +241,7 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
 
 
 def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Batch]:
-    from keytail.kernels.records import IN_ARENA  # noqa: PLC0415
+    from keytail.kernels.records import IN_ARENA  # noqa: PLC0415 (brings in the kernels)
 
     for stride in reader.strides(path, size_bytes):
         table = stride.table

@@ -338,3 +338,14 @@ class OutputWriter:
             with contextlib.suppress(OSError):  # of one that is gone already, too
                 self._fs.unlink(path)
         self._made.clear()
+
+
+def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
+    """As a broker that rolls, durable, the `.log` last: index files without one are removed by a broker that starts."""
+    for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
+        for suffix in suffixes:
+            path = os.path.join(partition_path, names.segment_file(base_offset, suffix))
+            if fs.exists(path):  # of a run that was stopped here
+                fs.unlink(path)
+            fs.write_file(path, b"", like)
+        fs.fsync_dir(partition_path)

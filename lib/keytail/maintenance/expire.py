@@ -19,6 +19,7 @@ from keytail.format import names
 from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
+from keytail.log.writer import make_empty_segment
 from keytail.maintenance.ages import Age, claimed_age, segment_ends
 
 Reason = Literal["log-start", "size", "time"]
@@ -315,8 +316,10 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
 
 def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
     """Afterwards nobody is served what is to go, and whoever comes next removes it."""
-    if decision.rolls:
-        _make_empty_segment(fs, facts)
+    # It may be there from the first attempt, before the disk was full.
+    if decision.rolls and not fs.exists(_path(facts, facts.log_end_offset, names.LOG)):
+        like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
+        make_empty_segment(fs, facts.path, facts.log_end_offset, like)
     if decision.log_start_offset > facts.log_start_offset:
         checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
         # Its entries are those of copies in the making as well: all stay.
@@ -325,20 +328,6 @@ def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
 
 def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
     return os.path.join(facts.path, names.segment_file(base_offset, suffix))
-
-
-def _make_empty_segment(fs: FileSystem, facts: PartitionFacts) -> None:
-    """At the log end offset, the `.log` last: index files without one are removed by a broker that starts."""
-    if fs.exists(_path(facts, facts.log_end_offset, names.LOG)):  # at the first attempt, before the disk was full
-        return
-    like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
-    for suffixes in ((names.TIME_INDEX, names.INDEX), (names.LOG,)):
-        for suffix in suffixes:
-            path = _path(facts, facts.log_end_offset, suffix)
-            if fs.exists(path):  # of a run that was stopped here
-                fs.unlink(path)
-            fs.write_file(path, b"", like)
-        fs.fsync_dir(facts.path)
 
 
 def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:

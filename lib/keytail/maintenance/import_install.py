@@ -19,6 +19,7 @@ from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
+from keytail.log.writer import make_empty_segment
 from keytail.maintenance.import_ import (
     ImportPlan,
     ImportRecord,
@@ -48,7 +49,7 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
     if names.PARTITION_METADATA not in there:
         _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {topic_id}".encode(), like)
     if not any(names.parse_file_name(name).suffix == names.LOG for name in there):
-        _make_empty_segment(fs, path, 0, like)
+        make_empty_segment(fs, path, 0, like)
 
 
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
@@ -121,7 +122,7 @@ def _commit(
         write_epochs(fs, os.path.join(path, names.LEADER_EPOCHS), epochs, like)
     producers = producers_at_end(fs, facts)
     if facts.segments[-1].base_offset != record.base_offset:
-        _make_empty_segment(fs, path, record.base_offset, like)
+        make_empty_segment(fs, path, record.base_offset, like)
     snapshots = []
     for offset in (*record.segment_bases[1:], record.end_offset):
         name = names.scratch_file(offset, run_id, _ATTEMPT, names.SNAPSHOT)
@@ -134,17 +135,6 @@ def _commit(
         with contextlib.suppress(OSError, KeytailError):  # then the next run does it, or a broker
             recover(fs, path)
         raise
-
-
-def _make_empty_segment(fs: FileSystem, path: str, base_offset: int, like: FileStat) -> None:
-    """As a broker that rolls, the log last: without it the others are nothing, and a broker removes them."""
-    for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
-        for suffix in suffixes:
-            where = os.path.join(path, names.segment_file(base_offset, suffix))
-            if fs.exists(where):  # of a run that was killed here
-                fs.unlink(where)
-            fs.write_file(where, b"", like)
-        fs.fsync_dir(path)
 
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:

@@ -66,8 +66,8 @@ def with_partitions(source: Any, n_partitions: int) -> Any:
 
     Records that have neither go round all partitions in turn, by their running numbers.
     """
-    import pyarrow  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:
         return _partitions_of(keys, n_partitions)
@@ -89,7 +89,7 @@ def _partitions_of(keys: Any, n_partitions: int) -> Any:
 
 def measure(records: Any) -> list[Load]:
     """Reads the whole source once; by partition, ascending."""
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     rows = (
         records.groupBy("partition")
@@ -145,7 +145,7 @@ class Import:
 
     def _write(self) -> dict[int, Outcome[Written]]:
         """What tasks say of partitions; of those without records nothing."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         if not self.tasks:
             return {}
@@ -212,8 +212,8 @@ def _write_partition(
     batches: Iterator[Any], *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
     """What one Spark task does: the records of one partition, in order."""
-    import pyarrow  # noqa: PLC0415
-    from pyspark import TaskContext  # noqa: PLC0415
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()
     assert context is not None
@@ -268,7 +268,7 @@ def columns_of(batch: Any) -> RecordColumns:
 
 
 def _bytes_column(array: Any) -> BytesColumn:
-    import pyarrow  # noqa: PLC0415
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     wide = pyarrow.types.is_large_binary(array.type)
     return BytesColumn.from_buffers(len(array), *array.buffers(), start=array.offset, wide=wide)

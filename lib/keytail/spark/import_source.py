@@ -43,8 +43,8 @@ class Source:
 
 def delta_settings() -> dict[str, str]:
     """What a session needs that reads Delta tables: the jars, which Spark fetches when it starts."""
-    import delta.pip_utils  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    import delta.pip_utils  # noqa: PLC0415 (only where Spark runs)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (only where Spark runs)
 
     builder = delta.pip_utils.configure_spark_with_delta_pip(SparkSession.Builder())
     return {"spark.jars.packages": builder._options["spark.jars.packages"], **DELTA_SETTINGS}
@@ -53,7 +53,7 @@ def delta_settings() -> dict[str, str]:
 def read(spark: Any, source: Source) -> Any:
     """Columns key, value (binary), headers (array of structs of binaries), timestamp (bigint, ms), partition (int),
     number (bigint: ascending within each file), and those of `sort_by` as `sort_0` and so on."""
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     frame = _opened(spark, source)
     types = dict(frame.dtypes)
