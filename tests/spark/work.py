@@ -46,3 +46,9 @@ def die_the_first_time(payload: tuple[int, str], attempt: str) -> int:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+def nap(seconds: float, attempt: str) -> int:
+    """Where it slept."""
+    time.sleep(seconds)
+    return os.getpid()

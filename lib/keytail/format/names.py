@@ -111,6 +111,7 @@ _SCRATCH_CONTENT = (
 _SCRATCH_FILE = re.compile(
     rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
 )
+_LIVE_SUFFIXES = frozenset(CONTENT_SUFFIXES)
 _STAGE_KINDS: dict[str | None, FileKind] = {
     None: "live",
     CLEANED: "cleaned",
@@ -119,10 +120,21 @@ _STAGE_KINDS: dict[str | None, FileKind] = {
 }
 
 
+def base_of_live(name: str) -> int | None:
+    """The number of a segment file or snapshot under its final name; None of any other name."""
+    number = name[:_OFFSET_DIGITS]
+    if name[_OFFSET_DIGITS:] in _LIVE_SUFFIXES and number.isascii() and number.isdigit():
+        offset = int(number)
+        return offset if offset <= MAX_OFFSET else None
+    return None
+
+
 def parse_file_name(name: str) -> FileName:
     """What a broker, and what keytail, would take the file `name` of a partition directory for."""
     if name in (LEADER_EPOCHS, PARTITION_METADATA):
         return FileName(name, "partition")
+    if (base := base_of_live(name)) is not None:
+        return FileName(name, "live", base, name[_OFFSET_DIGITS:])
     if match := _SCRATCH_FILE.fullmatch(name):
         offset = int(match["offset"])
         if offset <= MAX_OFFSET:

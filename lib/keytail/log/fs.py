@@ -132,6 +132,14 @@ class FileSystem:
         """The names in a directory, unsorted; names that vanish meanwhile are left out."""
         return self._look("scan", (path,), lambda: _scan(path))
 
+    def scan_sizes(self, path: str, suffix: str) -> list[tuple[str, bool, int, int]]:
+        """Of each name in a directory, unsorted: whether it is a regular file; size and modification time in ns of
+        those that end with `suffix`, -1 of the others.
+
+        A third of the cost of `scan` where most names are of other files. Names that vanish meanwhile are left out.
+        """
+        return self._look("scan", (path,), lambda: _scan_sizes(path, suffix))
+
     def stat(self, path: str) -> FileStat:
         """Follows symlinks."""
         return self._look("stat", (path,), lambda: _file_stat(path, os.stat(path), _attributes(path)))
@@ -379,6 +387,20 @@ def _scan(path: str) -> list[DirEntry]:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def _scan_sizes(path: str, suffix: str) -> list[tuple[str, bool, int, int]]:
+    found = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = entry.name
+            if not name.endswith(suffix):
+                found.append((name, entry.is_file(follow_symlinks=False), -1, -1))
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                facts = entry.stat(follow_symlinks=False)
+                found.append((name, stat_bits.S_ISREG(facts.st_mode), facts.st_size, facts.st_mtime_ns))
     return found
 
 

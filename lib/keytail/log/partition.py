@@ -230,7 +230,6 @@ def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
     """The facts of one partition; whatever speaks against touching it is in `problems`, never raised."""
-    key = (entry.topic, entry.partition)
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -246,6 +245,51 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
             listing.problems.append(f"no segment in {entry.path}")
     except (CorruptLog, OSError) as error:
         listing.problems.append(in_words(error))
+    problems = (*entry.problems, *listing.problems)
+    return _facts(log_dir, entry, segments, listing.snapshots, end, problems, listing.leftovers)
+
+
+def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
+    """As `survey_partition`, but of its segments only what a listing of the logs says: no index is known, and the time
+    of a file stands for the timestamps in it.
+
+    Takes a tenth of the operations. None where something speaks against touching the partition, or waits to be
+    resolved: `survey_partition` says what.
+    """
+    segments, snapshots = [], []
+    try:
+        for name, is_regular, log_bytes, mtime_ns in fs.scan_sizes(entry.path, names.LOG):
+            base = names.base_of_live(name)
+            if base is None:
+                if names.parse_file_name(name).kind not in ("other", "partition"):
+                    return None
+            elif not is_regular or log_bytes > MAX_LOG_BYTES:
+                return None
+            elif log_bytes >= 0:
+                segments.append(SegmentFacts(base, log_bytes, mtime_ns, None, None, None, mtime_ns // 1_000_000, -1))
+            elif name.endswith(names.SNAPSHOT):
+                snapshots.append(base)
+        if entry.problems or not segments:
+            return None
+        segments.sort(key=lambda segment: segment.base_offset)
+        read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))
+        last = segments[-1].base_offset
+        end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
+    except (CorruptLog, OSError):
+        return None
+    return _facts(log_dir, entry, tuple(segments), snapshots, end)
+
+
+def _facts(
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    segments: tuple[SegmentFacts, ...],
+    snapshots: Sequence[int],
+    end: LogEnd,
+    problems: tuple[str, ...] = (),
+    leftovers: Sequence[str] = (),
+) -> PartitionFacts:
+    key = (entry.topic, entry.partition)
     first = segments[0].base_offset if segments else 0
     return PartitionFacts(
         topic=entry.topic,
@@ -253,15 +297,15 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
         log_dir=entry.log_dir,
         path=entry.path,
         segments=segments,
-        snapshots=tuple(sorted(listing.snapshots)),
+        snapshots=tuple(sorted(snapshots)),
         log_start_offset=max(log_dir.log_starts.get(key, 0), first),
         log_end_offset=end.next_offset,
         high_watermark=log_dir.high_watermarks.get(key),
         recovery_point=log_dir.recovery_points.get(key, 0),
         clean_shutdown=log_dir.clean_shutdown,
         cleaner_checkpoint=log_dir.cleaner_checkpoint.get(key),
-        problems=(*entry.problems, *listing.problems),
-        leftovers=tuple(sorted(listing.leftovers)),
+        problems=problems,
+        leftovers=tuple(sorted(leftovers)),
         tail_bytes=end.tail_bytes,
     )
 

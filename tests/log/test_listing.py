@@ -1,0 +1,109 @@
+"""A listing of a partition tells what its survey tells, by far fewer operations, or tells nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts, list_partition, survey_log_dirs, survey_partition
+from tests.app.log_dirs import random_records, write_log_dir
+
+SEGMENTS = 12
+
+
+class Counting(FileSystem):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
+        self.counts[operation] += 1
+        return super()._look(operation, arguments, action)
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    made = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 240)}, segments=SEGMENTS)
+    (made / "orders-0" / f"{240:020d}.snapshot").write_bytes(b"")
+    (made / "cleaner-offset-checkpoint").write_text("0\n1\norders 0 40\n")
+    os.utime(made / "orders-0" / f"{0:020d}.log", ns=(1_700_000_000_123_456_789,) * 2)
+    return made
+
+
+def both(log_dir: Path) -> tuple[PartitionFacts | None, PartitionFacts]:
+    [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
+    return list_partition(LOCAL, facts, facts.partitions[0]), survey_partition(LOCAL, facts, facts.partitions[0])
+
+
+def as_listed(segment: SegmentFacts) -> SegmentFacts:
+    """What a listing cannot know, as `list_partition` says it."""
+    unknown = {"index_bytes": None, "time_index_bytes": None, "txn_index_bytes": None, "first_batch_timestamp_ms": -1}
+    return dataclasses.replace(segment, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000, **unknown)
+
+
+def test_all_but_indexes_and_times_is_as_surveyed(log_dir: Path) -> None:
+    listed, surveyed = both(log_dir)
+    assert listed == dataclasses.replace(surveyed, segments=tuple(map(as_listed, surveyed.segments)))
+    assert len(surveyed.segments) == SEGMENTS
+    assert surveyed.log_end_offset == 240
+
+
+def test_files_that_a_broker_passes_over_make_no_difference(log_dir: Path) -> None:
+    for name in ("notes.txt", "partition.metadata", "99999999999999999999.txt"):
+        (log_dir / "orders-0" / name).write_text("x")
+    assert both(log_dir)[0] is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{0:020d}.log.r1.a1.clean", f"{0:020d}.log.swap", f"{0:020d}.log.cleaned", f"{0:020d}.log.deleted",
+        "1.log", "99999999999999999999.log", "x.index", "٠" * 20 + ".log",
+    ],
+)  # fmt: skip
+def test_names_that_speak_against_it(name: str, log_dir: Path) -> None:
+    (log_dir / "orders-0" / name).write_bytes(b"x")
+    listed, surveyed = both(log_dir)
+    assert listed is None
+    assert surveyed.problems or surveyed.leftovers
+
+
+@pytest.mark.parametrize("name", [f"{0:020d}.log", f"{0:020d}.index", f"{240:020d}.snapshot"])
+def test_files_that_are_none(name: str, log_dir: Path) -> None:
+    (log_dir / "orders-0" / name).unlink()
+    (log_dir / "orders-0" / name).symlink_to("elsewhere")
+    assert both(log_dir)[0] is None
+
+
+def test_a_log_that_is_too_large(log_dir: Path) -> None:
+    os.truncate(log_dir / "orders-0" / f"{0:020d}.log", 2**31)
+    assert both(log_dir)[0] is None
+
+
+def test_damage_of_what_is_read(log_dir: Path) -> None:
+    (log_dir / "orders-0" / names.LEADER_EPOCHS).write_text("7\n")
+    assert both(log_dir)[0] is None
+
+
+def test_no_segment(log_dir: Path) -> None:
+    for path in (log_dir / "orders-0").glob("*.log"):
+        path.unlink()
+    assert both(log_dir)[0] is None
+
+
+def test_operations_do_not_grow_with_segments(log_dir: Path) -> None:
+    [facts] = survey_log_dirs(LOCAL, [str(log_dir)])
+    fs = Counting()
+    assert list_partition(fs, facts, facts.partitions[0])
+    assert fs.counts.total() <= 16
+    listed = fs.counts.total()
+    survey_partition(fs, facts, facts.partitions[0])
+    assert fs.counts.total() - listed > 4 * SEGMENTS
