@@ -33,6 +33,16 @@ CORRUPT_HELP = {
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
+# Control characters, and what turns the direction of writing: a terminal obeys them.
+_UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSEEN}
+
+
+def visible(text: str) -> str:
+    """`text` as one line for a terminal: the name of a file may hold whatever its maker liked."""
+    return text.translate(_VISIBLE)
+
+
 class KeytailError(Exception):
     """An error that keytail explains itself.
 
@@ -58,7 +68,7 @@ class KeytailError(Exception):
     def __str__(self) -> str:
         where = []
         if self.path is not None:
-            where.append(str(self.path))
+            where.append(visible(str(self.path)))
         if self.byte_position is not None:
             where.append(f"byte position {self.byte_position}")
         if self.offset is not None:

@@ -17,7 +17,7 @@ import typer
 from keytail import __version__
 from keytail.app import cli_cleaning, cli_inspection, cli_maintenance, cli_moving, cli_rescue
 from keytail.app.command import SUBMITTED
-from keytail.app.stopping import stop_with_parent
+from keytail.app.stopping import die_quietly, stop_with_parent
 
 app = typer.Typer(
     name="keytail",
@@ -46,6 +46,7 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
     """Run a command line and exit with its status. `submitted`: spark-submit has made the driver."""
     program = "spark-submit jobs/" if submitted else "keytail"
+    die_quietly()
     app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
     sys.exit(0)
 

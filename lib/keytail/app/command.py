@@ -18,6 +18,7 @@ from keytail.app import rows as show
 from keytail.app.selection import Choice, Configuration, chosen_log_dirs
 from keytail.app.stopping import Stopped, stoppable
 from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow, exit_status
 
 SUBMITTED = "under spark-submit"
@@ -28,22 +29,47 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            with stoppable():
-                verb(*args, **kwargs)
-        except (KeytailError, OSError) as problem:
-            show.error_console().print(f"[bold red]keytail:[/] {escape(in_words(problem))}", soft_wrap=True)
-            usage = isinstance(problem, UsageProblem)
-            if not usage and kwargs.get("output") == o.Output.json:
-                show.print_json([])
-            raise typer.Exit(2 if usage else 1) from problem
-        except Stopped as stop:
-            show.error_console().print(f"\n[bold red]keytail:[/] {_interrupted(stop)}", soft_wrap=True)
-            if stop.rows is not None and kwargs.get("output") == o.Output.json:
-                _print_if_heard(stop.rows)
-            raise typer.Exit(stop.exit_status) from None
+        as_json = kwargs.get("output") == o.Output.json
+        with stoppable():  # also while an error is told: one of them is, in full
+            try:
+                try:
+                    verb(*args, **kwargs)
+                    return
+                except SparkEnded as ended:
+                    status = _tell_stopped(ended.what, ended.rows, 1, as_json)
+                except BrokenPipeError:
+                    _stop_writing()
+                    _say("nobody reads standard output any more, so not all was told. What was begun is done")
+                    status = 1
+                except (KeytailError, OSError) as problem:
+                    _say(in_words(problem))
+                    status = 2 if isinstance(problem, UsageProblem) else 1
+                    if status == 1 and as_json:
+                        _print_if_heard([])
+            except Stopped as stop:
+                name = signal.Signals(stop.number).name
+                status = _tell_stopped(f"interrupted by {name}", stop.rows, stop.exit_status, as_json)
+        raise typer.Exit(status)
 
     return run
+
+
+def _say(text: str) -> None:
+    show.error_console().print(f"[bold red]keytail:[/] {escape(text)}", soft_wrap=True)
+
+
+def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
+    """What is done of a run that ended early, and how to go on; `status` is given back."""
+    counts = Counter(row.status for row in rows or ())
+    done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
+    show.error_console().print()
+    _say(
+        f"{why}{f': {done}' if done else ''}. What is reported as done is done, nothing is half replaced, and a broker "
+        "may start. To go on, run the same command again"
+    )
+    if rows is not None and as_json:
+        _print_if_heard(rows)
+    return status
 
 
 def _print_if_heard(rows: Sequence[Any]) -> None:
@@ -51,18 +77,14 @@ def _print_if_heard(rows: Sequence[Any]) -> None:
     try:
         show.print_json(rows)
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # for what is flushed at the end
-        os.close(nowhere)
+        _stop_writing()
 
 
-def _interrupted(stop: Stopped) -> str:
-    counts = Counter(row.status for row in stop.rows or ())
-    done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    return (
-        f"interrupted by {signal.Signals(stop.number).name}{f': {done}' if done else ''}. What is reported as done is "
-        "done, nothing is half replaced, and a broker may start. To go on, run the same command again"
-    )
+def _stop_writing() -> None:
+    """Also what is flushed at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def choice_of(

@@ -7,7 +7,6 @@ differs. Locks are held from before the first decision to after the last checkpo
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,11 +24,13 @@ from keytail.app.planning import (
     resolve_leftovers,
 )
 from keytail.app.progress import Reporter
+from keytail.app.rows import say
 from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import hosted
+from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
@@ -132,7 +133,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 at_end.callback(tell_kept, fs, originals, tasks[0].run_id)
             try:
                 rows = compaction.run()
-            except Stopped as stop:
+            except (Stopped, SparkEnded) as stop:
                 stop.rows = _in_order(planned, compaction.rows_so_far())
                 at_end.callback(compaction.remove_scratch)
                 raise
@@ -143,7 +144,7 @@ def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
     """The configuration with what the metadata log says, and a word on standard error about how old that is."""
     configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
     if configuration.cluster is not None:
-        print(f"keytail: {configuration.cluster.sentence()}", file=sys.stderr)
+        say(f"keytail: {configuration.cluster.sentence()}")
     return configuration
 
 
@@ -153,7 +154,7 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
     for (log_dir, _), before in zip(chosen.partitions, plan_all(fs, chosen, configuration, rules), strict=True):
         now, done = resolve_leftovers(fs, before, log_dir, configuration, rules)
         for sentence in done:
-            print(f"keytail: {now.row().name}: {sentence}", file=sys.stderr)
+            say(f"keytail: {now.row().name}: {sentence}")
         planned.append(now)
     return planned
 
@@ -187,7 +188,7 @@ def _compaction(
         space=ScratchSpace(fs, request.max_scratch_bytes),
         hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
         on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
-        on_trace=lambda text: print(text, file=sys.stderr),
+        on_trace=say,
         on_note=reporter.note,
         deadline_s=deadline_s,
         fs=fs,

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from keytail.app.rows import say
 from keytail.errors import UsageProblem
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.inspection.dump import DumpOptions, dump
@@ -55,7 +56,7 @@ def run(paths: Sequence[str], options: DumpOptions, *, as_json: bool, fs: FileSy
     if not paths:
         raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
     out = sys.stdout.buffer
-    report = Report(out.write, lambda text: print(text, file=sys.stderr), as_json=as_json)
+    report = Report(out.write, say, as_json=as_json)
     try:
         dumped = dump(fs, paths, options, report)
         out.flush()

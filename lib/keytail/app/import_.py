@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.import_target import Partition, Target, find_target
 from keytail.app.progress import Reporter
+from keytail.app.rows import say
 from keytail.app.selection import Configuration
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import LOCAL, FileSystem
@@ -269,7 +269,7 @@ def _execute(
         run_id,
         {one.partition.number: one.error for one in planned if one.plan is None},
         heard,
-        lambda trace: print(trace, file=sys.stderr),
+        say,
         fs,
     ).run()
     return [rows[number] for number in sorted(rows)]

@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from keytail.app.rows import error_console, human_bytes
+from keytail.app.rows import error_console, human_bytes, say
 
 
 class Reporter:
@@ -54,7 +54,7 @@ class Reporter:
         if self._bar is not None:
             self._bar.console.print(escape(text))
         else:
-            print(f"keytail: {text}", file=sys.stderr, flush=True)
+            say(f"keytail: {text}")
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
         self.ended += 1
@@ -67,8 +67,7 @@ class Reporter:
         seconds = time.monotonic() - self._start_s
         tail = f": {detail}" if detail else ""
         counted = f"[{self.ended}/{self.partitions}]"
-        line = f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {seconds:.1f} s){tail}"
-        print(line, file=sys.stderr, flush=True)
+        say(f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {seconds:.1f} s){tail}")
 
     def _description(self) -> str:
         return f"{self.verb} {self.ended}/{self.partitions} partitions"

@@ -1,6 +1,7 @@
 """How results look: a JSON array for programs, a table with totals and next steps for people.
 
-Rows go to standard output, all else (progress, notes, errors) to standard error.
+Rows go to standard output, all else (progress, notes, errors) to standard error. What a person is told goes through
+these consoles or `say`, which show control characters and do not send them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from keytail.errors import visible
 from keytail.spark.rows import ResultRow
 
 # Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
@@ -54,11 +57,27 @@ def output_console() -> Console:
     return _console(sys.stdout)
 
 
+class _Visible(Console):
+    """Shows the control characters of names; styles are markup, which makes its own."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(_visible_lines(text), **options)
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def say(text: str) -> None:
+    """Plain lines on standard error."""
+    print(_visible_lines(text), file=sys.stderr, flush=True)
+
+
 def _console(stream: Any) -> Console:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    return _Visible(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def print_json(rows: Iterable[Any]) -> None:

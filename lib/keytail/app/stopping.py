@@ -19,6 +19,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_LOOKED_FOR_S = 0.25
 # Longer than stopping takes: then it was raised where Python swallows it, as in a destructor.
 _PATIENCE_S = 30.0
+# Whether a signal would be raised as Stopped.
+_is_stoppable = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
@@ -55,20 +57,32 @@ def stoppable() -> Iterator[None]:
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, stop)
+    _is_stoppable.set()
     try:
         yield
     finally:
+        _is_stoppable.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def die_quietly() -> None:
+    """Have Ctrl-C end this program without a traceback where nothing is begun yet, or all is told."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def stop_with_parent() -> None:
-    """Have SIGTERM sent to this process once the one that started it has ended, as spark-submit's JVM may."""
+    """Have SIGTERM sent to this process once the one that started it has ended, as spark-submit's JVM may.
+
+    What runs is told of it, before it has said its last word.
+    """
     parent = os.getppid()
 
     def look() -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_LOOKED_FOR_S)
+        _is_stoppable.wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="parent", daemon=True).start()

@@ -6,7 +6,6 @@ Takes no lock and changes nothing. Needs no configuration: what is checked holds
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -73,7 +72,7 @@ class _Run:
         entry = self.entries[task.path]
         row = _row(entry, task, outcome, twice=(entry.topic, entry.partition) in self.twice)
         if outcome.trace:
-            print(outcome.trace, file=sys.stderr)
+            show.say(outcome.trace)
         self.rows[task.path] = row
         self.reporter.done(row.name, row.status, row.bytes, row.error)
 

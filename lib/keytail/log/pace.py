@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ _BURST_S = 0.1
 
 
 class Pace:
-    """Call `spend` after each piece of work: it sleeps until the bytes so far are due."""
+    """Call `spend` after each piece of work, from any thread: it sleeps until the bytes so far are due."""
 
     def __init__(
         self,
@@ -25,12 +26,15 @@ class Pace:
         self._clock = clock
         self._sleep = sleep
         self._due_s = clock()
+        self._lock = threading.Lock()
 
     def spend(self, n_bytes: int) -> None:
-        now_s = self._clock()
-        self._due_s = max(self._due_s, now_s - _BURST_S) + n_bytes / self._bytes_per_s
-        if self._due_s > now_s:
-            self._sleep(self._due_s - now_s)
+        with self._lock:
+            now_s = self._clock()
+            due_s = max(self._due_s, now_s - _BURST_S) + n_bytes / self._bytes_per_s
+            self._due_s = due_s
+        if due_s > now_s:
+            self._sleep(due_s - now_s)
 
 
 class PacedFileSystem(FileSystem):

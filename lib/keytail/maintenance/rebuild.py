@@ -367,9 +367,12 @@ def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) ->
         )
 
 
-def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> None:
-    """What this run has written in the partition's directory and not used."""
+def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> int:
+    """What this run has written in the partition's directory and not used; how many files."""
+    removed = 0
     for entry in fs.scan(partition_path):
         name = names.parse_file_name(entry.name)
         if name.kind == "scratch" and name.run_id == run_id:
             fs.unlink(os.path.join(partition_path, name.name))
+            removed += 1
+    return removed

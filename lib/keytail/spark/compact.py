@@ -27,6 +27,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
+from keytail.spark.ended import SparkEnded, await_signal, sweep
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
 from keytail.spark.rows import ResultRow, status_of
@@ -38,7 +39,6 @@ from keytail.spark.tasks import Outcome, explained, run_bundle
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
 MOST_THREADS = 64
-_LONGEST_SWEEP_S = 3.0
 _SAFE = "safe to start the broker"
 
 
@@ -79,6 +79,7 @@ class Compaction:
     _in_flight: int = 0
     _stopped: bool = False
     _crash: BaseException | None = None
+    _ended: SparkEnded | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self) -> list[ResultRow]:
@@ -97,6 +98,9 @@ class Compaction:
                 threading.Thread(target=self._work, args=arguments, name=f"bundles-{number}", daemon=True).start()
             for end in ends:
                 end.wait()
+            if self._ended is not None:
+                await_signal()
+                raise self._ended
         except BaseException:  # a signal: the group that is being installed is finished, nothing else begins
             self._stopped = True
             end_jobs(self.spark, lambda: not all(end.is_set() for end in ends))
@@ -116,15 +120,8 @@ class Compaction:
         ]
 
     def remove_scratch(self) -> None:
-        """What tasks of a stopped run have left. A worker may outlive its JVM for a moment: until nothing new comes."""
-        quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
-        while quiet < 2 and time.monotonic() < last_s:
-            removed = 0
-            for task in self.tasks:
-                with contextlib.suppress(OSError):  # the next run removes it too
-                    removed += self._remove_scratch(task)
-            quiet = 0 if removed else quiet + 1
-            time.sleep(0.1)
+        """What tasks of a stopped run have left."""
+        sweep(lambda: sum(map(self._remove_lost_scratch, self.tasks)))
 
     def _work(self, most_in_flight: int, end: threading.Event) -> None:
         try:
@@ -136,17 +133,33 @@ class Compaction:
                         self._in_flight -= len(bundle)
                         self.space.release(self._needs(bundle))
                         self._changed.notify_all()
+        except SparkEnded as ended:
+            self._end_early(ended)
         except BaseException as crash:  # of this program, not of a partition: raised again by run()
             self._stopped = True
             self._crash = crash
         finally:
             end.set()
 
+    def _end_early(self, ended: SparkEnded) -> None:
+        self._stopped = True
+        self._ended = ended
+
+    def _run_tasks(self, bundle: list[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
+        return run_bundle(
+            self.spark,
+            bundle,
+            self._clean(),
+            name=name,
+            stopped=lambda: self._stopped,
+            before_again=lambda task: self._remove_lost_scratch(task, again=True),
+        )
+
     def _run(self, bundle: list[CleaningTask]) -> None:
         assert self.clean is not None
         label = f"compact {os.path.basename(bundle[0].partition_path)}"
         label += f" and {len(bundle) - 1} more" if len(bundle) > 1 else ""
-        outcomes = run_bundle(self.spark, bundle, self.clean, name=label, stopped=lambda: self._stopped)
+        outcomes = self._run_tasks(bundle, label)
         for task, outcome in zip(bundle, outcomes, strict=True):
             if not self._stopped:
                 self._add(task, self._finish(task, outcome))
@@ -252,12 +265,13 @@ class Compaction:
                 if result.rest is None:
                     break
                 task = self._prepare_next(task, result)
-                [outcome] = run_bundle(self.spark, [task], self._clean(), name=f"compact {row.name}, next round",
-                                       stopped=lambda: self._stopped)  # fmt: skip
+                [outcome] = self._run_tasks([task], f"compact {row.name}, next round")
             log_dir = os.path.dirname(task.partition_path)
             key = (task.topic, task.partition)
             move_checkpoint(self.fs, log_dir, key, result.end_offset, self.hosted[log_dir])
         except KeytailError as problem:
+            if isinstance(problem, SparkEnded):
+                self._end_early(problem)
             return replace(self._row_after(problem, row, task, progress), problem=problem)
         except OSError as problem:
             known = explained(problem)
@@ -334,7 +348,7 @@ class Compaction:
             left = ""
         except (KeytailError, OSError) as also:
             left = f"{left} ({also})"
-        status = "skipped" if isinstance(problem, _Interrupted | _PastDeadline) else status_of(problem)
+        status = "skipped" if isinstance(problem, _Interrupted | _PastDeadline | SparkEnded) else status_of(problem)
         if progress.groups == 0:
             text = f"{problem}. Nothing was replaced, {_SAFE}" if status == "failed" else str(problem)
             return row.unchanged(status, "; ".join(filter(None, (text, left))))
@@ -370,17 +384,29 @@ class Compaction:
                 f"replicas fetch them all the same, but sent again they would not be taken"
             )
 
-    def _remove_lost_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> None:
-        """What attempts have left whose worker or executor was lost, or that a copy overtook: Spark tells of none."""
-        with contextlib.suppress(OSError):  # the next run removes it too
-            self._remove_scratch(task, result)
+    def _remove_lost_scratch(
+        self, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
+    ) -> int:
+        """What attempts have left whose worker or executor was lost, or that a copy overtook: Spark tells of none.
 
-    def _remove_scratch(self, task: CleaningTask, result: CleaningResult | None = None) -> int:
-        """Of this run, but for what `result` has written and hands on; how many files."""
+        One that is not dead yet loses what it has written and fails by that, or writes more, which goes when the
+        partition is done: names of attempts differ.
+        """
+        with contextlib.suppress(OSError):  # the next run removes it too
+            return self._remove_scratch(task, result, again=again)
+        return 0
+
+    def _remove_scratch(
+        self, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
+    ) -> int:
+        """Of this run, but for what `result` has written and hands on, and what a task to run `again` was handed; how
+        many files."""
         kept, removed = set(), 0
         if result is not None:
             kept = {file.name for group in result.groups for segment in group.segments for file in segment.files}
             kept |= {file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set()
+        if again and task.handed_on is not None:
+            kept |= {task.handed_on.survivors.name, task.handed_on.proof.name}
         for entry in self.fs.scan(task.partition_path):
             name = names.parse_file_name(entry.name)
             if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:

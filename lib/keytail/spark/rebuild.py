@@ -37,6 +37,7 @@ from keytail.maintenance.rebuild import (
 )
 from keytail.maintenance.rebuild import cut as cut_log
 from keytail.maintenance.tail import Cut
+from keytail.spark.ended import sweep
 from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
 
@@ -114,8 +115,13 @@ class Rebuild:
                 self._stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_jobs(self.spark, lambda: any(future.running() for future in begun))
+                self._remove_scratch()
                 raise
         return [done[plan.facts.path] for plan in self.plans]
+
+    def _remove_scratch(self) -> None:
+        """What tasks of a stopped run have left."""
+        sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.execute))
 
     def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
         start_ms = time.time_ns() // 1_000_000
@@ -218,6 +224,13 @@ class Rebuild:
         again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, truncate=False)])
         return replace(outcome, start_ms=start_ms, done_cut=torn)
+
+
+def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
+    try:
+        return remove_scratch(fs, plan.facts.path, plan.run_id)
+    except OSError:  # the next run removes it too
+        return 0
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:

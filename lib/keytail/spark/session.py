@@ -18,17 +18,31 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keytail.errors import KeytailError, UsageProblem
+from keytail.spark.ended import (
+    HELD_BACK_S,
+    SparkEnded,
+    await_signal,
+    has_ended,
+    is_of_spark,
+    quiet_py4j,
+    raise_if_ended,
+    text_of,
+)
 
 _log = logging.getLogger(__name__)
 
 OLDEST_JAVA = 17
 # What is being replaced takes milliseconds to finish; a disk that hangs must not keep a run from ending.
 _LONGEST_STOP_S = 20.0
+# Set once a stop has begun.
+_unheard = threading.Event()
 
 # A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
 CORRECTNESS = {
@@ -112,7 +126,8 @@ def session_of_run(
 ) -> Any:
     """spark-submit's session where there is one, else one on `master` with `extra` settings; stopped with `run`.
 
-    A cluster calls a submitted application that never makes one failed.
+    A cluster calls a submitted application that never makes one failed. Where the session ends beneath the run, what
+    fails by that is SparkEnded, or the signal that comes with it.
     """
     if submitted:
         spark = submitted_session()
@@ -120,19 +135,33 @@ def session_of_run(
         spark = local_session(master or "local[*]", extra=extra)
         run.callback(end_jvm)
     run.callback(_stop, spark)
+    run.push(partial(_raise_ended, spark))  # the first of all to see what ends the run
     return spark
+
+
+def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: Any) -> None:
+    if isinstance(problem, SparkEnded):
+        if problem.rows is None:  # else it has been waited for
+            await_signal()
+    elif isinstance(problem, Exception) and is_of_spark(problem) and has_ended(spark):
+        await_signal()
+        raise_if_ended(spark, problem)
 
 
 def _stop(spark: Any) -> None:
     """Its JVM may have ended before it: the signal that stops a run goes to spark-submit's too."""
-    try:
-        spark.stop()
-    except Exception:
-        _log.info("Spark's JVM has ended before its session", exc_info=True)
+    _unheard.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of that
+        try:
+            spark.stop()
+        except Exception:
+            _log.info("Spark's JVM has ended before its session", exc_info=True)
 
 
 def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
     """Cancel all jobs until nobody waits for one any more; who waits must not begin another."""
+    _unheard.set()
     last_s = time.monotonic() + _LONGEST_STOP_S
     if spark is not None:
         with contextlib.suppress(Exception):  # its JVM may have ended
@@ -146,12 +175,17 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
 
 def submitted_session(app_name: str = "keytail") -> Any:
     """The session of a job under spark-submit, which has already chosen master, memory and logging."""
-    return _build(app_name, {}, None)
+    try:
+        return _build(app_name, {}, None)
+    except KeytailError:
+        await_signal()
+        raise
 
 
 def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
     from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
+    quiet_py4j()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -194,7 +228,7 @@ def concurrent_tasks(spark: Any) -> int:
 
 
 def first_line(problem: BaseException) -> str:
-    lines = str(problem).strip().splitlines()
+    lines = text_of(problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__
 
 
@@ -241,26 +275,42 @@ def java_version(java: str) -> int | None:
 def _without_start_noise() -> Iterator[None]:
     """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
 
-    The JVM inherits descriptor 2 when it is launched and keeps it: the pipe stays until the process ends.
+    The JVM inherits descriptor 2 when it is launched and keeps it: the pipe stays until the process ends. Once a stop
+    has begun nothing is passed on: what is cancelled or shut down fails, with long words that no logging level holds.
     """
     if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None:
         yield
         return
+    _unheard.clear()
+    started = threading.Event()
     reader, writer = os.pipe()
     sys.stderr.flush()
     real = os.dup(2)
     os.dup2(writer, 2)
     os.close(writer)
-    threading.Thread(target=_pass_on, args=(reader, real), daemon=True).start()
+    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
     try:
         yield
     finally:
+        started.set()
         sys.stderr.flush()
         os.dup2(real, 2)
 
 
-def _pass_on(reader: int, real: int) -> None:
-    with os.fdopen(reader, "rb") as lines:
-        for line in lines:
+def _pass_on(reader: int, real: int, started: threading.Event) -> None:
+    """While the JVM starts at once, then with some delay: the signal that ends a run may come to it and to its workers
+    a moment before it comes to the driver."""
+    begun = b""  # of a line
+    while data := os.read(reader, 1 << 16):
+        if started.is_set() and not _unheard.is_set():
+            _unheard.wait(HELD_BACK_S)
+        if _unheard.is_set():
+            begun = b""
+            continue
+        whole, newline, begun = (begun + data).rpartition(b"\n")
+        for line in (whole + newline).splitlines(keepends=True):
             if not _START_NOISE.match(line):
                 os.write(real, line)
+    os.close(reader)
+    if begun and not _unheard.is_set():
+        os.write(real, begun)

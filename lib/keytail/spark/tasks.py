@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from keytail.errors import KeytailError, of_system
+from keytail.spark.ended import raise_if_ended, text_of
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -27,7 +28,6 @@ _ANSWER_SCHEMA = "id bigint, answer binary"
 class Outcome(Generic[R]):
     """What became of one payload: a value or a problem, never both.
 
-    `worker_died`: its job was lost at least once, so an earlier attempt may have left scratch files behind.
     `trace` is the traceback of an error that keytail did not expect, for standard error.
     """
 
@@ -37,7 +37,6 @@ class Outcome(Generic[R]):
     start_ms: int = 0
     end_ms: int = 0
     trace: str = ""
-    worker_died: bool = False
 
 
 def run_bundle(
@@ -47,12 +46,15 @@ def run_bundle(
     *,
     name: str = "keytail",
     stopped: Callable[[], bool] = lambda: False,
+    before_again: Callable[[P], object] = lambda payload: None,
 ) -> list[Outcome[R]]:
     """`function(payload, attempt)` for each payload, on the workers; outcomes in the order of the payloads.
 
     `attempt` differs between any two runs of a task in this session, so files named by it never collide.
     `function` is a module-level function of an installed package (or picklable); it runs where the files are
-    mounted. Once `stopped()` a lost job is not run again.
+    mounted. Once `stopped()` a lost job is not run again. `before_again(payload)` is called before each payload of a
+    lost job is run again: its earlier attempt may have left scratch files. Raises SparkEnded where no job can be run
+    any more.
     """
     if not payloads:
         return []
@@ -61,13 +63,16 @@ def run_bundle(
     except Exception as problem:
         if stopped():
             return [Outcome(None, _lost(problem)) for _ in payloads]
+        raise_if_ended(spark, problem)
     outcomes = []
     for payload in payloads:
+        before_again(payload)
         try:
-            [outcome] = _run_job(spark, [payload], function, f"{name}, again")
+            outcomes += _run_job(spark, [payload], function, f"{name}, again")
         except Exception as problem:
-            outcome = Outcome(None, _lost(problem))
-        outcomes.append(Outcome(**{**outcome.__dict__, "worker_died": True}))
+            if not stopped():
+                raise_if_ended(spark, problem)
+            outcomes.append(Outcome(None, _lost(problem)))
     return outcomes
 
 
@@ -135,7 +140,7 @@ def explained(surprise: Exception) -> KeytailError:
 
 
 def _lost(problem: Exception) -> KeytailError:
-    text = str(problem)
+    text = text_of(problem)
     died = "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text
     if died:
         return KeytailError(

@@ -5,15 +5,17 @@ Reads only. What is looked at in a partition is inspection/verify's; here is who
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from keytail.inspection.verify import VerifyReport, verify_partition
 from keytail.inspection.verify_scope import NO_CLAIMS, Claims
 from keytail.log.fs import LOCAL
-from keytail.spark.session import concurrent_tasks
+from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, run_bundle
 
 BUNDLE_BYTES = 256 << 20
@@ -48,12 +50,20 @@ def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
 def verify_on_spark(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
     """`heard` is called as each bundle returns, from one thread at a time: the caller's."""
     threads = concurrent_tasks(spark) + 1
+    stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
         bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
-        jobs = pool.map(lambda bundle: run_bundle(spark, bundle, verify_on_worker, name="verify"), bundles)
-        for bundle, outcomes in zip(bundles, jobs, strict=True):
-            for task, outcome in zip(bundle, outcomes, strict=True):
-                heard(task, outcome)
+        run = partial(run_bundle, spark, function=verify_on_worker, name="verify", stopped=stopped.is_set)
+        jobs = [pool.submit(run, bundle) for bundle in bundles]
+        try:
+            for bundle, job in zip(bundles, jobs, strict=True):
+                for task, outcome in zip(bundle, job.result(), strict=True):
+                    heard(task, outcome)
+        except BaseException:  # a signal, or Spark has ended: no other begins
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_jobs(spark, lambda: any(job.running() for job in jobs))
+            raise
 
 
 def _bundles(tasks: Sequence[VerifyTask]) -> Iterator[list[VerifyTask]]:
