@@ -2,7 +2,8 @@
 
 Master and workers are processes of their own, of a core each, started from the Spark that came with pyspark. Nothing
 is listened on but the loopback address. The workers name it differently, as Spark runs no copy of a slow task on the
-host of the first.
+host of the first. The second worker has mounts and a host name of its own, where the system lets a test make such
+namespaces: what it sees at a path can be made to differ (`Cluster.elsewhere`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
 HOSTS = ("127.0.0.1", "localhost")
 LONGEST_START_S = 120.0
+# What the second worker's host is called there.
+ELSEWHERE = "elsewhere"
 EXECUTOR = {"spark.executor.cores": "1", "spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+# Who is not root may be so in a user namespace of its own.
+_AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
+_APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
 
 
 @dataclass
@@ -38,7 +44,14 @@ class Cluster:
     work_dir: Path
     port: int
     ui_port: int
+    namespaces: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def elsewhere(self, log_dir: Path, seen: Path) -> None:
+        """What is at `log_dir` for all is `seen` for the second worker, and for what it starts from now on."""
+        assert self.namespaces
+        inside = ["nsenter", *_AS_ROOT[:1], "--mount", "--target", str(self.processes[-1].pid)]
+        subprocess.run([*inside, "mount", "--bind", str(seen), str(log_dir)], check=True)
 
     @property
     def url(self) -> str:
@@ -77,8 +90,10 @@ class Cluster:
             "PYTHONPATH": str(ROOT),
         }
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _start(self, name: str, *arguments: str, apart: bool = False) -> None:
         command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
+        if apart:
+            command = [*_APART, "sh", "-c", f'hostname {ELSEWHERE} && exec "$@"', "sh", *command]
         with (self.work_dir / f"{name}.txt").open("wb") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._environment(), cwd=self.work_dir, start_new_session=True
@@ -91,7 +106,8 @@ class Cluster:
         for number, host in enumerate(HOSTS):
             work_dir = str(self.work_dir / f"worker-{number}")
             self._start(f"worker-{number}", "worker.Worker", "--host", host, "--cores", "1", "--memory", "1g",
-                        "--webui-port", "0", "--work-dir", work_dir, self.url)  # fmt: skip
+                        "--webui-port", "0", "--work-dir", work_dir, self.url,
+                        apart=self.namespaces and number == len(HOSTS) - 1)  # fmt: skip
         last_s = time.monotonic() + LONGEST_START_S
         while self._alive_workers() < len(HOSTS):
             logs = "\n".join(log.read_text()[-2000:] for log in self.work_dir.glob("*.txt"))
@@ -118,13 +134,20 @@ class Cluster:
 def cluster(work_dir: Path) -> Iterator[Cluster]:
     """Started when it is handed over, gone afterwards."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    made = Cluster(work_dir, _free_port(), _free_port())
+    made = Cluster(work_dir, _free_port(), _free_port(), namespaces=may_unshare())
     try:
         require_java()
         made.start()
         yield made
     finally:
         made.stop()
+
+
+def may_unshare() -> bool:
+    """Whether this process may give another one mounts and a host name of its own."""
+    with contextlib.suppress(OSError):
+        return subprocess.run([*_APART, "hostname", ELSEWHERE], capture_output=True, check=False).returncode == 0
+    return False
 
 
 def _free_port() -> int:

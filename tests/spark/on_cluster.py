@@ -36,7 +36,7 @@ LONGEST_S = 60.0
 
 
 def clean_badly(
-    notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str
+    notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
 ) -> CleaningResult:
     """Partitions named in `how` go wrong when they have written everything, the first time that they are run."""
     number = str(task.partition)

@@ -1,9 +1,11 @@
 """On a standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, an executor that is
-lost. Each leaves one clean result, as a run in which nothing happens leaves it."""
+lost. Each leaves one clean result, as a run in which nothing happens leaves it. And a host that sees other files."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 
 from keytail.log.lock import is_held
-from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
-from tests.spark.cluster import ROOT, Cluster, cluster
+from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
+from tests.spark.cluster import ELSEWHERE, ROOT, Cluster, cluster
 
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 4
+# What is said of a partition by a host that sees the files.
+GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compacted"}}
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +64,58 @@ def run(made: Cluster, log_dir: Path, notes: Path, how: str, speculation: str) -
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), sorted(path.name for path in notes.iterdir())
+
+
+def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster, tmp_path: Path) -> None:
+    """Nothing, where a mount is missing; an older copy; a copy that names, sizes and times do not tell from the files."""
+    if not two_workers.namespaces:
+        assert os.environ.get("KEYTAIL_NO_SKIP") != "1", "KEYTAIL_NO_SKIP=1, and no namespaces can be made"
+        pytest.skip("makes a mount namespace, which needs root or user namespaces")
+    log_dirs = {}
+    for name in ("nothing", "older", "alike"):
+        partitions = {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)}
+        log_dirs[name] = log_dir = write_log_dir(tmp_path / name, partitions)
+        for index in log_dir.glob("orders-*/00000000000000000100.index"):
+            index.unlink()
+        seen = tmp_path / "elsewhere" / name
+        seen.mkdir(parents=True)
+        if name != "nothing":
+            shutil.copytree(log_dir, seen, dirs_exist_ok=True)
+        if name == "older":
+            for log in seen.glob("orders-*/00000000000000000300.log"):
+                log.write_bytes(log.read_bytes()[:-100])
+        two_workers.elsewhere(log_dir, seen)
+    before = snapshot(tmp_path / "elsewhere")
+    sources = {path: path.read_bytes() for path in tmp_path.glob("*/orders-*/*.log")}
+    answer = run_driver(two_workers, "tests.spark.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
+    for name, log_dir in log_dirs.items():
+        rows = answer[str(log_dir)]
+        if name == "alike":  # what is only read is the same there
+            assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "an index is missing"
+        for verb, by_partition in rows.items():
+            refused = {name for name, (status, _) in by_partition.items() if status == "refused"}
+            done = {name for name, (status, _) in by_partition.items() if status in GOOD[verb]}
+            assert len(refused) + len(done) == PARTITIONS, (name, verb, by_partition)
+            # The segments of a partition are looked at on many hosts, to make indexes: one of them is enough.
+            assert refused and (done or verb == "rebuild-index"), (name, verb, by_partition)
+            for partition in refused:
+                error = by_partition[partition][1]
+                assert f"host {ELSEWHERE}" in error, (name, verb, error)
+                assert str(log_dir / partition) in error
+                if verb == "compact":
+                    for path, content in sources.items():
+                        assert path.parent != log_dir / partition or path.read_bytes() == content
+    assert not [path for path in tmp_path.glob("*/orders-*/*.clean") if path.parts[-3] != "elsewhere"]
+    after = snapshot(tmp_path / "elsewhere")
+    assert before == {path: after[path] for path in before}
+    assert {path.split("/")[0] for path in after.keys() - before.keys()} == {"alike"}, "it was told to remove these"
+
+
+def run_driver(made: Cluster, module: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", module, made.url, *arguments], env=made.environment(), cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

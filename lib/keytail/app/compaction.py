@@ -190,6 +190,7 @@ def _compaction(
         on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
         on_trace=say,
         on_note=reporter.note,
+        shared_storage=request.shared_storage,
         deadline_s=deadline_s,
         fs=fs,
     )

@@ -132,7 +132,10 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
                 reporter.done(row.name, row.status, row.bytes, row.error)
 
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
-            Rebuild(plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs).run()
+            Rebuild(
+                plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs,
+                shared_storage=request.shared_storage,
+            ).run()  # fmt: skip
         return [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
 
 

@@ -18,7 +18,6 @@ from keytail.app import rows as show
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Chosen, choose
 from keytail.errors import KeytailError
-from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -37,7 +36,8 @@ SPARK_FROM_BYTES = 1 << 30
 class VerifyRow:
     """One partition; or, without topic and partition, a log dir with findings of its own.
 
-    `status`: `sound`, `suspect` (warnings only), `damaged`, or `failed` where it could not be read to the end.
+    `status`: `sound`, `suspect` (warnings only), `damaged`, `failed` where it could not be read to the end, or
+    `refused` where its files are not those that were listed: on another host, or changed meanwhile.
     `live`: a broker was running on it, so that the tail of the active segment was not judged.
     """
 
@@ -104,25 +104,20 @@ def verify(
 
 def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
     from keytail.inspection.verify_scope import claims_of  # noqa: PLC0415 (brings in the kernels)
+    from keytail.spark.hosts import seen_logs  # noqa: PLC0415 (as the line below)
     from keytail.spark.verify import VerifyTask  # noqa: PLC0415 (brings in the kernels)
 
     # A broker removes the file of a clean shutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
-    return [
-        VerifyTask(
-            entry.path,
-            _log_bytes(fs, entry.path),
-            claims_of(facts, entry.topic, entry.partition),
-            live=live[facts.path],
-        )
-        for facts, entry in chosen.partitions
-    ]
-
-
-def _log_bytes(fs: FileSystem, path: str) -> int:
-    with contextlib.suppress(OSError):  # the task will say why
-        return sum(entry.size_bytes for entry in fs.scan(path) if entry.name.endswith(names.LOG))
-    return 0
+    tasks = []
+    for facts, entry in chosen.partitions:
+        claims = claims_of(facts, entry.topic, entry.partition)
+        seen = None
+        with contextlib.suppress(OSError):  # the task will say why
+            seen = seen_logs(fs, entry.path)
+        size_bytes = seen.size_bytes if seen is not None else 0
+        tasks.append(VerifyTask(entry.path, size_bytes, claims, live=live[facts.path], seen=seen))
+    return tasks
 
 
 def _log_dir_rows(fs: FileSystem, log_dirs: Sequence[LogDirFacts]) -> list[VerifyRow]:

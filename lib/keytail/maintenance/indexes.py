@@ -141,7 +141,6 @@ def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...
 
 def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
     """Read the whole segment once and judge, or write, its `.index` and `.timeindex`."""
-    refuse_changed_segment(fs, task)
     return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
 
 
@@ -184,6 +183,7 @@ def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
 
 def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
     """One pass over the headers of a slice, with a check of every batch. Damage ends it, and is handed on."""
+    refuse_changed_segment(fs, task)
     limit_bytes = _NO_LIMIT_BYTES if part.start else task.segment_index_bytes
     indexer = SegmentIndexer(task.base_offset, task.index_interval_bytes, limit_bytes, part=part.start > 0)
     needed = Needed(task.asked_offsets, task.log_start_offset)

@@ -28,6 +28,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.spark.ended import SparkEnded, await_signal, sweep
+from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
 from keytail.spark.rows import ResultRow, status_of
@@ -57,7 +58,8 @@ class Compaction:
     `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
-    time.monotonic() after which no bundle and no round begins.
+    time.monotonic() after which no bundle and no round begins. `shared_storage` states that no broker can reach log
+    dirs that are on a network file system.
 
     A partition that does not fit into the scratch space is written in rounds, alone on its file system: a Spark job
     each, whose groups are installed before the next. Its checkpoint moves after the last.
@@ -70,6 +72,7 @@ class Compaction:
     on_row: Callable[[ResultRow], None] = lambda row: None
     on_trace: Callable[[str], None] = lambda text: None
     on_note: Callable[[str], None] = lambda text: None
+    shared_storage: bool = False
     deadline_s: float | None = None
     fs: FileSystem = LOCAL
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None
@@ -87,7 +90,7 @@ class Compaction:
         cores = concurrent_tasks(self.spark)
         parallel = max(cores, self.spark.sparkContext.defaultParallelism)
         if self.clean is None:
-            self.clean = partial(clean_on_worker, cores)
+            self.clean = partial(clean_on_worker, cores, shared_storage=self.shared_storage)
         self._waiting = sorted(self.tasks, key=scratch_bytes, reverse=True)
         # Not joined: a signal that interrupts a join makes Python 3.11 take a thread for dead that runs on.
         ends: list[threading.Event] = []
@@ -303,6 +306,7 @@ class Compaction:
         result = outcome.value
         if outcome.problem is not None or result is None:
             raise outcome.problem or KeytailError("internal error: a task gave no answer")
+        refuse_unseen(self.fs, task.partition_path, sorted(_written(result)), outcome.host)
         self._remove_lost_scratch(task, result)
         return result
 
@@ -401,10 +405,8 @@ class Compaction:
     ) -> int:
         """Of this run, but for what `result` has written and hands on, and what a task to run `again` was handed; how
         many files."""
-        kept, removed = set(), 0
-        if result is not None:
-            kept = {file.name for group in result.groups for segment in group.segments for file in segment.files}
-            kept |= {file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set()
+        removed = 0
+        kept = set() if result is None else _written(result)
         if again and task.handed_on is not None:
             kept |= {task.handed_on.survivors.name, task.handed_on.proof.name}
         for entry in self.fs.scan(task.partition_path):
@@ -413,6 +415,12 @@ class Compaction:
                 self.fs.unlink(os.path.join(task.partition_path, name.name))
                 removed += 1
         return removed
+
+
+def _written(result: CleaningResult) -> set[str]:
+    """Names of the scratch files that a round hands over."""
+    files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
+    return files | ({file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set())
 
 
 @dataclass
@@ -459,8 +467,12 @@ def move_checkpoint(
     update_offset(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), key, offset, hosted=hosted)
 
 
-def clean_on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> CleaningResult:
+def clean_on_worker(
+    tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
+) -> CleaningResult:
     """What one Spark task does; a map memory of 0 means this host's share."""
+    if not shared_storage:
+        refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     fs = LOCAL
     if task.throttle_bytes_per_s is not None:

@@ -6,6 +6,7 @@ files their names, is done here, in the driver. The caller holds the locks of an
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ from keytail.maintenance.rebuild import (
 from keytail.maintenance.rebuild import cut as cut_log
 from keytail.maintenance.tail import Cut
 from keytail.spark.ended import sweep
+from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
 
@@ -84,7 +86,8 @@ class PartitionOutcome:
 class Rebuild:
     """One run over many partitions. `on_outcome` hears of each as it ends, one at a time, `on_trace` of a task's
     Python traceback. Without `spark` all is done in this process. `hosted` names the partitions of each log dir:
-    the entries that its checkpoints keep."""
+    the entries that its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
+    network file system."""
 
     plans: Sequence[PartitionPlan]
     spark: Any = None
@@ -93,6 +96,7 @@ class Rebuild:
     on_trace: Callable[[str], None] = lambda text: None
     fs: FileSystem = LOCAL
     slice_bytes: int = SLICE_BYTES
+    shared_storage: bool = False
     _cores: int = field(default=1, init=False)
     _stopped: bool = field(default=False, init=False)
 
@@ -180,7 +184,8 @@ class Rebuild:
         beside it are done again, each by itself."""
         chunks = _chunks(work, self._cores)
         found: list[Outcome[Any]] = []
-        run = partial(run_bundle, self.spark, function=do_on_worker, stopped=lambda: self._stopped)
+        function = partial(do_on_worker, shared_storage=self.shared_storage)
+        run = partial(run_bundle, self.spark, function=function, stopped=lambda: self._stopped)
         for chunk, outcome in zip(chunks, run(chunks, name=name), strict=True):
             if outcome.value is not None:
                 found += outcome.value
@@ -200,6 +205,10 @@ class Rebuild:
         try:
             self._refuse_stopped()
             if problem is None:
+                for outcome in outcomes:
+                    files = outcome.value.files if outcome.value is not None else ()
+                    written = [verdict.clean.name for verdict in files if verdict.clean is not None]
+                    refuse_unseen(self.fs, plan.facts.path, written, outcome.host)
                 result = settle(self.fs, plan, [outcome.value for outcome in outcomes])  # type: ignore[misc]
                 if result.torn is not None and plan.execute and plan.truncate:
                     return self._cut(plan, result.torn, start_ms)
@@ -241,8 +250,17 @@ def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
     return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
 
 
-def do_on_worker(chunk: Sequence[Work], attempt: str) -> list[Outcome[SegmentResult | Scan]]:
-    return [attempt_one(partial(do, LOCAL), work, attempt) for work in chunk]
+def do_on_worker(
+    chunk: Sequence[Work], attempt: str, *, shared_storage: bool = False
+) -> list[Outcome[SegmentResult | Scan]]:
+    """What one Spark task does: each piece of work has an outcome of its own."""
+
+    def one(work: Work, attempt: str) -> SegmentResult | Scan:
+        if work.task.execute and not shared_storage:
+            refuse_network_here(LOCAL, os.path.dirname(work.task.partition_path))
+        return do(LOCAL, work, attempt)
+
+    return [attempt_one(one, work, attempt) for work in chunk]
 
 
 def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:

@@ -15,6 +15,7 @@ from typing import Any
 from keytail.inspection.verify import VerifyReport, verify_partition
 from keytail.inspection.verify_scope import NO_CLAIMS, Claims
 from keytail.log.fs import LOCAL
+from keytail.spark.hosts import SeenLogs, refuse_other_logs
 from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, run_bundle
 
@@ -26,19 +27,23 @@ BUNDLE_PARTITIONS = 64
 class VerifyTask:
     """One partition directory, and what its log dir says of it.
 
-    `live`: a broker may be writing to it, so its tail is not judged.
+    `live`: a broker may be writing to it, so its tail is not judged. Otherwise `seen` is what the driver saw there:
+    a host that sees something else refuses (None: nobody looked).
     """
 
     path: str
     size_bytes: int
     claims: Claims = NO_CLAIMS
     live: bool = False
+    seen: SeenLogs | None = None
 
 
 Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
 
 
 def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
+    if task.seen is not None and not task.live:
+        refuse_other_logs(LOCAL, task.path, task.seen)
     return verify_partition(LOCAL, task.path, task.claims, live=task.live)
 
 
