@@ -1,23 +1,26 @@
-"""Runs an action once for every file operation in it, stopped before that one or with that one failing, and looks at
-what is left.
+"""Runs an action, and looks at what a stop before each of its file operations leaves; runs it again for each of them
+with that one failing, and looks at what is left.
 
 Each stop and each fault gives several states: the directory as it is, a power cut that drops all that was not
-fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once.
+fsynced, and power cuts that drop some of it, in order and in any order. Equal states are checked once. What a dead
+process leaves does not depend on what it would have done next, so one run passes all stops; the states are values
+(`trees.py`) and lie on a disk only while someone looks at them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from keytail.errors import KeytailError, in_words, of_system
 from tests.crash.faults import CUT, GOES_ON, Fault, chosen
-from tests.crash.recorder import RecordingFileSystem, Stopped
+from tests.crash.recorder import RecordingFileSystem
+from tests.crash.trees import Tree, digest_of_tree, read_tree, remove_tree, write_tree
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
@@ -28,14 +31,26 @@ SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randran
 class State:
     """A directory as a stop or a fault left it. `check` may change it; `label` says how to get there again.
 
-    `action_ended`: the action came to its end and told of nothing that failed.
+    `action_ended`: the action came to its end and told of nothing that failed. `tree` is what was left, of someone
+    who did not write it to `where` yet.
     """
 
-    root: Path
+    where: Path
     label: str
     operations: tuple[tuple[str, tuple[object, ...]], ...]
     action_ended: bool
     fault: Fault | None = None
+    left: Tree | None = None
+
+    @cached_property
+    def root(self) -> Path:
+        if self.left is not None:
+            write_tree(self.left, self.where)
+        return self.where
+
+    @cached_property
+    def tree(self) -> Tree:
+        return read_tree(self.where) if self.left is None else self.left
 
 
 @dataclass(frozen=True)
@@ -71,10 +86,11 @@ TABLE: list[Counts] = []
 
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
+Start = Tree | Callable[[Path], object]  # what is there at first, or what makes it
 
 
 def for_every_stop_and_fault(
-    make_dir: Callable[[Path], object],
+    start: Start,
     action: Action,
     check: Check,
     *,
@@ -88,16 +104,16 @@ def for_every_stop_and_fault(
 ) -> None:
     """`for_every_stop`, then `for_every_fault`, of the same."""
     for_every_stop(
-        make_dir, action, check, work_dir=work_dir, counts=counts, partial_cuts=partial_cuts, seed=seed
+        start, action, check, work_dir=work_dir, counts=counts, partial_cuts=partial_cuts, seed=seed
     )
     for_every_fault(
-        make_dir, action, check,
+        start, action, check,
         work_dir=work_dir, counts=counts, again=again, share=share, scratch=scratch, seed=seed,
     )  # fmt: skip
 
 
 def for_every_stop(
-    make_dir: Callable[[Path], object],
+    start: Start,
     action: Action,
     check: Check,
     *,
@@ -107,34 +123,42 @@ def for_every_stop(
     torn_writes: bool = True,
     seed: int = 0,
 ) -> None:
-    """Builds `work_dir/origin` once by `make_dir(path)`; runs `action(fs, root)` on copies of it.
+    """Builds `work_dir/origin` once by `start(path)`; runs `action(fs, root)` on a copy of it.
 
     `check(state)` gets every distinct state, the one after the whole action included. Give the same `counts`
     to several calls to check a state once among all of them.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
-    origin = work_dir / "origin"
-    make_dir(origin)
-    rng = random.Random(seed)
-    operations = _whole_run(origin, action, work_dir / "whole", counts).operations
-    for stop in range(len(operations) + 1):
-        can_tear = torn_writes and stop < len(operations) and operations[stop][0] in ("write", "write_at")
-        for torn in (False, True) if can_tear else (False,):
-            root = work_dir / "run"
-            shutil.copytree(origin, root)
-            fs = RecordingFileSystem(root).stop_at(stop, torn=torn)
-            label = f"seed {seed}, stop {stop}{' torn' if torn else ''}"
-            ended = not _run(fs, action, root)
-            assert ended == (stop == len(operations)), f"the action is not deterministic ({label})"
-            fs.check()
-            counts.stops += 1
-            _check_states(fs, label, ended, check, counts, work_dir, rng, partial_cuts)
-            shutil.rmtree(root)
-    shutil.rmtree(work_dir)
+    origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
+    write_tree(origin, root)
+    fs = RecordingFileSystem(root, origin)
+    states: list[State] = []
+
+    def look(ended: bool, torn: bool = False) -> None:
+        counts.stops += 1
+        label = f"seed {seed}, stop {len(fs.operations)}{' torn' if torn else ''}"
+        states.extend(_new_states(fs, label, ended, counts, work_dir, rng, partial_cuts))
+
+    def before_each(operation: str, arguments: tuple[Any, ...]) -> None:
+        fs.check()
+        look(False)
+        if torn_writes and operation in ("write", "write_at"):
+            with fs.torn(operation, arguments):
+                look(False, torn=True)
+
+    fs.before_each = before_each
+    told = _run(fs, action, root)
+    assert not told, f"the action fails without a fault: {told}"
+    counts.calls = max(counts.calls, len(fs.calls))
+    fs.check()
+    look(True)
+    remove_tree(root)
+    _check(states, check, counts)
+    remove_tree(work_dir)
 
 
 def for_every_fault(
-    make_dir: Callable[[Path], object],
+    start: Start,
     action: Action,
     check: Check,
     *,
@@ -154,14 +178,11 @@ def for_every_fault(
     anyone remove them. `again(fs, root)` is run after a failed fsync: what was not written then never is.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
-    origin = work_dir / "origin"
-    make_dir(origin)
-    rng = random.Random(seed)
-    calls = _whole_run(origin, action, work_dir / "whole", counts).calls
+    origin, root, rng = _origin(start, work_dir), work_dir / "run", random.Random(seed)
+    calls = _calls(origin, action, root, counts)
     for number, fault in chosen([operation for operation, _ in calls], 1.0 if EVERY_FAULT else share, rng):
-        root = work_dir / "run"
-        shutil.copytree(origin, root)
-        fs = RecordingFileSystem(root).fail_at(number, fault)
+        write_tree(origin, root)
+        fs = RecordingFileSystem(root, origin).fail_at(number, fault)
         operation, arguments = calls[number]
         label = f"seed {seed}, call {number} ({operation} {arguments[0]}) fails: {fault}"
         counts.faults += 1
@@ -171,79 +192,92 @@ def for_every_fault(
             _check_told(fs, fault, told)
             _check_scratch(root, operation, fault, told, scratch)
         except AssertionError as error:
-            raise AssertionError(f"at {label}: {error}\n{_done(fs)}") from error
+            raise AssertionError(f"at {label}: {error}\n{_done(fs.operations)}") from error
         except Exception as error:
-            raise AssertionError(f"at {label}: an error of another kind\n{_done(fs)}") from error
-        _check_states(fs, label, not told, check, counts, work_dir, rng, partial_cuts, fault)
+            raise AssertionError(f"at {label}: an error of another kind\n{_done(fs.operations)}") from error
+        left = _new_states(fs, label, not told, counts, work_dir, rng, partial_cuts, fault)
+        _check(left, check, counts)
         if operation == "fsync" and again is not None and told:
             fs.mend()
             assert not _run(fs, again, root), f"at {label}: not done afterwards either"
-            _check_states(fs, f"{label}, then again", True, check, counts, work_dir, rng, partial_cuts, fault)
-        shutil.rmtree(root)
-    shutil.rmtree(work_dir)
+            fs.check()
+            left = _new_states(fs, f"{label}, then again", True, counts, work_dir, rng, partial_cuts, fault)
+            _check(left, check, counts)
+        remove_tree(root)
+    remove_tree(work_dir)
 
 
-def _check_states(
+def _new_states(
     fs: RecordingFileSystem,
     label: str,
     ended: bool,
-    check: Check,
     counts: Counts,
     work_dir: Path,
     rng: random.Random,
     partial_cuts: int,
     fault: Fault | None = None,
-) -> None:
-    def in_order(target: Path) -> None:
-        fs.partial_power_cut(target, rng, in_order=True)
-
-    def in_any_order(target: Path) -> None:
-        fs.partial_power_cut(target, rng, in_order=False)
-
-    ways: list[tuple[str, Callable[[Path], None]]] = [
-        ("as it is", fs.as_it_is),
-        ("power cut", fs.power_cut),
-        *((f"partial power cut {i}", in_order) for i in range(partial_cuts)),
-        *((f"unordered power cut {i}", in_any_order) for i in range(2 * partial_cuts)),
+) -> list[State]:
+    """What a stop leaves here, and was not seen before. Nothing of it is on a disk."""
+    ways: list[tuple[str, Tree]] = [
+        ("as it is", fs.as_it_is()),
+        ("power cut", fs.power_cut()),
+        *((f"partial power cut {i}", fs.partial_power_cut(rng, in_order=True)) for i in range(partial_cuts)),
+        *((f"unordered power cut {i}", fs.partial_power_cut(rng, in_order=False)) for i in range(2 * partial_cuts)),
     ]
-    for way, materialise in ways:
-        left = work_dir / "left"
-        materialise(left)
+    states = []
+    for way, tree in ways:
         counts.states += 1
-        digest = f"{digest_of(left)} {ended}"  # what must hold at the end must hold of the last state
+        digest = f"{digest_of_tree(tree)} {ended}"  # what must hold at the end must hold of the last state
         if digest not in counts.seen:
             counts.seen.add(digest)
             counts.distinct_states += 1
-            try:
-                check(State(left, f"{label}, {way}", tuple(fs.operations), ended, fault))
-            except AssertionError as error:
-                counts.losses += 1
-                raise AssertionError(f"at {label}, {way}: {error}\n{_done(fs)}") from error
-        shutil.rmtree(left)
+            states.append(
+                State(work_dir / "left", f"{label}, {way}", tuple(fs.operations), ended, fault, tree)
+            )
+    return states
 
 
-def _done(fs: RecordingFileSystem) -> str:
-    done = "\n".join(f"  {number}: {operation}" for number, operation in enumerate(fs.operations))
+def _check(states: Iterable[State], check: Check, counts: Counts) -> None:
+    for state in states:
+        try:
+            check(state)
+        except AssertionError as error:
+            counts.losses += 1
+            raise AssertionError(f"at {state.label}: {error}\n{_done(state.operations)}") from error
+        if state.where.exists():
+            remove_tree(state.where)
+
+
+def _done(operations: Iterable[object]) -> str:
+    done = "\n".join(f"  {number}: {operation}" for number, operation in enumerate(operations))
     return f"after the operations\n{done}"
 
 
-def _whole_run(origin: Path, action: Action, root: Path, counts: Counts) -> RecordingFileSystem:
-    shutil.copytree(origin, root)
-    fs = RecordingFileSystem(root)
+def _origin(start: Start, work_dir: Path) -> Tree:
+    if isinstance(start, dict):
+        return start
+    path = work_dir / "origin"
+    start(path)
+    tree = read_tree(path)
+    remove_tree(path)
+    return tree
+
+
+def _calls(origin: Tree, action: Action, root: Path, counts: Counts) -> list[tuple[str, tuple[Any, ...]]]:
+    """Those of a run without a fault."""
+    write_tree(origin, root)
+    fs = RecordingFileSystem(root, origin)
     told = _run(fs, action, root)
     assert not told, f"the action fails without a fault: {told}"
-    shutil.rmtree(root)
+    remove_tree(root)
     counts.calls = max(counts.calls, len(fs.calls))
-    return fs
+    return fs.calls
 
 
 def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
     """What kept the action from its end, in words; empty if nothing did."""
     try:
         result = action(fs, root)
-    except Stopped:
-        fs.close_all()  # when a process dies, its descriptors close
-        return ["stopped"]
     except (OSError, KeytailError) as error:
         if not fs.failed:
             raise
@@ -277,15 +311,10 @@ def _check_scratch(root: Path, operation: str, fault: Fault, told: list[str], sc
     """None is left, but what the fault itself kept from being listed or removed."""
     if not scratch or fault.may_keep_scratch or operation == "scan":
         return
-    left = [path.name for path in root.rglob("*") if path.name.endswith(scratch)]
+    left = [name for name in read_tree(root) if name.endswith(scratch)]
     assert len(left) <= (operation == "unlink"), f"left behind: {left}"
 
 
 def digest_of(root: Path) -> str:
     """Of names and contents (not of times)."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(root.rglob("*")):
-        digest.update(f"{path.relative_to(root)}\0{path.is_dir()}\0".encode())
-        if path.is_file():
-            digest.update(hashlib.blake2b(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return digest_of_tree(read_tree(root))

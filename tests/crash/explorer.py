@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from keytail.log.fs import LOCAL
 from tests.crash.compactions import Expected, Found, LogDir, expect, find
 from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.recorder import RecordingFileSystem
+from tests.crash.trees import Tree, digest_of_content, read_tree, remove_tree, write_tree
 
 RECOVERIES_EXPLORED = 1  # without KEYTAIL_SOAK
 SCRATCH = (".clean", ".tmp")
@@ -22,11 +21,15 @@ SCRATCH = (".clean", ".tmp")
 class Visit:
     """A state. `run` is what the stopped run was to leave; `root` may be changed, `origin` is where all began."""
 
-    root: Path
+    state: State
     found: Found
     run: Expected
     origin: Found
     ended: bool
+
+    @property
+    def root(self) -> Path:
+        return self.state.root
 
 
 @dataclass
@@ -67,32 +70,29 @@ class Explorer:
         """Every operation of a run fails in turn, and of the recovery of some of the states that a run leaves."""
         origin, run = self._begin()
         self._every_fault(origin, self.log_dir.run, run, self.first, "first", self.fault_share)
-        states: dict[str, Path] = {}
+        states: dict[str, Tree] = {}
 
         def keep(state: State) -> None:
-            digest = digest_without_scratch(state.root)
-            if digest not in states:
-                states[digest] = self.work_dir / f"stopped {len(states)}"
-                shutil.copytree(state.root, states[digest])
+            states.setdefault(digest_of_rest(state.tree), state.tree)
 
         for_every_stop(
-            lambda path: shutil.copytree(origin, path), self.log_dir.run, keep, work_dir=self.work_dir / "stops",
+            origin, self.log_dir.run, keep, work_dir=self.work_dir / "stops",
             counts=Counts(), partial_cuts=0, torn_writes=False, seed=self.seed,
         )  # fmt: skip
-        for root in states.values():
-            self._every_fault(root, self.log_dir.recover, run, self.recoveries, "recovery", self.fault_share / 5)
-            shutil.rmtree(root)
+        for tree in states.values():
+            self._every_fault(tree, self.log_dir.recover, run, self.recoveries, "recovery", self.fault_share / 5)
 
-    def _begin(self) -> tuple[Path, Expected]:
+    def _begin(self) -> tuple[Tree, Expected]:
         origin = self.work_dir / "origin"
         self.log_dir.make(origin)
         self.origin = find(self.log_dir, origin)
-        self.recovered.add(digest_without_scratch(origin))
-        return origin, expect(self.log_dir, self.origin)
+        tree = read_tree(origin)
+        self.recovered.add(digest_of_rest(tree))
+        return tree, expect(self.log_dir, self.origin)
 
     def _every_fault(
         self,
-        start: Path,
+        start: Tree,
         action: Callable[[RecordingFileSystem, Path], object],
         run: Expected,
         counts: Counts,
@@ -101,39 +101,40 @@ class Explorer:
     ) -> None:
         is_run = name != "recovery"
         for_every_fault(
-            lambda path: shutil.copytree(start, path), action, self._check_of(run, is_run=is_run),
+            start, action, self._check_of(run, is_run=is_run),
             again=self._run_after_a_fault if is_run else None, work_dir=self.work_dir / name, counts=counts,
             share=share, scratch=SCRATCH if is_run else (), seed=self.seed,
         )  # fmt: skip
 
-    def _after_a_stop(self, root: Path, run: Expected) -> None:
-        digest = digest_without_scratch(root)
+    def _after_a_stop(self, tree: Tree, run: Expected) -> None:
+        digest = digest_of_rest(tree)
         if digest in self.to_recover:
             return
         self.to_recover.add(digest)
-        self._every_stop(root, self.log_dir.recover, run, self.recoveries, None, "recovery", int(self.soak))
-        recovered = self.work_dir / "recovered"
-        shutil.copytree(root, recovered)
-        self.log_dir.recover(LOCAL, recovered)
-        digest = digest_without_scratch(recovered)
-        if digest not in self.recovered:
-            self.recovered.add(digest)
-            if not self.soak and self.explored_after == RECOVERIES_EXPLORED:
-                shutil.rmtree(recovered)
-                return
+        self._every_stop(tree, self.log_dir.recover, run, self.recoveries, None, "recovery", int(self.soak))
+        recovered, found = self._recovered(tree)
+        digest = digest_of_rest(recovered)
+        if digest in self.recovered:
+            return
+        self.recovered.add(digest)
+        if self.soak or self.explored_after < RECOVERIES_EXPLORED:
             self.explored_after += 1
-            again = expect(self.log_dir, find(self.log_dir, recovered))
+            again = expect(self.log_dir, found)
             partial = 3 if self.soak else 0
             self._every_stop(recovered, self._run_again, again, self.second, None, "second", partial)
-        shutil.rmtree(recovered)
+
+    def _recovered(self, tree: Tree) -> tuple[Tree, Found]:
+        """What an undisturbed recovery makes of a state."""
+        root = self.work_dir / "recovered"
+        write_tree(tree, root)
+        self.log_dir.recover(LOCAL, root)
+        found = read_tree(root), find(self.log_dir, root)
+        remove_tree(root)
+        return found
 
     def _run_after_a_fault(self, fs: RecordingFileSystem, root: Path) -> Failed:
         """What it must leave depends on how far the one before it came: segments replaced, or the checkpoint, too."""
-        recovered = self.work_dir / "recovered"
-        shutil.copytree(root, recovered)
-        self.log_dir.recover(LOCAL, recovered)
-        self.after_a_fault = expect(self.log_dir, find(self.log_dir, recovered))
-        shutil.rmtree(recovered)
+        self.after_a_fault = expect(self.log_dir, self._recovered(read_tree(root))[1])
         return self._run_again(fs, root)
 
     def _run_again(self, fs: RecordingFileSystem, root: Path) -> Failed:
@@ -141,23 +142,23 @@ class Explorer:
 
     def _every_stop(
         self,
-        start: Path,
+        start: Tree,
         action: Callable[[RecordingFileSystem, Path], object],
         run: Expected,
         counts: Counts,
-        then: Callable[[Path, Expected], object] | None,
+        then: Callable[[Tree, Expected], object] | None,
         name: str,
         partial_cuts: int,
     ) -> None:
         check = self._check_of(run, is_run=name != "recovery", then=then)
         for_every_stop(
-            lambda path: shutil.copytree(start, path), action, check,
+            start, action, check,
             work_dir=self.work_dir / name, counts=counts, partial_cuts=partial_cuts, seed=self.seed,
             torn_writes=self.soak or name != "second",
         )  # fmt: skip
 
     def _check_of(
-        self, run: Expected, *, is_run: bool, then: Callable[[Path, Expected], object] | None = None
+        self, run: Expected, *, is_run: bool, then: Callable[[Tree, Expected], object] | None = None
     ) -> Callable[[State], None]:
         def check(state: State) -> None:
             ended = state.action_ended and is_run
@@ -165,27 +166,27 @@ class Explorer:
             wanted = self.after_a_fault if is_again and self.after_a_fault is not None else run
             if then is not None:
                 if self.soak or ("partial" not in state.label and "unordered" not in state.label):
-                    then(state.root, run)
-            key = f"{digest_without_scratch(state.root)} {ended} {is_again} {wanted.checkpoints}"
+                    then(state.tree, run)
+            key = f"{digest_of_rest(state.tree)} {ended} {is_again} {wanted.checkpoints}"
             if key not in self.visited:
                 self.visited.add(key)
-                self.visit(Visit(state.root, find(self.log_dir, state.root), wanted, self.origin, ended))
+                self.visit(Visit(state, find(self.log_dir, state.root), wanted, self.origin, ended))
 
         return check
 
 
 def digest_without_scratch(root: Path) -> str:
+    return digest_of_rest(read_tree(root))
+
+
+def digest_of_rest(tree: Tree) -> str:
     """Of names and contents, and whether there is any scratch."""
     digest = hashlib.blake2b(digest_size=16)
     with_scratch = set()
-    for directory, _, files in sorted(os.walk(root)):
-        for name in sorted(files):
-            if name.endswith(".clean"):
-                with_scratch.add(os.path.basename(directory))
-                continue
-            path = os.path.join(directory, name)
-            digest.update(f"{os.path.relpath(directory, root)}\0{name}\0".encode())
-            with open(path, "rb") as file:
-                digest.update(hashlib.blake2b(file.read()).digest())
+    for name in sorted(tree):
+        if name.endswith(".clean"):
+            with_scratch.add(name.rpartition("/")[0].rpartition("/")[2])
+        elif not name.endswith("/"):
+            digest.update(f"{name}\0".encode() + digest_of_content(tree[name][0]))
     digest.update(repr(sorted(with_scratch)).encode())
     return digest.hexdigest()

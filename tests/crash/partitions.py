@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
@@ -168,6 +169,11 @@ def _output_segment(base: int, log: bytes, txn_entries: bytes | None) -> OutputS
 
 def log_of(offsets: Sequence[int]) -> bytes:
     """Batches of two records; a record's key tells its offset."""
+    return _log_of(tuple(offsets))
+
+
+@lru_cache
+def _log_of(offsets: tuple[int, ...]) -> bytes:
     batches = []
     for at in range(0, len(offsets), 2):
         records = [Rec(o, 1_000_000 + o, f"key-{o}".encode(), b"value") for o in offsets[at : at + 2]]

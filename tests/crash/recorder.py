@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from keytail.log.fs import FileSystem
 from tests.crash.faults import CUT, GOES_ON, SHORT_WRITE, Fault
+from tests.crash.trees import Tree, read_file, read_tree
 
 MUTATING = (
     "create", "mkdir", "write", "write_at", "truncate", "fsync", "fsync_dir", "rename", "link", "unlink", "rmdir",
@@ -60,10 +61,12 @@ class RecordingFileSystem(FileSystem):
     """Everything under `root` counts as durable at the start; changes elsewhere are refused.
 
     `stop_at(n)` stops before operation n of those that change something (0 is the first); `torn` lets half of a
-    write through first. `fail_at(n, fault)` lets call n fail, readings counted too.
+    write through first. `fail_at(n, fault)` lets call n fail, readings counted too. `before_each` is called before
+    every operation that changes something, when `as_it_is` and the power cuts tell what a stop here leaves; while
+    a write is `torn`, they tell of half of it. `tree` is what is in `root`, of someone who knows.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, tree: Tree | None = None) -> None:
         super().__init__()
         self.root = root
         self.operations: list[tuple[str, tuple[Any, ...]]] = []
@@ -76,7 +79,8 @@ class RecordingFileSystem(FileSystem):
         self._fault: Fault | None = None
         self._halves = False  # the call that is being made does the half of what it is asked for
         self._open: dict[int, _File] = {}
-        self._tree = _read_dir(str(root))
+        self._tree = _dir_of(read_tree(root) if tree is None else tree)
+        self.before_each: Callable[[str, tuple[Any, ...]], object] | None = None
 
     def stop_at(self, operation: int, *, torn: bool = False) -> RecordingFileSystem:
         self._stop_at = operation
@@ -139,6 +143,8 @@ class RecordingFileSystem(FileSystem):
         assert operation in MUTATING, f"the recorder does not know {operation}"
         if self._stopped:
             raise Stopped  # a dead process does nothing more
+        if self.before_each is not None:
+            self.before_each(operation, arguments)
         if len(self.operations) == self._stop_at:
             self._stopped = True
             if self._torn:
@@ -278,17 +284,17 @@ class RecordingFileSystem(FileSystem):
 
     # What is left after the stop
 
-    def as_it_is(self, target: Path) -> None:
+    def as_it_is(self) -> Tree:
         """The process died, the machine did not."""
-        shutil.copytree(self.root, target)
+        return _flat(self._tree, lambda made: made.now, lambda file: (file.content, file.mtime_ns))
 
-    def power_cut(self, target: Path) -> None:
+    def power_cut(self) -> Tree:
         """Everything is dropped that was not fsynced."""
-        _materialise(
-            target, self._tree, lambda made: made.durable, lambda file: (file.durable_content, file.durable_mtime_ns)
+        return _flat(
+            self._tree, lambda made: made.durable, lambda file: (file.durable_content, file.durable_mtime_ns)
         )
 
-    def partial_power_cut(self, target: Path, rng: random.Random, *, in_order: bool) -> None:
+    def partial_power_cut(self, rng: random.Random, *, in_order: bool) -> Tree:
         """Some of the unsynced changes are there: of each directory the earliest ones, or any, of each file too.
 
         Journaling file systems keep the order of changes to names; that nothing relies on it is what shows
@@ -312,7 +318,17 @@ class RecordingFileSystem(FileSystem):
                 return file.content[: len(file.durable_content) + rng.randint(0, unsynced)], file.mtime_ns
             return file.durable_content, file.durable_mtime_ns
 
-        _materialise(target, self._tree, names, content)
+        return _flat(self._tree, names, content)
+
+    @contextmanager
+    def torn(self, operation: str, arguments: tuple[Any, ...]) -> Iterator[None]:
+        """As if half of this write had been done."""
+        fd, view, *position = arguments
+        file = self._open[fd]
+        content, mtime_ns = file.content, file.mtime_ns
+        getattr(self, f"_did_{operation}")(fd, view[: len(view) // 2], *position, 0)
+        yield
+        file.content, file.mtime_ns = content, mtime_ns
 
     def check(self) -> None:
         """The model of the present agrees with the real directory."""
@@ -322,40 +338,39 @@ class RecordingFileSystem(FileSystem):
 def _check(path: str, model: _Dir) -> None:
     assert set(os.listdir(path)) == set(model.now), path
     for name, node in model.now.items():
-        where = Path(path, name)
+        where = f"{path}/{name}"
         if isinstance(node, _Dir):
-            _check(str(where), node)
+            _check(where, node)
         else:
-            assert where.read_bytes() == node.content, where
-            assert where.stat().st_mtime_ns == node.mtime_ns, where
+            assert read_file(where) == (node.content, node.mtime_ns), where
 
 
-def _materialise(
-    target: Path,
+def _flat(
     directory: _Dir,
     names: Callable[[_Dir], dict[str, _Node]],
     content: Callable[[_File], tuple[bytes, int]],
-) -> None:
-    target.mkdir(parents=True)
+    prefix: str = "",
+) -> Tree:
+    found: Tree = {}
     for name, node in names(directory).items():
         if isinstance(node, _Dir):
-            _materialise(target / name, node, names, content)
-            continue
-        data, mtime_ns = content(node)
-        (target / name).write_bytes(data)
-        os.utime(target / name, ns=(mtime_ns, mtime_ns))
+            found[f"{prefix}{name}/"] = (b"", 0)
+            found |= _flat(node, names, content, f"{prefix}{name}/")
+        else:
+            found[prefix + name] = content(node)
+    return found
 
 
-def _read_dir(path: str) -> _Dir:
-    entries: dict[str, _Node] = {}
-    for entry in os.scandir(path):
-        entries[entry.name] = _read_dir(entry.path) if entry.is_dir() else _read(entry.path)
-    return _Dir(entries, dict(entries))
-
-
-def _read(path: str) -> _File:
-    content, mtime_ns = Path(path).read_bytes(), os.stat(path).st_mtime_ns
-    return _File(content, mtime_ns, content, mtime_ns)
+def _dir_of(tree: Tree) -> _Dir:
+    dirs = {"": _Dir()}
+    for path, (content, mtime_ns) in tree.items():
+        parent, slash, name = path.rstrip("/").rpartition("/")
+        node: _Node = _Dir() if path.endswith("/") else _File(content, mtime_ns, content, mtime_ns)
+        if isinstance(node, _Dir):
+            dirs[path] = node
+        directory = dirs[parent + slash]
+        directory.now[name] = directory.durable[name] = node
+    return dirs[""]
 
 
 def _file(node: _Node) -> _File:

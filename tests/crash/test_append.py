@@ -15,6 +15,7 @@ from keytail.log.partition_log import PartitionLog
 from keytail.log.rolling import AppendConfig
 from tests.crash.driver import SEED, Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION
+from tests.crash.recorder import RecordingFileSystem
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import CLOCK_MS, Kafka
 from tests.reference.batches import Rec, encode_batch, encode_marker
@@ -29,24 +30,29 @@ def _batch(n: int) -> bytes:
     return encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=2 * n, transactional=True)
 
 
-def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[int]) -> None:
-    """`flushed` gets the log end offset each time that everything below is promised to be durable."""
-    flushed[:] = [0]
+def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tuple[int, int]]) -> None:
+    """`flushed` gets the log end offset each time that everything below is promised to be durable, behind the number
+    of operations that were done then."""
+
+    def promise(end: int) -> None:
+        flushed.append((len(fs.operations) if isinstance(fs, RecordingFileSystem) else 0, end))
+
+    flushed.clear()
     log = PartitionLog.open(str(root / PARTITION), config, now_ms=CLOCK_MS, fs=fs)
     try:
         for n in range(5):
             log.append(_batch(n), leader_epoch=n // 3, now_ms=CLOCK_MS)
-            flushed.append(log.recovery_point)
+            promise(log.recovery_point)
             if n == 1:
                 log.flush(now_ms=CLOCK_MS)
-                flushed.append(log.recovery_point)
+                promise(log.recovery_point)
         marker = encode_marker(0, CLOCK_MS, commit=False, producer_id=7, producer_epoch=0)
         log.append(marker, leader_epoch=3, now_ms=CLOCK_MS)
         log.roll(now_ms=CLOCK_MS)
-        flushed.append(log.recovery_point)
+        promise(log.recovery_point)
         log.append(_batch(5), leader_epoch=3, now_ms=CLOCK_MS)
         log.close()
-        flushed.append(log.log_end_offset)
+        promise(log.log_end_offset)
     except (OSError, KeytailError):
         with pytest.raises(KeytailError, match="takes nothing more"):
             log.append(_batch(0), leader_epoch=3, now_ms=CLOCK_MS)
@@ -65,10 +71,15 @@ class Promises:
     """What must hold of every state: Kafka's model loses nothing that was flushed, and keytail opens what is right."""
 
     def __init__(self, work_dir: Path, config: AppendConfig) -> None:
-        self.config, self.whole, self.flushed = config, _whole(work_dir, config), [0]
+        self.config, self.whole = config, _whole(work_dir, config)
+        self._flushed: list[tuple[int, int]] = []
 
     def action(self, fs: FileSystem, root: Path) -> None:
-        _traffic(fs, root, self.config, self.flushed)
+        _traffic(fs, root, self.config, self._flushed)
+
+    def flushed_by(self, state: State) -> int:
+        """Up to where all was promised to be durable when the action stopped here."""
+        return max((end for done, end in self._flushed if done <= len(state.operations)), default=0)
 
     def check(self, state: State) -> None:
         directory = state.root / PARTITION
@@ -79,7 +90,8 @@ class Promises:
         logs = recovered_logs(directory, 0) if has_logs else {}
         found = b"".join(logs[base] for base in sorted(logs))
         assert self.whole.startswith(found), "not what was appended first"
-        assert _end(found) >= max(self.flushed), f"ends at {_end(found)}, flushed up to {max(self.flushed)}"
+        flushed = self.flushed_by(state)
+        assert _end(found) >= flushed, f"ends at {_end(found)}, flushed up to {flushed}"
         if state.action_ended:
             assert found == self.whole
             PartitionLog.open(str(directory), self.config, now_ms=CLOCK_MS).close()
@@ -124,7 +136,7 @@ def test_kafka_recovers_what_was_flushed(preallocate: bool, kafka: Kafka, fast_d
         copy = fast_dir / "for-kafka" / PARTITION
         shutil.copytree(state.root / PARTITION, copy)
         loaded = kafka.load(copy, clean=False, fetch=True, configs=configs)
-        assert loaded.log_end_offset >= max(promises.flushed)
+        assert loaded.log_end_offset >= promises.flushed_by(state)
         assert [r.offset for r in loaded.records] == list(range(loaded.log_end_offset))
         assert loaded.fetch_mismatches == ()
         shutil.rmtree(copy.parent)

@@ -18,7 +18,7 @@ from keytail.maintenance.import_ import Rules, plan_import, refusals
 from keytail.spark.import_ import Import
 from keytail.spark.tasks import attempt_one
 from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
-from tests.crash.explorer import digest_without_scratch
+from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
@@ -280,8 +280,8 @@ def test_every_stop_of_the_second_run_too(
     first, second = Counts("import"), Counts("import, again")
     begun: set[str] = set()
 
-    def again(root: Path) -> None:
-        digest = digest_without_scratch(root)
+    def again(begin: State) -> None:
+        digest = digest_of_rest(begin.tree)
         if digest in begun:  # scratch files are removed first, and nobody reads them
             return
         begun.add(digest)
@@ -292,14 +292,14 @@ def test_every_stop_of_the_second_run_too(
             assert judge(case, state.root, before, after)
 
         for_every_stop(
-            lambda path: shutil.copytree(root, path),
+            begin.tree,
             lambda fs, path: case.run(fs, path, "r2"),
             check,
             work_dir=fast_dir / "again", counts=second, partial_cuts=0, torn_writes=False,
         )  # fmt: skip
 
     for_every_stop(
-        case.make, case.run, lambda state: again(state.root),
+        case.make, case.run, again,
         work_dir=fast_dir / "work", counts=first, partial_cuts=0, torn_writes=False,
     )  # fmt: skip
     print(first, second)

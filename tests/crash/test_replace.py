@@ -3,7 +3,6 @@ all outputs, by the model of Kafka's loader, and the recovery ends with one of t
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
 from tests.crash.driver import SEED, Counts, State, digest_of, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
+from tests.crash.trees import Tree, digest_of_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
 
 SHARE = 0.1
@@ -95,7 +95,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         replaced = partition.judge(partition.load(state.root))
         assert all(replaced) or not state.action_ended
         for_every_stop(
-            lambda path: shutil.copytree(state.root, path), recover_dir, check_within_recovery,
+            state.tree, recover_dir, check_within_recovery,
             work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
         )  # fmt: skip
         assert recover_for_good(partition, state.root) == replaced
@@ -116,7 +116,7 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
     """What a failed operation leaves, a broker and the recovery take as they take what a stop leaves."""
     partition = CASES[name]
     counts, in_recovery = Counts("replacement of segments"), Counts("recovery")
-    unlike: dict[str, Path] = {}
+    unlike: dict[str, Tree] = {}
 
     def commit(fs: FileSystem, root: Path) -> None:
         for group in partition.outputs():
@@ -125,10 +125,7 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
     def check(state: State) -> None:
         replaced = partition.judge(partition.load(state.root))
         assert all(replaced) or not state.action_ended
-        digest = digest_of(state.root)
-        if digest not in unlike:
-            unlike[digest] = fast_dir / f"left {len(unlike)}"
-            shutil.copytree(state.root, unlike[digest])
+        unlike.setdefault(digest_of_tree(state.tree), state.tree)
         assert recover_for_good(partition, state.root) == replaced
 
     def check_recovered(state: State) -> None:
@@ -139,9 +136,9 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
         partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, share=SHARE, seed=SEED,
         partial_cuts=1,
     )  # fmt: skip
-    for root in unlike.values():
+    for tree in unlike.values():
         for_every_fault(
-            lambda path: shutil.copytree(root, path),
+            tree,
             lambda fs, path: recover(fs, str(path / PARTITION)),
             check_recovered,
             again=lambda fs, path: recover(fs, str(path / PARTITION)),

@@ -14,7 +14,7 @@ import pytest
 from keytail.log import replace
 from keytail.log.recover import recover
 from tests.crash.driver import SEED, SOAK, Counts, State, for_every_fault, for_every_stop, for_every_stop_and_fault
-from tests.crash.explorer import digest_without_scratch
+from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION, Partition
 from tests.crash.test_compaction import SHAPES
 from tests.crash.test_replace import CASES
@@ -44,7 +44,7 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
     def check(state: State) -> None:
         _compare(kafka, partition, state.root)
         for_every_stop(
-            lambda path: shutil.copytree(state.root, path),
+            state.tree,
             lambda fs, root: recover(fs, str(root / PARTITION)),
             lambda stopped: _compare(kafka, partition, stopped.root),
             work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=3,
@@ -71,7 +71,7 @@ def test_kafka_opens_what_stops_and_faults_of_a_compaction_leave(
     opened: set[str] = set()
 
     def check(state: State) -> None:
-        digest = digest_without_scratch(state.root)
+        digest = digest_of_rest(state.tree)
         if digest in opened:
             return
         opened.add(digest)

@@ -6,7 +6,6 @@ broker finds promises 1 and 2, no checkpoint is ahead of its segments, and the n
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -68,20 +67,20 @@ def test_every_stop_and_fault_of_rounds(
 ) -> None:
     logs, join = SHAPES_OF_ROUNDS[name]
     log_dir, at_once = InRounds(logs, join), LogDir(logs, join)
-    undisturbed = digest_after_a_run(at_once, fast_dir / "undisturbed")
+    undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), set[str]()
     assert digest_after_a_run(log_dir, fast_dir / "rounds") == undisturbed, "not the bytes of one round"
     next_run = at_once if name == TRANSACTIONS else log_dir
 
     def visit(state: Visit) -> None:
         judge(log_dir, state.found, state.run, ended=state.ended)
-        check_next_run(next_run, state, undisturbed)
+        check_next_run(next_run, state, undisturbed, settled)
 
     counts = Counts("compaction in rounds")
     explorer = Explorer(log_dir, fast_dir, visit, SEED, soak=SOAK, first=counts)
     origin, run = explorer._begin()
     explorer._every_stop(origin, log_dir.run, run, counts, None, "first", 3 * SOAK)
     for_every_fault(
-        lambda path: shutil.copytree(origin, path), log_dir.run, explorer._check_of(run, is_run=True),
+        origin, log_dir.run, explorer._check_of(run, is_run=True),
         work_dir=fast_dir / "faults", counts=counts, share=0.02, scratch=(".clean", ".tmp"), seed=SEED,
     )  # fmt: skip
     with capsys.disabled():

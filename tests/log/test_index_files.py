@@ -24,6 +24,7 @@ from keytail.log.index_files import (
     TransactionIndex,
 )
 from tests.crash.recorder import RecordingFileSystem, Stopped
+from tests.crash.trees import write_tree
 
 BASE = 1000
 FAR = 2**31 - 1
@@ -392,8 +393,8 @@ def test_what_a_stop_leaves_is_continued_or_refused(torn: bool, tmp_path: Path) 
             fs.check()
             break
         except Stopped:
-            fs.as_it_is(tmp_path / f"{stop} is")
-            fs.power_cut(tmp_path / f"{stop} cut")
+            write_tree(fs.as_it_is(), tmp_path / f"{stop} is")
+            write_tree(fs.power_cut(), tmp_path / f"{stop} cut")
         for left in (tmp_path / f"{stop} is", tmp_path / f"{stop} cut"):
             try:
                 with OffsetIndex.open_for_append(LOCAL, str(left / "index"), BASE, 100, LOCAL.stat(str(left))) as index:
