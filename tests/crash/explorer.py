@@ -79,8 +79,9 @@ class Explorer:
             origin, self.log_dir.run, keep, work_dir=self.work_dir / "stops",
             counts=Counts(), partial_cuts=0, torn_writes=False, seed=self.seed,
         )  # fmt: skip
-        for tree in states.values():
-            self._every_fault(tree, self.log_dir.recover, run, self.recoveries, "recovery", self.fault_share / 5)
+        for number, tree in enumerate(states.values()):
+            share = self.fault_share / 5
+            self._every_fault(tree, self.log_dir.recover, run, self.recoveries, "recovery", share, number)
 
     def _begin(self) -> tuple[Tree, Expected]:
         origin = self.work_dir / "origin"
@@ -98,12 +99,13 @@ class Explorer:
         counts: Counts,
         name: str,
         share: float,
+        number: int = 0,
     ) -> None:
         is_run = name != "recovery"
         for_every_fault(
             start, action, self._check_of(run, is_run=is_run),
             again=self._run_after_a_fault if is_run else None, work_dir=self.work_dir / name, counts=counts,
-            share=share, scratch=SCRATCH if is_run else (), seed=self.seed,
+            share=share, scratch=SCRATCH if is_run else (), seed=self.seed + number,
         )  # fmt: skip
 
     def _after_a_stop(self, tree: Tree, run: Expected) -> None:

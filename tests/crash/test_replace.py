@@ -136,13 +136,13 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
         partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, share=SHARE, seed=SEED,
         partial_cuts=1,
     )  # fmt: skip
-    for tree in unlike.values():
+    for number, tree in enumerate(unlike.values()):
         for_every_fault(
             tree,
             lambda fs, path: recover(fs, str(path / PARTITION)),
             check_recovered,
             again=lambda fs, path: recover(fs, str(path / PARTITION)),
-            work_dir=fast_dir / "recovery", counts=in_recovery, share=SHARE / 10, seed=SEED,
+            work_dir=fast_dir / "recovery", counts=in_recovery, share=SHARE / 10, seed=SEED + number,
         )  # fmt: skip
     with capsys.disabled():
         print(f"\n{name} (seed {SEED}): {counts}; in the recovery of these {in_recovery}")
