@@ -164,7 +164,7 @@ def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureF
     def action(fs: FileSystem, root: Path) -> Failed | None:
         return run(fs, root, case.retention)
 
-    counts = Counts()
+    counts = Counts("expiry of segments")
     for_every_stop(case.make, action, check, work_dir=fast_dir / "stops", counts=counts, partial_cuts=2)
     for_every_fault(case.make, action, check, work_dir=fast_dir / "faults", counts=counts, share=0.1, seed=SEED)
     with capsys.disabled():
