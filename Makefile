@@ -27,6 +27,7 @@ demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo
 
 bench: venv  ## compaction, index rebuild, dump and import against Kafka's own on the same data (needs Java and Maven Central)
+	$(BIN)/python -m tests.bench.shapes
 	$(BIN)/python -m tests.bench.run
 	$(BIN)/python -m tests.bench.recover
 	$(BIN)/python -m tests.bench.recover --stages

@@ -22,12 +22,13 @@ class Figure:
 
     name: str
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     phases: list[dict[str, float]] = field(default_factory=list)
     file_operations: list[dict[str, float]] = field(default_factory=list)
 
     def forget(self) -> None:
         """Drop the runs so far, which were for warming up."""
-        self.seconds, self.phases, self.file_operations = [], [], []
+        self.seconds, self.cpu_seconds, self.phases, self.file_operations = [], [], [], []
 
     @property
     def median_s(self) -> float:
@@ -48,6 +49,7 @@ class Figure:
             "min_s": min(self.seconds),
             "max_s": max(self.seconds),
             "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
             "times_kafka": self.ratio(base),
             "times_kafka_best_runs": self.best_ratio(base),
             "phases_median_s": medians(self.phases),

@@ -37,7 +37,10 @@ MAP_BYTES_A_KEY = 96
 
 @dataclass(frozen=True)
 class Shape:
-    """The log that is generated; `value_bytes` 91 makes records of 117 bytes, their share of the header included."""
+    """The log that is generated; `value_bytes` 91 makes records of 117 bytes, their share of the header included.
+
+    The first `clean_records` are what was cleaned before: a key each, below those of the dirty rest and above.
+    """
 
     records: int = 5_000_000
     batch_records: int = 100
@@ -45,15 +48,20 @@ class Shape:
     value_bytes: int = 91
     codec: str = "none"
     segment_bytes: int = 256 << 20
+    clean_records: int = 0
     seed: int = 1
 
     @property
     def map_memory_bytes(self) -> int:
-        return max(KAFKA_MAP_BYTES, self.keys * MAP_BYTES_A_KEY)
+        return max(KAFKA_MAP_BYTES, min(self.keys, self.records - self.clean_records) * MAP_BYTES_A_KEY)
 
     @property
     def task_settings(self) -> dict[str, int]:
-        return {"map_memory_bytes": self.map_memory_bytes, "segment_bytes": self.segment_bytes}
+        return {
+            "map_memory_bytes": self.map_memory_bytes,
+            "segment_bytes": self.segment_bytes,
+            "first_dirty_offset": self.clean_records,
+        }
 
 
 class Bench:
@@ -94,12 +102,15 @@ class Bench:
             value_bytes=shape.value_bytes,
             codec=shape.codec,
             seed=shape.seed,
+            clean_records=shape.clean_records,
             clock_ms=clock_ms,
             configs=self._configs,
         )
         end = opened.log_end_offset
         for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
             self.kafka.write_checkpoint(self.source / name, {f"{TOPIC}-0": end})
+        if shape.clean_records:
+            self.kafka.write_checkpoint(self.source / "cleaner-offset-checkpoint", {f"{TOPIC}-0": shape.clean_records})
         (self.source / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
     def warm(self) -> None:
@@ -125,6 +136,11 @@ class Bench:
         answer = self.worker.ask("kernels", self.source, **self.shape.task_settings)
         self.kernels.seconds.append(answer["seconds"])
 
+    def limits(self) -> dict[str, float]:
+        """Seconds of what no cleaner of this log can leave out (`limits.py`)."""
+        before, after = self._partition(self._fresh("kafka")), self._partition(self.home / "task")
+        return self.worker.ask("limits", before, output=str(after))
+
     def close(self) -> None:
         self.kafka.close()
         self.worker.close()
@@ -134,7 +150,7 @@ class Bench:
         flags = ["--log-dirs", str(log_dir), "--topics-have-no-overrides", "--grouping", "kafka"]
         for key, value in settings.items():
             flags += ["--topic-config", f"{TOPIC}:{key}={value}"]
-        flags += ["--map-memory", str(self.shape.map_memory_bytes), "--execute", "--output", "json"]
+        flags += ["--force", "--map-memory", str(self.shape.map_memory_bytes), "--execute", "--output", "json"]
         return [str(KEYTAIL), "compact", *flags]
 
     @property
@@ -149,19 +165,22 @@ class Bench:
         return fresh_copy(self.source, self.home / name)
 
     def _kafka(self, log_dir: Path) -> None:
-        seconds, cleaned = self.kafka.bench_clean(
+        seconds, cpu_seconds, cleaned = self.kafka.bench_clean(
             [self._partition(log_dir)],
-            map_max_entries=max(KAFKA_MAP_ENTRIES, self.shape.keys),
+            map_max_entries=max(KAFKA_MAP_ENTRIES, min(self.shape.keys, self.shape.records)),
+            first_dirty_offset=self.shape.clean_records,
             clock_ms=time.time_ns() // 1_000_000,
             configs=self._configs,
             recovery_point=self.shape.records,
         )
         self.base.seconds.append(seconds[0])
+        self.base.cpu_seconds.append(cpu_seconds[0])
         self.kafka_round = {"records_after": cleaned.records_written, "end_offset": cleaned.end_offset}
 
     def _task(self, log_dir: Path) -> None:
         answer = self.worker.ask("task", log_dir, **self.shape.task_settings)
         self.task.seconds.append(answer["seconds"])
+        self.task.cpu_seconds.append(answer["cpu_seconds"])
         self.alike.seconds.append(answer["seconds"] - answer["file_operations"]["unlink"])
         self.task.phases.append(answer["phases"])
         self.task.file_operations.append(answer["file_operations"])
@@ -215,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__)
     shape = Shape()
-    for name in ("records", "batch_records", "keys", "value_bytes", "segment_bytes"):
+    for name in ("records", "batch_records", "keys", "value_bytes", "segment_bytes", "clean_records"):
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, default=getattr(shape, name), metavar="N"
         )

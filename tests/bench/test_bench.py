@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.bench import copies, dump, recover, run
+from tests.bench import copies, dump, recover, run, shapes
 from tests.bench.report import Figure
 from tests.interop.conftest import kafka  # noqa: F401 (skips, with the reason, where there is no Kafka)
 
@@ -54,6 +54,26 @@ def test_a_result_that_is_not_kafkas_fails_the_run(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(run, "fresh_copy", spoil)
     assert run.main([*SMALL, f"--dir={tmp_path}", "--seed=5"]) == 1
     assert "DIFFERS FROM KAFKA'S" in capsys.readouterr().out
+
+
+def test_shapes_have_rows_with_limits_and_the_results_of_kafka(tmp_path, capsys):
+    report = tmp_path / "figures.json"
+    flags = ["--shapes=clean,zstd", "--scale=0.002", "--runs=1", "--seed=5"]
+    flags += [f"--dir={tmp_path}", f"--json={report}"]
+    assert shapes.main(flags) == 0, capsys.readouterr().out
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["clean", "zstd"]
+    for row in rows:
+        assert set(row["phase_limits_s"]) == {"map", "write", "prove"} <= set(row["phases_s"])
+        assert 0 < row["limit_s"] and 0 < row["cpu_s"] and row["differences"] == []
+    assert rows[0]["phases_s"]["check"] > 0  # of what has been cleaned before
+    assert list(tmp_path.iterdir()) == [report]
+
+
+def test_a_shape_that_there_is_not_is_told(capsys):
+    with pytest.raises(SystemExit):
+        shapes.main(["--shapes=none,brotli"])
+    assert "no shape brotli" in capsys.readouterr().err
 
 
 def test_a_small_index_rebuild_has_figures_and_the_files_of_kafka(tmp_path, capsys):

@@ -27,6 +27,7 @@ from keytail.log.checkpoint import update_offset
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import survey_log_dirs, survey_partition
 from keytail.spark.rebuild import Rebuild
+from tests.bench.limits import limits
 from tests.bench.memory import peak_private
 from tests.bench.stage import plans_of
 
@@ -133,15 +134,17 @@ class TimedFiles(FileSystem):
             self.seconds[operation if operation in self.seconds else "other"] += time.perf_counter() - started
 
 
-def task_of(log_dir: str, *, map_memory_bytes: int, segment_bytes: int) -> CleaningTask:
-    """The only partition of a log dir, all of it dirty, up to its active segment."""
+def task_of(
+    log_dir: str, *, map_memory_bytes: int, segment_bytes: int, first_dirty_offset: int = 0
+) -> CleaningTask:
+    """The only partition of a log dir, dirty from an offset on, up to its active segment."""
     [facts] = survey_log_dirs(LOCAL, [log_dir])
     [entry] = facts.partitions
     partition = survey_partition(LOCAL, facts, entry)
     assert not partition.problems, partition.problems
     return CleaningTask.of(
         partition,
-        first_dirty_offset=partition.log_start_offset,
+        first_dirty_offset=first_dirty_offset,
         first_uncleanable_offset=partition.segments[-1].base_offset,
         now_ms=time.time_ns() // 1_000_000,
         config=CompactionConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=segment_bytes),
@@ -156,7 +159,7 @@ def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
     task = task_of(log_dir, **settings)
     files = TimedFiles()
     with peak_private() as peak:
-        started = time.perf_counter()
+        started, cpu_before_s = time.perf_counter(), time.process_time()
         result = clean_partition(files, task)
         cleaned = time.perf_counter()
         install(files, task, result)
@@ -166,6 +169,7 @@ def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
         ended = time.perf_counter()
     return {
         "seconds": ended - started,
+        "cpu_seconds": time.process_time() - cpu_before_s,
         "phases": {**result.phases_s, "replace": ended - cleaned},
         "file_operations": files.seconds,
         "private_before_bytes": peak.before_bytes,
@@ -197,7 +201,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    commands = {"task": whole_task, "kernels": kernels_alone, "rebuild": rebuild_indexes}
+    commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

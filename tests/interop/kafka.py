@@ -384,9 +384,13 @@ class Kafka:
         value_bytes: int = 91,
         codec: str = "none",
         seed: int = 1,
+        clean_records: int = 0,
         **options: Any,
     ) -> Opened:
-        """Write one large log of uniformly chosen keys (16 bytes), closed segments only, active one empty."""
+        """Write one large log of uniformly chosen keys (16 bytes), closed segments only, active one empty.
+
+        The first `clean_records` have a key each, in order, as a log that has been cleaned.
+        """
         shape = {
             "records": records,
             "batch_records": batch_records,
@@ -394,21 +398,29 @@ class Kafka:
             "value_bytes": value_bytes,
             "codec": codec,
             "seed": seed,
+            "clean_records": clean_records,
         }
         return _opened(Opened, self._ask("bench_generate", partition, options, **shape))
 
     def bench_clean(
-        self, partitions: Sequence[Path], *, map_max_entries: int = 5_033_164, **options: Any
-    ) -> tuple[list[float], Cleaned]:
-        """One timed round on each directory in turn: seconds of each doClean, the last round's numbers."""
+        self,
+        partitions: Sequence[Path],
+        *,
+        map_max_entries: int = 5_033_164,
+        first_dirty_offset: int | None = None,
+        **options: Any,
+    ) -> tuple[list[float], list[float], Cleaned]:
+        """One timed round on each directory in turn: seconds of each doClean, by the clock and by the processors,
+        and the last round's numbers."""
         answer = self._ask(
             "bench_clean",
             partitions[0],
             options,
             dirs=[str(path) for path in partitions],
             map_slots=slots_for(map_max_entries),
+            first_dirty_offset=first_dirty_offset,
         )
-        return list(answer["seconds"]), _opened(Cleaned, answer)
+        return list(answer["seconds"]), list(answer["cpu_seconds"]), _opened(Cleaned, answer)
 
     def bench_recover(self, partition: Path, base_offsets: Sequence[int], **options: Any) -> float:
         """Seconds of LogSegment.recover of these segments, which writes their indexes anew, in place."""

@@ -262,7 +262,7 @@ def test_the_benchmarks_log_has_its_shape(kafka: Kafka, fast_dir: Path) -> None:
     assert 115 < sum(sizes) / 2_050 < 119
     first = f"{0:020d}.log"
     assert (fast_dir / "b-0" / first).read_bytes() == (fast_dir / "b-1" / first).read_bytes()
-    seconds, cleaned = kafka.bench_clean([fast_dir / "b-0", fast_dir / "b-1"], configs=shape["configs"])
+    seconds, _, cleaned = kafka.bench_clean([fast_dir / "b-0", fast_dir / "b-1"], configs=shape["configs"])
     assert len(seconds) == 2
     assert (cleaned.records_read, cleaned.map_entries) == (2_050, cleaned.records_written)
 

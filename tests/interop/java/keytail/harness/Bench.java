@@ -3,8 +3,10 @@ package keytail.harness;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import com.sun.management.OperatingSystemMXBean;
 import java.io.File;
 import java.io.IOException;
+import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Optional;
@@ -37,6 +39,7 @@ final class Bench {
         long records = request.get("records").asLong();
         int batchRecords = request.get("batch_records").asInt();
         int keys = request.get("keys").asInt();
+        long cleanRecords = request.path("clean_records").asLong(0);
         Compression codec = Batches.compression(request.path("codec").asText("none"));
         SplittableRandom random = new SplittableRandom(request.path("seed").asLong(1));
         byte[] value = new byte[request.path("value_bytes").asInt(91)];
@@ -50,7 +53,8 @@ final class Bench {
         try (Partition partition = new Partition(request)) {
             for (long done = 0; done < records; done += batchRecords) {
                 int count = (int) Math.min(batchRecords, records - done);
-                MemoryRecords batch = batch(buffer, codec, done, count, timestamp + done / 10, keys, value, random);
+                MemoryRecords batch = batch(
+                    buffer, codec, done, count, timestamp + done / 10, cleanRecords, keys, value, random);
                 partition.log.appendAsFollower(batch, 0);
             }
             // The cleaner never touches the active segment: everything generated has to be in closed ones.
@@ -62,15 +66,16 @@ final class Bench {
     }
 
     private static MemoryRecords batch(
-            ByteBuffer buffer, Compression codec, long base, int count, long timestamp, int keys, byte[] value,
-            SplittableRandom random) {
+            ByteBuffer buffer, Compression codec, long base, int count, long timestamp, long cleanRecords, int keys,
+            byte[] value, SplittableRandom random) {
         buffer.clear();
         try (MemoryRecordsBuilder builder = MemoryRecords.builder(
                 buffer, RecordBatch.CURRENT_MAGIC_VALUE, codec, TimestampType.CREATE_TIME, base,
                 RecordBatch.NO_TIMESTAMP, 0)) {
             byte[] key = new byte[16];
             for (int i = 0; i < count; i++) {
-                decimal(key, random.nextInt(keys));
+                // What was cleaned before holds each key once.
+                decimal(key, base + i < cleanRecords ? (int) (base + i) : random.nextInt(keys));
                 salt(value, random);
                 builder.appendWithOffset(base + i, timestamp + i / 10, key, value);
             }
@@ -97,9 +102,14 @@ final class Bench {
         }
     }
 
-    /** One round over each directory, in order; the seconds are those of doClean, its flush and renames included. */
+    /**
+     * One round over each directory, in order; the seconds are those of doClean, its flush and renames included.
+     * The seconds of processors are of the whole JVM: its collector's and compilers' too.
+     */
     static void clean(JsonNode request, ObjectNode answer) throws Exception {
         ArrayNode seconds = answer.putArray("seconds");
+        ArrayNode cpuSeconds = answer.putArray("cpu_seconds");
+        OperatingSystemMXBean system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
         Messages.info = false;
         try {
             for (JsonNode dir : request.get("dirs")) {
@@ -108,9 +118,11 @@ final class Bench {
                 try (Partition partition = new Partition(one)) {
                     LogToClean choice = Clean.choose(one, partition, answer);
                     System.gc();
+                    long cpuBefore = system.getProcessCpuTime();
                     long started = System.nanoTime();
                     Clean.round(one, partition, choice, answer);
                     seconds.add((System.nanoTime() - started) / 1e9);
+                    cpuSeconds.add((system.getProcessCpuTime() - cpuBefore) / 1e9);
                     partition.describe(answer);
                 }
             }
