@@ -34,7 +34,7 @@ CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
 # Control characters, and what turns the direction of writing: a terminal obeys them.
-_UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0x061C, *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+_UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSEEN}
 
 

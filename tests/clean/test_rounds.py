@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keytail.clean import offset_map, proof_keys, rounds
 from keytail.clean.cleaner import clean_partition, install, next_round
 from keytail.clean.rewrite import Rewriter
 from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
@@ -214,6 +215,31 @@ def test_what_is_replaced_asks_for_no_more_space(grouping: Any, tmp_path: Path) 
         assert needs == [size + (1 << 20) for size in sizes[:3]]
     assert len(needs) > 1
     assert needs == sorted(set(needs), reverse=True)
+
+
+@pytest.mark.parametrize("per_batch", [1, 50])
+def test_what_is_handed_on_is_asked_for(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that differ, and a round that ends before the dirty section, make the largest files beside the outputs."""
+    monkeypatch.setattr(rounds, "_UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
+    monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # what pickled values have beside their arrays
+    segments = [
+        [
+            encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])
+            for first in range(start, start + 400, per_batch)
+        ]
+        for start in range(0, 1200, 400)
+    ]
+    task = task_of(tmp_path / "t-0", [*segments, [encode_batch([rec(2000, b"z")])]], 800, grouping="kafka")
+    rest = clean_partition(LOCAL, task).rest
+    assert rest is not None
+    assert rest.survivors.size_bytes > 10_000
+    least = least_scratch_bytes(task)
+    assert least < scratch_bytes(task)
+    written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.clean"))
+    assert written <= least
+    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map takes no more"
 
 
 def test_where_the_map_was_full_later_rounds_ask_it(tmp_path: Path) -> None:

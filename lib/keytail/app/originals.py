@@ -63,6 +63,10 @@ def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
 def tell(originals: Originals) -> None:
     """On standard error, of a run that would keep them."""
     _say(originals, "Originals would be", "ID")
+    if not originals.copies:
+        text = "So a partition that is replaced in rounds (--max-scratch-bytes, or for want of space) frees nothing "
+        text += "between them: it needs room for all that is written of it, whatever --max-scratch-bytes is."
+        show.error_console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from keytail.clean.plan import group_segments
+from keytail.clean.plan import group_segments, segments_between
+from keytail.clean.proof_keys import table_bytes
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.survivors import Progress
 from keytail.clean.task import CleaningTask
@@ -19,6 +20,8 @@ from keytail.log.writer import OutputWriter, Source
 
 # Index files are closed with an entry each that a source may not have had.
 _MARGIN_BYTES = 1 << 20
+# What rounds hand on takes so much even of few keys, which is little beside the segments that are not written at once.
+_UNCOUNTED_BYTES = 8 << 20
 
 
 def source_bytes(segment: SegmentFacts) -> int:
@@ -32,14 +35,35 @@ def scratch_bytes(task: CleaningTask) -> int:
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what the largest group that is left takes: with less no round can be written."""
+    """Upper bound of what the largest group that is left takes, and the files that a round hands on beside it: with
+    less no round can be written."""
+    handed_on = _handed_on_bytes(task)
     if task.grouping == "kafka":
         numbers = _kafka_groups(task, task.first_uncleanable_offset)
         groups = [task.segments[first:end] for first, end in numbers if first >= task.first_segment]
-        return max(sum(map(source_bytes, group)) for group in groups) + _MARGIN_BYTES
+        largest = max(sum(map(source_bytes, group)) for group in groups)
+        return min(scratch_bytes(task), largest + handed_on + _MARGIN_BYTES)
     # An output fills up to segment.bytes, and what passes that is copied to the next one before it is cut off.
     largest = max(map(source_bytes, _left(task)))
-    return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + _MARGIN_BYTES)
+    return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + handed_on + _MARGIN_BYTES)
+
+
+def _handed_on_bytes(task: CleaningTask) -> int:
+    """Upper bound of what is yet to be written for the next round to know: the map with a bit a record and a batch, and
+    the tables of two proofs.
+
+    There are no more keys than offsets in the dirty section. A map memory of 0 is not known yet.
+    """
+    if task.handed_on is not None:
+        return max(0, task.handed_on.proof.size_bytes - _UNCOUNTED_BYTES)
+    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    if first == end:
+        return 0
+    offsets = task.first_uncleanable_offset - task.segments[first].base_offset
+    table = 2 * table_bytes(offsets)  # as it has just grown
+    if task.map_memory_bytes:
+        table = min(table, task.map_memory_bytes)
+    return max(0, 3 * table + 2 * offsets // 8 - _UNCOUNTED_BYTES)
 
 
 def rewrite_groups(

@@ -218,7 +218,7 @@ class Compaction:
         """The largest partition whose file system no other takes room of; it gets all that there is."""
         for task in self._waiting:
             device = self._device(task)
-            bound = self.space.for_rounds(device, least_scratch_bytes(task))
+            bound = self.space.for_rounds(device, self._least(task))
             if bound is None or self.space.reserved_bytes.get(device) or not self._has_room_for_copies(task):
                 continue
             if self.keeper is not None and self.space.device(self.keeper.originals.directory) == device:
@@ -230,15 +230,19 @@ class Compaction:
         if self.keeper is None:
             return True
         device = self.space.device(self.keeper.originals.directory)
-        scratch = least_scratch_bytes(task) if device == self._device(task) else 0
+        scratch = self._least(task) if device == self._device(task) else 0
         return self.keeper.has_room(task, self.space.reserved_bytes.get(device, 0), scratch)
+
+    def _least(self, task: CleaningTask) -> int:
+        memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is less
+        return least_scratch_bytes(replace(task, map_memory_bytes=memory))
 
     def _device(self, task: CleaningTask) -> int:
         return self.space.device(os.path.dirname(task.partition_path))
 
     def _refuse_waiting(self) -> None:
         for task in self._waiting:
-            problem = self.space.refusal(self._device(task), least_scratch_bytes(task))
+            problem = self.space.refusal(self._device(task), self._least(task))
             if self.keeper is not None and not self._has_room_for_copies(task):
                 problem = self.keeper.refusal(task)
             row = planned_row(task).unchanged(status_of(problem), str(problem))
@@ -329,7 +333,7 @@ class Compaction:
             raise _PastDeadline("--deadline has passed")
         task = next_round(task, result)
         with self._changed:
-            device, least = self._device(task), least_scratch_bytes(task)
+            device, least = self._device(task), self._least(task)
             bound = self.space.for_rounds(device, least)
             if bound is None:
                 raise self.space.refusal(device, least)

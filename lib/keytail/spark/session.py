@@ -166,6 +166,8 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
     if spark is not None:
         with contextlib.suppress(Exception):  # its JVM may have ended
             spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
+            java = spark.sparkContext._jvm.java  # and without any logging, where the JVM's words pass no filter of ours
+            java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
     while is_one_alive() and time.monotonic() < last_s:
         if spark is not None:
             with contextlib.suppress(Exception):  # its JVM may have ended
