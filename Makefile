@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help venv test lint demo bench fuzz crash hostile soak golden clean
+.PHONY: help venv test lint demo bench bench-report fuzz crash hostile soak golden clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.installed: pyproject.toml conf/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +21,7 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 test: lint  ## lint and all tests (Java and Maven Central for the interop ones)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.in_two
 
 demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo
@@ -33,6 +33,11 @@ bench: venv  ## compaction, index rebuild, dump and import against Kafka's own o
 	$(BIN)/python -m tests.bench.recover --stages
 	$(BIN)/python -m tests.bench.dump
 	$(BIN)/python -m tests.bench.import_
+
+bench-report: venv  ## how the cost grows, Kafka's beside it, as build/growth.html; about ten quiet minutes
+	mkdir -p build
+	$(BIN)/python -m tests.bench.growth --json build/growth.json
+	$(BIN)/python -m tests.bench.growth_report build/growth.json build/growth.html
 
 N ?= 1000
 fuzz: venv  ## N random logs through Kafka's Cleaner and keytail: make fuzz N=1000

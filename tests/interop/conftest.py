@@ -1,10 +1,12 @@
-"""The `kafka` fixture: one JVM with Kafka's storage classes for the whole session.
+"""The `kafka` fixture: one JVM with Kafka's storage classes for all tests of a process, of other folders too.
 
 Where Java, Maven or the jars are missing its tests are skipped with the reason, or fail if KEYTAIL_NO_SKIP=1.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -17,15 +19,21 @@ from tests.interop.kafka import Kafka, KafkaUnavailable
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[Kafka]:
+def kafka() -> Kafka:
     try:
-        harness = Kafka()
+        return _harness()
     except KafkaUnavailable as reason:
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
             pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no Kafka to compare with: {reason}")
         pytest.skip(f"no Kafka to compare with: {reason}")
-    yield harness
-    harness.close()
+
+
+@functools.cache
+def _harness() -> Kafka:
+    """A fixture that is imported is another in each module; what it gives is not."""
+    harness = Kafka()
+    atexit.register(harness.close)
+    return harness
 
 
 @pytest.fixture

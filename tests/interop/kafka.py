@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -506,11 +507,14 @@ def class_path(*, with_logging: bool = False) -> str:
     The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker
     process: without the harness and with a binding that writes to standard error.
     """
-    jars = sorted(_jars().glob("*.jar"))
-    if with_logging:
-        return os.pathsep.join(str(jar) for jar in jars)
-    jars = [jar for jar in jars if not jar.name.startswith("slf4j-simple")]
-    classes = _compiled(jars)
+    TARGET.mkdir(exist_ok=True)
+    with (TARGET / "lock").open("w") as lock:  # two processes of tests begin at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        jars = sorted(_jars().glob("*.jar"))
+        if with_logging:
+            return os.pathsep.join(str(jar) for jar in jars)
+        jars = [jar for jar in jars if not jar.name.startswith("slf4j-simple")]
+        classes = _compiled(jars)
     return os.pathsep.join(str(path) for path in [classes, *jars])
 
 
