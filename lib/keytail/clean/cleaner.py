@@ -17,17 +17,16 @@ from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import prove
 from keytail.clean.proof_keys import table_bytes
 from keytail.clean.proof_state import ProofSoFar
-from keytail.clean.reading import PhaseClock, read_log, refuse_keyless
+from keytail.clean.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.rounds import rewrite_groups
 from keytail.clean.survivors import Progress, Survivors
-from keytail.clean.task import CleaningResult, CleaningTask, HandedOn, Totals
+from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
-from keytail.log.producers import load_producers
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
@@ -45,18 +44,18 @@ def clean_partition(
     """
     progress = on_progress or (lambda phase, n: None)
     clock = PhaseClock()
-    _check_sources(fs, task)
-    _check_hash(task)
+    check_sources(fs, task)
+    check_hash(task)
     reader = SegmentReader(fs)
 
     findings = _findings(fs, task, reader, clock, progress)
     survivors, producers = findings.survivors, findings.producers
     _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
-    writer = _output_writer(fs, task, findings.transactions)
+    writer = output_writer(fs, task, findings.transactions)
     made: list[CleanFile] = []
     try:
         with clock.phase("write"):
-            rewriter = _make_rewriter(task, reader, findings)
+            rewriter = make_rewriter(task, reader, findings)
             limit = _round_limit(task, survivors)
             numbers = (task.first_segment, end)
             stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit, progress)
@@ -91,6 +90,8 @@ def clean_partition(
 
 def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
     """What goes on where `result`, all of whose groups are installed, left off."""
+    if isinstance(result.rest, FannedOut):
+        return replace(task, fanned_out=result.rest)
     return replace(task, handed_on=result.rest)
 
 
@@ -106,7 +107,7 @@ def install(
     The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
     `on_group` hears of each that is done. Once `stopped()` no other begins.
     """
-    _check_sources(fs, task)
+    check_sources(fs, task)
     for group in result.groups:
         if stopped():
             return
@@ -114,14 +115,14 @@ def install(
         on_group()
 
 
-def _check_sources(fs: FileSystem, task: CleaningTask) -> None:
+def check_sources(fs: FileSystem, task: CleaningTask) -> None:
     """Those that are not replaced yet must be the files that were planned with."""
     for segment in task.segments[task.first_segment :]:
         path = task.path(segment.base_offset, names.LOG)
         refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
 
 
-def _check_hash(task: CleaningTask) -> None:
+def check_hash(task: CleaningTask) -> None:
     if task.hash_name != HASH_NAME:
         raise Refused(
             f"the run was planned with hash {task.hash_name}, but host {os.uname().nodename} has {HASH_NAME}",
@@ -130,7 +131,7 @@ def _check_hash(task: CleaningTask) -> None:
 
 
 @dataclass(frozen=True)
-class _Findings:
+class Findings:
     """What holds for all rounds of a cleaning. `unread_records`: in segments that the map did not reach."""
 
     survivors: Survivors
@@ -141,33 +142,20 @@ class _Findings:
 
 def _findings(
     fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock, progress: Progress
-) -> _Findings:
+) -> Findings:
     """Of a pass over the log, or from the first round: once a group is replaced, the log would tell another story."""
     if task.handed_on is not None:
         with clock.phase("take over"):
-            findings: _Findings = take_over(fs, task, task.handed_on.survivors)
+            findings: Findings = take_over(fs, task, task.handed_on.survivors)
         return findings
     survivors, transactions, unread_records = read_log(fs, task, reader, clock, progress)
-    return _Findings(survivors, transactions, _active_producers(fs, task, reader), unread_records)
+    return Findings(survivors, transactions, active_producers(fs, task, reader), unread_records)
 
 
-def _active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
-    producers = load_producers(
-        fs,
-        reader,
-        task.partition_path,
-        task.segments,
-        task.snapshots,
-        task.log_start_offset,
-        task.log_end_offset,
-        clean_shutdown=task.clean_shutdown,
-        expiration_ms=task.config.producer_id_expiration_ms,
-        now_ms=task.now_ms,
-    )
-    return ActiveProducers.of(producers)
-
-
-def _make_rewriter(task: CleaningTask, reader: SegmentReader, findings: _Findings) -> Rewriter:
+def make_rewriter(
+    task: CleaningTask, reader: SegmentReader, findings: Findings, *, bits_from_offset: int | None = None
+) -> Rewriter:
+    """`bits_from_offset`: where bits begin to decide, if not with the dirty section."""
     return Rewriter(
         reader,
         RecordScanner(),
@@ -175,7 +163,7 @@ def _make_rewriter(task: CleaningTask, reader: SegmentReader, findings: _Finding
         findings.transactions,
         findings.producers,
         seed=task.hash_seed,
-        first_dirty_offset=task.first_dirty_offset,
+        first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
         first_uncleanable_offset=task.first_uncleanable_offset,
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
@@ -203,7 +191,7 @@ def _old_horizon_ms(task: CleaningTask) -> int:
     return task.segments[b - 1].log_mtime_ns // 1_000_000 - task.config.delete_retention_ms
 
 
-def _output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
+def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
     config = task.config
     # Kafka sizes groups before cleaning and takes what comes; measured outputs keep the limit.
     segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES

@@ -18,7 +18,7 @@ import numpy as np
 from keytail.clean.proof_messages import prove_message
 from keytail.clean.proof_output import NEVER_READ, finish_output, open_block, open_checked, start_output
 from keytail.clean.proof_rest import note_segment
-from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, Proof, ProofSoFar
+from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.kernels import proof as kernels
@@ -63,6 +63,7 @@ def prove(
     active_producers: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
     round_of: tuple[int, int] | None = None,
     so_far: ProofSoFar | None = None,
+    part: PartOfProof | None = None,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -78,8 +79,10 @@ def prove(
     """
     mine = segments[slice(*round_of)] if round_of else [s for s in segments if s.base_offset < end_offset]
     rest = [s for s in segments if mine and mine[-1].base_offset < s.base_offset < end_offset]
+    if part is not None:
+        rest = list(part.present)
     _check_groups(partition_path, segments, groups, mine)
-    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far)
+    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far, part)
     if active_producers is not None:
         proof.producers = np.array(active_producers, dtype=np.int64)
     state = proof.state
@@ -118,7 +121,10 @@ def prove(
                 note_segment(proof, segment)
             state[kernels.SOURCE_LAST_OFFSET] = last_offset
         proof.put_keys()
-        _check_newest(proof, partition_path, segments)
+        if part is None:
+            refuse_unjustified(fs, partition_path, segments, *proof.keys.first_unjustified())
+        else:
+            proof.keys.spill_all()
     finally:
         proof.close()
     return ProofReport(
@@ -128,7 +134,7 @@ def prove(
         records_kept=int(state[kernels.RECORDS_KEPT]),
         keys=proof.keys.used,
         bytes_read=proof.bytes_read,
-        so_far=proof.so_far() if rest else None,
+        so_far=proof.so_far() if rest and part is None else None,
     )
 
 
@@ -225,9 +231,13 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             proof.fail(code)
 
 
-def _check_newest(proof: Proof, partition_path: str, segments: Sequence[SegmentFacts]) -> None:
-    """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived."""
-    offset, outlived = proof.keys.first_unjustified()
+def refuse_unjustified(
+    fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
+) -> None:
+    """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived.
+
+    `offset` is that of the first such record, -1 where there is none.
+    """
     if offset < 0:
         return
     segment = [s for s in segments if s.base_offset <= offset][-1]
@@ -238,7 +248,7 @@ def _check_newest(proof: Proof, partition_path: str, segments: Sequence[SegmentF
     raise KeytailError(
         what,
         path=path,
-        byte_position=_find_batch(proof.fs, path, segment.log_bytes, offset),
+        byte_position=_find_batch(fs, path, segment.log_bytes, offset),
         offset=int(offset),
         remedy=REMEDY,
     )

@@ -6,6 +6,7 @@ themselves: while the walk fills one set of notes, a thread hashes and puts thos
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ _NOTES = 1 << 16
 _KEY_BYTES = 1 << 22
 _FIRST_SLOTS = 1 << 16
 _LOAD = 0.75
+LEAST_MEMORY_BYTES = 4 << 20
 
 
 class _Notes:
@@ -33,13 +35,20 @@ class _Notes:
 class Keys:
     """At most `memory_bytes` of table, growth included; `put` takes the notes in the order of offsets.
 
-    `slots` and `used` are those of the round before, where there was one.
+    `slots` and `used` are those of the round before, where there was one. With `spill` a table that is full is handed
+    to it, and filled again from the start: of each key the caller then has several entries to merge.
     """
 
-    def __init__(self, memory_bytes: int, slots: np.ndarray | None = None, used: int = 0) -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        slots: np.ndarray | None = None,
+        used: int = 0,
+        spill: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
         self._memory_bytes = memory_bytes
-        # As in the offset map: the last doubling holds one and a half tables at once.
-        self._max_slots = memory_bytes * 2 // (3 * SLOT_BYTES)
+        self._spill = spill
+        self._max_slots = _most_slots(memory_bytes)
         self._slots = np.zeros(0, dtype=np.uint64) if slots is None else slots
         self._used = used
         self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
@@ -67,7 +76,7 @@ class Keys:
 
     def take_memory(self, n_bytes: int) -> None:
         """Leave `n_bytes` of the memory to something else; a table that is larger already stays."""
-        left = (self._memory_bytes - n_bytes) * 2 // (3 * SLOT_BYTES)
+        left = _most_slots(self._memory_bytes - n_bytes)
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
@@ -81,6 +90,10 @@ class Keys:
             notes = self._notes[0]
             if self._digests.shape[1] < n:
                 self._digests = np.empty((2, n), dtype=np.uint64)
+            if self._spill is not None and n > self._limit:  # of one batch: more than an empty table takes
+                self._put_in_parts(notes, n)
+                n = 0
+        if n:
             self._coming = self._thread.submit(
                 kernels.put_keys, notes.keys, notes.pending, self._digests, n, self._slots, self._used
             )
@@ -88,6 +101,21 @@ class Keys:
         notes = self._notes[0]
         if notes.pending.shape[1] < records or len(notes.keys) < key_bytes:
             self._notes[0] = _Notes(max(records, _NOTES), max(key_bytes, _KEY_BYTES))
+
+    def _put_in_parts(self, notes: _Notes, n: int) -> None:
+        for start in range(0, n, self._limit):
+            self._make_room(self._limit)
+            pending = np.ascontiguousarray(notes.pending[:, start : min(n, start + self._limit)])
+            arguments = (notes.keys, pending, self._digests, pending.shape[1], self._slots, self._used)
+            self._used, _ = kernels.put_keys(*arguments)
+
+    def spill_all(self) -> None:
+        """Hand over what is left in the table."""
+        self._wait()
+        if self._spill is not None and self._used:
+            self._spill(self._slots)
+            self._slots[:] = 0
+            self._used = 0
 
     def first_unjustified(self) -> tuple[int, int]:
         """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
@@ -107,15 +135,16 @@ class Keys:
 
     def _make_room(self, n: int) -> None:
         need = self._used + n
-        if need <= self._limit or len(self._slots) >= self._max_slots * kernels.SLOT_WORDS:
-            return
-        slots = self._max_slots
-        while slots // 2 > _FIRST_SLOTS and need <= min(slots // 2 * _LOAD, slots // 2 - 2):
-            slots //= 2
-        table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
-        kernels.rehash(self._slots, table)
-        self._slots = table
-        self._limit = _limit_of(slots)
+        if need > self._limit and len(self._slots) < self._max_slots * kernels.SLOT_WORDS:
+            slots = self._max_slots
+            while slots // 2 > _FIRST_SLOTS and need <= min(slots // 2 * _LOAD, slots // 2 - 2):
+                slots //= 2
+            table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
+            kernels.rehash(self._slots, table)
+            self._slots = table
+            self._limit = _limit_of(slots)
+        if need > self._limit:
+            self.spill_all()
 
     def fail_for_memory(self) -> NoReturn:
         raise KeytailError(
@@ -127,6 +156,16 @@ class Keys:
 def table_bytes(keys: int) -> int:
     """About what the table of so many keys takes; as it grows by doubling, twice that at most."""
     return int(keys / _LOAD) * SLOT_BYTES
+
+
+def most_keys(memory_bytes: int) -> int:
+    """That the proof has room for."""
+    return _limit_of(_most_slots(max(memory_bytes, LEAST_MEMORY_BYTES)))
+
+
+def _most_slots(memory_bytes: int) -> int:
+    # As in the offset map: the last doubling holds one and a half tables at once.
+    return memory_bytes * 2 // (3 * SLOT_BYTES)
 
 
 def _limit_of(slots: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from keytail.clean.proof_keys import LEAST_MEMORY_BYTES as _LEAST_MEMORY_BYTES
 from keytail.clean.proof_keys import Keys
 from keytail.clean.proof_markers import collect_markers
 from keytail.errors import CorruptLog, KeytailError, Refused
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from keytail.clean.proof_output import Output
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import OutputSegment
-
-_LEAST_MEMORY_BYTES = 4 << 20
 
 SOURCE = {
     kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
@@ -87,6 +86,19 @@ class ProofSoFar:
     state: np.ndarray
 
 
+@dataclass(frozen=True)
+class PartOfProof:
+    """Of a proof that several make side by side, a part each: `keys` takes what this one notes, and who has all of it
+    holds newest records against what became of them. `markers`, None where the log has none, know of all data.
+
+    `present` are segments of later rounds that this part notes as still there.
+    """
+
+    keys: Keys
+    markers: np.ndarray | None
+    present: tuple[SegmentFacts, ...] = ()
+
+
 class Proof:
     """One proof under way: windows, the table of keys, and the state that the kernels share."""
 
@@ -98,13 +110,14 @@ class Proof:
         segment_index_bytes: int,
         memory_bytes: int,
         so_far: ProofSoFar | None = None,
+        part: PartOfProof | None = None,
     ) -> None:
         self.fs = fs
         self.path = path
         self.segments = segments
         self.segment_index_bytes = segment_index_bytes
         self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
-        self.keys = Keys(self.memory_bytes)
+        self.keys = Keys(self.memory_bytes) if part is None else part.keys
         self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
         self.producers = np.empty((3, 0), dtype=np.int64)
         self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
@@ -114,6 +127,9 @@ class Proof:
         self.output = Window(fs)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self.bytes_read = 0
+        if part is not None and part.markers is not None:
+            self.markers = part.markers
+            self.state[kernels.MARKERS_KNOWN] = 1
         if so_far is not None:
             self.keys = Keys(self.memory_bytes, so_far.slots, so_far.used)
             self.markers = so_far.markers

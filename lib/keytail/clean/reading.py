@@ -10,19 +10,19 @@ import numpy as np
 
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import segments_between
+from keytail.clean.producers import ActiveProducers
+from keytail.clean.proof_keys import most_keys
 from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
-from keytail.clean.task import CleaningTask
+from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log.fs import FileSystem
+from keytail.log.key_scan import KeyScanner
 from keytail.log.partition import SegmentFacts
-from keytail.log.scan import RecordScanner
+from keytail.log.producers import load_producers
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
-
-# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
-_STRIDE_RECORDS = 1 << 17
 
 
 class PhaseClock:
@@ -50,6 +50,8 @@ def read_log(
     """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
     the number of records in segments that the map did not reach.
 
+    NeedsFanOut where the task says so and its memory does not take the keys, of the map or of the proof.
+
     The transaction indexes are believed until the log contradicts them; then it is read again, with the entries
     that they should have had.
     """
@@ -61,12 +63,33 @@ def read_log(
     try:
         return _follow_log(fs, task, reader, aborted, clock, progress)
     except Contradiction as contradiction:
-        raise CorruptLog(
-            "the markers and the data of transactions contradict each other",
-            path=task.partition_path,
-            offset=contradiction.offset,
-            remedy=CORRUPT_REMEDY,
-        ) from None
+        raise contradicting(task, contradiction.offset) from None
+
+
+def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
+    """Of a log whose markers do not fit its data, whatever its transaction indexes say."""
+    return CorruptLog(
+        "the markers and the data of transactions contradict each other",
+        path=task.partition_path,
+        offset=offset,
+        remedy=CORRUPT_REMEDY,
+    )
+
+
+def active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
+    producers = load_producers(
+        fs,
+        reader,
+        task.partition_path,
+        task.segments,
+        task.snapshots,
+        task.log_start_offset,
+        task.log_end_offset,
+        clean_shutdown=task.clean_shutdown,
+        expiration_ms=task.config.producer_id_expiration_ms,
+        now_ms=task.now_ms,
+    )
+    return ActiveProducers.of(producers)
 
 
 def _follow_log(
@@ -87,12 +110,11 @@ def _follow_log(
         mapped = aborted["last_offset"] >= task.segments[first].base_offset
         mapped &= aborted["first_offset"] < task.first_uncleanable_offset
         mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
-        followers = Followers(tracker, mapping, _map_position(fs, task, task.segments[first]))
+        followers = Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
         builder = SurvivorBuilder(
             reader,
-            RecordScanner(_STRIDE_RECORDS),
+            KeyScanner(task.hash_seed),
             OffsetMap(task.map_memory_bytes, task.map_max_entries),
-            task.hash_seed,
         )
         survivors = builder.build(
             task.partition_path,
@@ -102,6 +124,10 @@ def _follow_log(
             task.first_uncleanable_offset,
             followers,
             progress,
+        )
+    if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
+        raise NeedsFanOut(
+            f"more keys than the {task.map_memory_bytes} bytes of the map's memory take", path=task.partition_path
         )
     unread_records = 0
     with clock.phase("check"):
@@ -113,7 +139,7 @@ def _follow_log(
     return survivors, transactions, unread_records
 
 
-def _map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
+def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
     """Byte position in the first dirty segment of the batch that its index names for the first dirty offset."""
     if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
         return 0

@@ -39,7 +39,7 @@ def least_scratch_bytes(task: CleaningTask) -> int:
     less no round can be written."""
     handed_on = _handed_on_bytes(task)
     if task.grouping == "kafka":
-        numbers = _kafka_groups(task, task.first_uncleanable_offset)
+        numbers = kafka_groups(task, task.first_uncleanable_offset)
         groups = [task.segments[first:end] for first, end in numbers if first >= task.first_segment]
         largest = max(sum(map(source_bytes, group)) for group in groups)
         return min(scratch_bytes(task), largest + handed_on + _MARGIN_BYTES)
@@ -79,7 +79,7 @@ def rewrite_groups(
 
     Returns where the round ended for want of space, or `numbers[1]`, and what was counted up to there.
     """
-    groups = dict(_kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
+    groups = dict(kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
     number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
     counts_before: dict[int, Counts] = {}
     for number in range(*numbers):
@@ -89,7 +89,7 @@ def rewrite_groups(
             begins = number in groups
             needed = sum(map(source_bytes, task.segments[number : groups.get(number, number)]))
         else:
-            begins = number == numbers[0] or _spans_too_long(task, [*merged, segment])
+            begins = number == numbers[0] or spans_too_long(task, [*merged, segment])
             needed = _needed_bytes(task, segment, writer.current_bytes)
         counts_before[number] = replace(rewriter.counts)
         if limit_bytes is not None and number > numbers[0] and writer.scratch_bytes + needed > limit_bytes:
@@ -112,7 +112,7 @@ def _left(task: CleaningTask) -> list[SegmentFacts]:
     return [segment for segment in segments if segment.base_offset < task.first_uncleanable_offset]
 
 
-def _kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], ...]:
+def kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], ...]:
     config = task.config
     return group_segments(
         task.segments,
@@ -129,7 +129,7 @@ def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int)
     return source_bytes(segment) + (segment.log_bytes if passes else 0)
 
 
-def _spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
+def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
     """Would one output of these make time retention keep old records longer, or young ones shorter?"""
     if "delete" not in task.config.cleanup_policy:
         return False

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from keytail.clean.plan import CompactionConfig
+from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
 
 Grouping = Literal["kafka", "measured"]
+FanOut = Literal["auto", "never", "always"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,36 @@ class HandedOn:
     proof: CleanFile
     totals: Totals
 
+    @property
+    def files(self) -> tuple[CleanFile, ...]:
+        return self.survivors, self.proof
+
+
+@dataclass(frozen=True)
+class FannedOut:
+    """The same of a cleaning by fan-out: `ranges` of segments that become a group each, those that are left; the files
+    of the survey, of the markers (None: there are none), of the survivors, and of the proof, by shard; `slices` and
+    `bits` as the stages before left them.
+    """
+
+    next_segment: int
+    ranges: tuple[tuple[int, int], ...]
+    settled: CleanFile
+    markers: CleanFile | None
+    slices: tuple[Any, ...]
+    bits: tuple[Any, ...]
+    proofs: tuple[CleanFile, ...]
+    totals: Totals
+
+    @property
+    def files(self) -> tuple[CleanFile, ...]:
+        markers = (self.markers,) if self.markers else ()
+        return (self.settled, *markers, *(one.file for one in self.bits), *self.proofs)
+
+
+class NeedsFanOut(KeytailError):
+    """A partition with more keys than the memory of one task takes; nothing was written."""
+
 
 @dataclass(frozen=True)
 class CleaningTask:
@@ -55,7 +87,8 @@ class CleaningTask:
     `map_memory_bytes`, and holds at most `map_max_entries` keys where that is given. `grouping` "kafka" makes one
     output of each group that Kafka would; "measured" goes by what survived. With `max_scratch_bytes` groups are
     written in rounds of about so many bytes, at least one group a round; `handed_on` is what the round before left.
-    `throttle_bytes_per_s` is for all tasks of a host together.
+    Where the keys are more than the map takes, `fan_out` "auto" has the task say so (NeedsFanOut) instead of ending the
+    round there as Kafka's does; "always" does not ask. `throttle_bytes_per_s` is for all tasks of a host together.
     """
 
     topic: str
@@ -80,12 +113,15 @@ class CleaningTask:
     hash_seed: int = 0
     max_scratch_bytes: int | None = None
     handed_on: HandedOn | None = None
+    fanned_out: FannedOut | None = None
+    fan_out: FanOut = "never"
     throttle_bytes_per_s: int | None = None
 
     @property
     def first_segment(self) -> int:
         """Number of the first segment that is not replaced yet."""
-        return self.handed_on.next_segment if self.handed_on else 0
+        before = self.handed_on or self.fanned_out
+        return before.next_segment if before else 0
 
     @classmethod
     def of(cls, facts: PartitionFacts, **decided: Any) -> CleaningTask:
@@ -127,5 +163,5 @@ class CleaningResult:
     keys: int
     limits_met: int = 0
     large_batches: int = 0
-    rest: HandedOn | None = None
+    rest: HandedOn | FannedOut | None = None
     phases_s: dict[str, float] = field(default_factory=dict)

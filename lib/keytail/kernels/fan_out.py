@@ -1,0 +1,239 @@
+"""Runs of keys on their way to shards, and the tables that shards make of them.
+
+A key run is three arrays of one length: the two words of the keys' hashes, and ordinals. A shard is a range of the
+low word's upper half; tables place by the high word, so that the keys of one shard spread over its whole table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numba.extending import register_jitable
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.native import prefetch
+from keytail.kernels.proof_markers import (
+    BAD_SIZE,
+    COLLECTED,
+    CUT,
+    FIRST_DATA,
+    FROM,
+    IS_ALL,
+    NEED_BYTES,
+    TO,
+    WANTED,
+    next_marker,
+)
+from keytail.kernels.proof_table import KEPT, PRESENT, SLOT_WORDS
+from keytail.kernels.walk import batch_size, be_16, be_32, be_64, wanted_bytes
+
+_OLDER_KEPT = 4
+_FLAGS = 7
+_AHEAD = 16
+
+
+@njit(inline="always")
+def _shard_of(low, shards):
+    return np.int64(((low >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32))
+
+
+@kernel
+def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes, keyless):
+    """`puts[i]` or `probes[i]`: the ordinal of record i, the other one -1; both for a record without a key.
+
+    A record is put where its row is (`is_put[row]`) and it lies at or above `from_offset`. `keyless` is int64[4]:
+    how many of those to be put have no key, and the first such offset; the same of those to be probed.
+    """
+    previous = np.int64(-1)
+    k = np.int64(0)
+    for i in range(n):
+        record = records[i]
+        row = np.int64(record.row)
+        if row != previous:
+            previous = row
+            k = 0
+        puts[i] = -1
+        probes[i] = -1
+        putting = is_put[row] and record.offset >= from_offset
+        if record.key_bytes < 0:
+            at = 0 if putting else 2
+            if keyless[at] == 0:
+                keyless[at + 1] = record.offset
+            keyless[at] += 1
+        elif putting:
+            puts[i] = first_ordinal[row] + k
+        else:
+            probes[i] = first_ordinal[row] + k
+        k += 1
+
+
+@kernel
+def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
+    """Append items `start` .. `n` with an ordinal of 0 or more to the run, which has `filled`; (next item, filled)."""
+    room = to_low.shape[0]
+    i = start
+    while i < n:
+        if ordinals[i] >= 0:
+            if filled == room:
+                break
+            to_low[filled] = low[i]
+            to_high[filled] = high[i]
+            to_ordinals[filled] = ordinals[i]
+            filled += 1
+        i += 1
+    return i, filled
+
+
+@kernel
+def drain(slots, start, to_low, to_high, to_ordinals, filled):
+    """Append the used slots of an offset map from slot `start` on, and free them; (next slot, filled)."""
+    room = to_low.shape[0]
+    i = start
+    while i < slots.shape[0]:
+        if slots[i].value != 0:
+            if filled == room:
+                break
+            to_low[filled] = slots[i].low
+            to_high[filled] = slots[i].high
+            to_ordinals[filled] = slots[i].value - 1
+            filled += 1
+            slots[i].value = 0
+        i += 1
+    return i, filled
+
+
+@kernel
+def split(low, high, ordinals, n, shards, starts, to_low, to_high, to_ordinals):
+    """The run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`."""
+    starts[:] = 0
+    for i in range(n):
+        starts[_shard_of(low[i], shards) + 1] += 1
+    for s in range(shards):
+        starts[s + 1] += starts[s]
+    for i in range(n):
+        s = _shard_of(low[i], shards)
+        at = starts[s]
+        to_low[at] = low[i]
+        to_high[at] = high[i]
+        to_ordinals[at] = ordinals[i]
+        starts[s] = at + 1
+    for s in range(shards, 0, -1):
+        starts[s] = starts[s - 1]
+    starts[0] = 0
+
+
+@kernel
+def split_entries(entries, shards, starts, out):
+    """The used slots of a proof's table by shard, as `split` has keys; `out` has room for all of them."""
+    starts[:] = 0
+    for i in range(0, entries.shape[0], SLOT_WORDS):
+        if entries[i + 2] != 0:
+            starts[_shard_of(entries[i], shards) + 1] += 1
+    for s in range(shards):
+        starts[s + 1] += starts[s]
+    for i in range(0, entries.shape[0], SLOT_WORDS):
+        if entries[i + 2] != 0:
+            s = _shard_of(entries[i], shards)
+            for word in range(SLOT_WORDS):
+                out[SLOT_WORDS * starts[s] + word] = entries[i + word]
+            starts[s] += 1
+    for s in range(shards, 0, -1):
+        starts[s] = starts[s - 1]
+    starts[0] = 0
+
+
+@kernel
+def set_bits(numbers, start, bits):
+    """Set bit `start + numbers[i]` for each i."""
+    for i in range(numbers.shape[0]):
+        bit = start + np.int64(numbers[i])
+        bits[bit >> 3] |= np.uint8(1 << (bit & 7))
+
+
+@kernel
+def copy_bits(source, n, start, bits):
+    """Set bit `start + i` for each of the first `n` bits i that are set in `source`."""
+    for i in range(n):
+        if source[i >> 3] & np.uint8(1 << (i & 7)):
+            bit = start + i
+            bits[bit >> 3] |= np.uint8(1 << (bit & 7))
+
+
+@register_jitable
+def _slot_of(high, capacity):
+    return np.int64((high >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32))
+
+
+@kernel
+def merge_entries(slots, used, limit, entries, start):
+    """Merge entries of the proof's table, from number `start` on, into the table of a shard; (done, slots used).
+
+    An entry is the newest record of its key in one part of the log, what became of it, and whether the part keeps
+    an older one. In any order of the parts the table ends with the same of the whole log; a record that is PRESENT
+    may come once more, settled. Stops in front of a new key once `used` has reached `limit`.
+    """
+    clear = ~np.uint64(_FLAGS)
+    fates = np.uint64(3)
+    capacity = slots.shape[0] // SLOT_WORDS
+    n = entries.shape[0] // SLOT_WORDS
+    for k in range(start, n):
+        if k + _AHEAD < n:
+            prefetch(slots, SLOT_WORDS * _slot_of(entries[SLOT_WORDS * (k + _AHEAD) + 1], capacity))
+        low, high, offset = entries[SLOT_WORDS * k], entries[SLOT_WORDS * k + 1], entries[SLOT_WORDS * k + 2]
+        i = _slot_of(high, capacity)
+        while slots[SLOT_WORDS * i + 2] != 0:
+            held = slots[SLOT_WORDS * i + 1]
+            if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
+                break
+            i += 1
+            if i == capacity:
+                i = 0
+        known = slots[SLOT_WORDS * i + 2]
+        if known == 0:
+            if used >= limit:
+                return k, used
+            used += 1
+            slots[SLOT_WORDS * i] = low
+            slots[SLOT_WORDS * i + 1] = high
+            slots[SLOT_WORDS * i + 2] = offset
+            continue
+        held = slots[SLOT_WORDS * i + 1]
+        older = (held | high) & np.uint64(_OLDER_KEPT)
+        newest = held
+        if offset > known:
+            newest = high
+            if held & fates == np.uint64(KEPT):
+                older = np.uint64(_OLDER_KEPT)
+            slots[SLOT_WORDS * i + 2] = offset
+        elif offset < known:
+            if high & fates == np.uint64(KEPT):
+                older = np.uint64(_OLDER_KEPT)
+        elif held & fates == np.uint64(PRESENT):
+            newest = high
+        slots[SLOT_WORDS * i + 1] = newest & ~np.uint64(_OLDER_KEPT) | older
+    return n, used
+
+
+@kernel
+def note_first_data(data, cursor, markers, log_start_offset):
+    """Note in `markers` (kernels/proof_markers.py, whose `cursor` this is) where each one's data begins.
+
+    Data of a segment's batches, in the order of the log; COLLECTED, NEED_BYTES or CUT, BAD_SIZE.
+    """
+    while True:
+        p, to = cursor[FROM], cursor[TO]
+        if p == to and cursor[IS_ALL] != 0:
+            return COLLECTED
+        size = batch_size(data, p, to, cursor[IS_ALL] != 0)
+        if size == 0:
+            cursor[WANTED] = wanted_bytes(data, p, to)
+            return NEED_BYTES
+        if size < 0:
+            return CUT if size == -1 else BAD_SIZE
+        if data[p + 16] == 2 and be_16(data, p + 21) & 0x30 == 0x10:
+            last = be_64(data, p) + be_32(data, p + 23)
+            if last >= log_start_offset:
+                row = next_marker(markers, be_64(data, p + 43), last + 1)
+                if row >= 0 and markers[row, FIRST_DATA] < 0:
+                    markers[row, FIRST_DATA] = be_64(data, p)
+        cursor[FROM] = p + size
