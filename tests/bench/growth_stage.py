@@ -1,0 +1,63 @@
+"""Seconds of compactions of whole log dirs in one warm Spark session: `growth_stage.py CORES WARM LOG_DIR...`.
+
+WARM is a log dir that is compacted first, so that workers run and kernels are loaded. Prints a line of JSON for each
+LOG_DIR: what the driver looked at and what followed are timed apart.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from keytail.clean.plan import CompactionConfig
+from keytail.clean.task import CleaningTask
+from keytail.log.fs import LOCAL
+from keytail.log.partition import hosted, survey_log_dirs, survey_partition
+from keytail.spark.compact import Compaction
+from keytail.spark.session import end_jvm, local_session
+from keytail.spark.storage import ScratchSpace
+
+MAP_MEMORY_BYTES = 256 << 20
+
+
+def compact(spark: object, log_dir: str) -> dict[str, float]:
+    """All of a log dir's partitions, from their checkpoints to their active segments; as `compact` does it."""
+    started_s = time.perf_counter()
+    [facts] = survey_log_dirs(LOCAL, [log_dir])
+    tasks = []
+    for entry in facts.partitions:
+        surveyed = survey_partition(LOCAL, facts, entry)
+        assert surveyed.problems == ()
+        task = CleaningTask.of(
+            surveyed,
+            first_dirty_offset=surveyed.log_start_offset,
+            first_uncleanable_offset=surveyed.segments[-1].base_offset,
+            now_ms=time.time_ns() // 1_000_000,
+            config=CompactionConfig(cleanup_policy=frozenset({"compact"})),
+            run_id="growth",
+            grouping="kafka",
+            map_memory_bytes=MAP_MEMORY_BYTES,
+        )
+        tasks.append(task)
+    planned_s = time.perf_counter()
+    rows = Compaction(spark, tasks, ScratchSpace(LOCAL), {log_dir: hosted([facts])}).run()
+    ended_s = time.perf_counter()
+    assert [row.status for row in rows] == ["compacted"] * len(rows), rows
+    return {"partitions": len(rows), "survey_s": planned_s - started_s, "seconds": ended_s - planned_s}
+
+
+def main() -> None:
+    cores, warm, log_dirs = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    spark = local_session(f"local[{cores}]")
+    try:
+        compact(spark, warm)
+        for log_dir in log_dirs:
+            print(json.dumps(compact(spark, log_dir)), flush=True)
+    finally:
+        spark.stop()
+        end_jvm()
+
+
+if __name__ == "__main__":
+    main()
