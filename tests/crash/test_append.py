@@ -126,6 +126,32 @@ def test_a_fault_does_no_harm_or_ends_the_log(fast_dir: Path) -> None:  # noqa: 
 
 
 @pytest.mark.interop
+def test_a_new_log_begins_where_it_was_opened(kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
+    """Also when nothing that was appended is left: no checkpoint says where it began."""
+    opened: list[int] = []  # operations that were done then
+
+    def action(fs: RecordingFileSystem, root: Path) -> None:
+        opened.clear()
+        log = PartitionLog.open(str(root / PARTITION), CONFIG, now_ms=CLOCK_MS, log_start_offset=5000, fs=fs)
+        opened.append(len(fs.operations))
+        log.flush(now_ms=CLOCK_MS)
+        assert log.recovery_point == 5000
+        try:
+            log.append(_batch(0), leader_epoch=0, now_ms=CLOCK_MS)
+        finally:
+            log.abandon()
+
+    def check(state: State) -> None:
+        if opened and len(state.operations) >= opened[0]:
+            loaded = kafka.load(state.root / PARTITION, clean=False)
+            assert (loaded.log_start_offset, loaded.log_end_offset) in [(5000, 5000), (5000, 5002)]
+
+    counts = Counts()
+    for_every_stop(make_dir, action, check, work_dir=fast_dir / "work", counts=counts)
+    assert counts.distinct_states > 20
+
+
+@pytest.mark.interop
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_kafka_recovers_what_was_flushed(preallocate: bool, kafka: Kafka, fast_dir: Path) -> None:  # noqa: F811
     promises = Promises(fast_dir / "whole", AppendConfig(**{**vars(CONFIG), "preallocate": preallocate}))

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -110,7 +111,7 @@ class LogModel(RuleBasedStateMachine):
         assert found == self.spans
         for first, last, _ in self.spans[-3:]:
             base, entry = self.log.floor(last)
-            assert base <= first
+            assert base == max(b for b in self.log.segments if b <= first)
             assert entry.slot < 0 or entry.offset <= last
 
 
@@ -207,6 +208,29 @@ def test_what_a_producer_sends_again_is_there_once(directory: Path) -> None:
             log.append(sent[1], leader_epoch=0, now_ms=NOW_MS)  # five others were sent since
 
 
+def test_the_same_sequences_of_a_new_epoch_are_another_batch(directory: Path) -> None:
+    with opened(directory) as log:
+        log.append(batch(**PRODUCER, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
+        appended = log.append(batch(producer_id=7, producer_epoch=2, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
+        assert (appended.first_offset, appended.duplicates) == (2, ())
+        with pytest.raises(Refused, match="older than the known one, 2"):
+            log.append(batch(**PRODUCER, base_sequence=0), leader_epoch=0, now_ms=NOW_MS)
+
+
+def test_no_batch_of_a_producer_lies_between_those_of_its_open_transaction(directory: Path) -> None:
+    with opened(directory) as log:
+        first = batch(**PRODUCER, base_sequence=0, transactional=True)
+        log.append(first, leader_epoch=0, now_ms=NOW_MS)
+        outside = batch(2, 2, **PRODUCER, base_sequence=2, leader_epoch=0)
+        with pytest.raises(Refused, match="a transaction is open since offset 0"):
+            log.append(outside, leader_epoch=0, now_ms=NOW_MS)
+        with pytest.raises(Refused, match="a transaction is open since offset 0"):
+            log.append_as_follower(outside, now_ms=NOW_MS)
+        assert log.append(first, leader_epoch=0, now_ms=NOW_MS).duplicates
+        log.append(encode_marker(0, 1, commit=True, **PRODUCER), leader_epoch=0, now_ms=NOW_MS)
+        log.append(outside, leader_epoch=0, now_ms=NOW_MS)
+
+
 def test_batches_given_at_once_leave_what_they_leave_one_by_one(directory: Path, tmp_path: Path) -> None:
     """Snapshots at rolls on the way too."""
     sent = [batch(producer_id=i % 3, producer_epoch=0, base_sequence=2 * (i // 3)) for i in range(30)]
@@ -268,6 +292,9 @@ def test_flushes_come_by_messages_and_by_time(directory: Path) -> None:
         assert not log.flush_if_due(NOW_MS + 99)
         assert log.flush_if_due(NOW_MS + 100)
         assert log.recovery_point == 6
+        log.flush(now_ms=NOW_MS + 150)  # nothing is left to flush: the time does not count
+        log.append(batch(1), leader_epoch=0, now_ms=NOW_MS + 150)
+        assert log.flush_if_due(NOW_MS + 200)
 
 
 def test_what_is_synced_and_in_which_order(directory: Path) -> None:
@@ -287,10 +314,24 @@ def test_what_is_synced_and_in_which_order(directory: Path) -> None:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
         synced.clear()
         log.flush(now_ms=NOW_MS)
-        assert synced == [".log", ".index", ".timeindex", "directory"]
+        assert synced == [".log", ".index", ".timeindex"]
         synced.clear()
+        log.flush(now_ms=NOW_MS)
+        assert synced == []
         log.roll(now_ms=NOW_MS)
-        assert synced == [".log", ".index", ".timeindex", "directory", ".snapshot", "directory"]
+        assert synced == [".log", ".index", ".timeindex", ".snapshot", "directory"]
+        log.append(batch(**PRODUCER, base_sequence=0, transactional=True), leader_epoch=0, now_ms=NOW_MS)
+        log.append(encode_marker(0, 1, commit=False, **PRODUCER), leader_epoch=0, now_ms=NOW_MS)
+        synced.clear()
+        log.flush(now_ms=NOW_MS)
+        assert synced == [".log", ".index", ".timeindex", ".txnindex"]
+        log.append(batch(20), leader_epoch=0, now_ms=NOW_MS)
+        synced.clear()
+        log.append(batch(20), leader_epoch=1, now_ms=NOW_MS)
+        assert synced == [".tmp", "directory", ".log", ".index", ".timeindex", ".txnindex", ".snapshot", "directory"]
+        log.roll(now_ms=NOW_MS)
+        synced.clear()
+    assert synced == [".log", ".index", ".timeindex", "directory"], "the snapshot of the roll says the same"
 
 
 def test_only_a_log_that_was_closed_is_opened(directory: Path) -> None:
@@ -311,11 +352,100 @@ def test_only_a_log_that_was_closed_is_opened(directory: Path) -> None:
 
 
 def test_idle_producers_are_forgotten_at_the_next_start(directory: Path) -> None:
-    first = batch(**PRODUCER, base_sequence=0)
+    first = batch(1, **PRODUCER, base_sequence=0)
     with opened(directory) as log:
         log.append(first, leader_epoch=0, now_ms=NOW_MS)
+    before = files(directory)
     later_ms = NOW_MS + CONFIG.producer_id_expiration_ms
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms - 1) as log:
         assert log.append(first, leader_epoch=0, now_ms=later_ms - 1).duplicates
+    PartitionLog.open(str(directory), CONFIG, now_ms=later_ms).close()
+    assert files(directory) == before, "the snapshot still knows it"
     with PartitionLog.open(str(directory), CONFIG, now_ms=later_ms) as log:
         assert not log.append(first, leader_epoch=0, now_ms=later_ms).duplicates
+
+
+def _add(path: Path, data: bytes) -> None:
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + data)
+
+
+NOT_CLOSED = {
+    "tail": ("00000000000000000000.log", b"tail", "bytes behind the last batch"),
+    "leftover": ("00000000000000000000.log.swap", b"", "an interrupted replacement of segments"),
+    "scratch": ("00000000000000000000.log.cleaned", b"", "left of something unfinished"),
+    "damaged snapshot": ("00000000000000000002.snapshot", b"!", "no good producer snapshot at the log end offset 2"),
+    "snapshot behind": ("00000000000000000009.snapshot", b"", "or one behind it"),
+    "damaged epochs": ("leader-epoch-checkpoint", b"?", "cannot be appended to"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CLOSED)
+def test_a_log_that_was_not_closed_is_refused(case: str, directory: Path) -> None:
+    name, data, match = NOT_CLOSED[case]
+    with opened(directory) as log:
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+    _add(directory / name, data)
+    before = files(directory)
+    with pytest.raises(Refused, match=match):
+        opened(directory)
+    assert files(directory) == before
+
+
+def test_a_log_that_ends_below_its_start_is_refused(directory: Path) -> None:
+    with opened(directory) as log:
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+    with pytest.raises(Refused, match="the log ends at 2, below its log start offset 3"):
+        PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=3)
+
+
+@pytest.mark.parametrize("name", ["00000000000000000009.snapshot", "00000000000000000000.log.swap"])
+def test_what_is_left_of_a_log_is_not_taken_for_a_new_one(name: str, directory: Path) -> None:
+    (directory / name).write_bytes(b"")
+    with pytest.raises(Refused, match="files of one that was there"):
+        opened(directory)
+
+
+def test_epochs_that_an_empty_directory_has_are_cut_to_the_new_log(directory: Path) -> None:
+    (directory / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n3 4\n7 9\n")
+    with PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=5) as log:
+        log.check()
+        assert log.leader_epochs == ((3, 5),)
+
+
+def test_a_read_begins_within_the_log(directory: Path) -> None:
+    with PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=5) as log:
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+        assert log.floor(5)[0] == log.floor(7)[0] == 5  # 7 comes next
+        for offset in (4, 8):
+            with pytest.raises(Refused, match="the log holds offsets 5 to 6"):
+                log.floor(offset)
+
+
+def test_strays_give_way_to_the_segment_that_has_their_name(directory: Path) -> None:
+    with opened(directory) as log:
+        for suffix in ("index", "timeindex", "txnindex"):
+            (directory / f"{2:020d}.{suffix}").write_bytes(b"stray" * 3)
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+        log.roll(now_ms=NOW_MS)
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+        log.check()
+        assert not (directory / f"{2:020d}.txnindex").exists()
+    opened(directory).close()
+
+
+def test_the_bytes_given_stay_as_they_are(directory: Path) -> None:
+    data = np.frombuffer(batch(), np.uint8).copy()
+    before = data.copy()
+    with opened(directory) as log:
+        log.append(data, leader_epoch=5, now_ms=NOW_MS)
+        log.append(data, leader_epoch=5, now_ms=NOW_MS)
+    assert np.array_equal(data, before)
+
+
+def test_new_files_are_like_the_log(directory: Path) -> None:
+    opened(directory).close()
+    (directory / f"{0:020d}.log").chmod(0o640)
+    with opened(directory) as log:
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+        log.roll(now_ms=NOW_MS)
+    assert (directory / f"{2:020d}.log").stat().st_mode & 0o777 == 0o640

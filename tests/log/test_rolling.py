@@ -20,7 +20,6 @@ from keytail.log.rolling import (
     batches_before_roll,
     draw_jitter_ms,
     is_flush_due,
-    new_base,
 )
 
 FAR = 2**31 - 1
@@ -123,11 +122,6 @@ def test_an_index_is_full_with_a_slot_of_times_left() -> None:
     assert are_full(0, 9, 10, 10)
 
 
-def test_a_base_is_never_below_the_log_end() -> None:
-    assert new_base(10, 12) == 12
-    assert new_base(15, 12) == 15
-
-
 def test_jitter_is_drawn_below_both_limits_and_not_at_all_without_it() -> None:
     short, shorter = AppendConfig(segment_jitter_ms=3), AppendConfig(segment_jitter_ms=9, segment_ms=2)
     assert {draw_jitter_ms(random.Random(i), short) for i in range(50)} == {0, 1, 2}
@@ -163,7 +157,7 @@ def test_an_epoch_is_noted_where_it_begins() -> None:
     assert _epochs([], [(0, 0), (0, 3), (2, 5), (2, 9)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (2, 5)], [(2, 11)]) == [(0, 0), (2, 5)]
     assert _epochs([(0, 0), (5, 5)], [(3, 11)]) == [(0, 0), (3, 11)]
-    assert _epochs([(0, 0), (5, 20)], [(7, 11)]) == [(0, 0), (7, 11)]
+    assert _epochs([(0, 0), (5, 20)], [(7, 20)]) == [(0, 0), (7, 20)]  # the epoch 5 came to nothing
 
 
 def test_epochs_are_cut_at_both_ends() -> None:

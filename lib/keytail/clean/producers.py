@@ -24,7 +24,7 @@ class ActiveProducers:
         ids = sorted(states)
         return cls(
             np.array(ids, np.int64),
-            np.array([states[i].last_offset for i in ids], np.int64),
+            np.array([states[i].newest.last_offset for i in ids], np.int64),
             np.array([states[i].epoch for i in ids], np.int64),
         )
 

@@ -25,18 +25,17 @@ def _put(a, i, value, n):
 def stamp(raw, n, offset, leader_epoch):
     """Give the batches of magic 2 in `raw[:n]` consecutive offsets from `offset` on, and `leader_epoch`.
 
-    Stops in front of whatever is no such batch: who reads the batches next, and checks them, finds it. The
-    checksum covers neither field.
+    What is no such batch may be stamped, too: who reads the batches next, and checks them, refuses it. The checksum
+    of magic 2 covers neither field.
     """
     p = 0
     while n - p >= _HEADER_BYTES:
         total = np.int64(be32(raw, p + 8)) + 12
-        delta = np.int64(be32(raw, p + 23))
-        if total < _HEADER_BYTES or p + total > n or raw[p + 16] != 2 or delta < 0:
+        if total < _HEADER_BYTES:
             break
         _put(raw, p, np.int64(offset), 8)
         _put(raw, p + 12, np.int64(leader_epoch), 4)
-        offset += delta + 1
+        offset += np.int64(be32(raw, p + 23)) + 1
         p += total
 
 

@@ -7,50 +7,21 @@ APPEND.md beside this file, "Producers"; what a snapshot keeps of this, in forma
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
 
 from keytail.errors import Refused
-from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
+from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.control import ControlType
 from keytail.format.producers import ProducerEntry
 from keytail.log.hash_order import hash_order
 from keytail.log.index_files import AbortedTransaction
+from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
 BATCHES_KEPT = 5  # of each producer, to know a batch that is sent again
-_SEQUENCES = 2**31
 _NOTHING_WRITTEN = "Nothing of this set was written"
-
-
-@dataclass(frozen=True)
-class SentBatch:
-    """A data batch of a producer that is in the log."""
-
-    first_sequence: int
-    last_sequence: int
-    first_offset: int
-    last_offset: int
-
-
-@dataclass(frozen=True)
-class Producer:
-    """One producer id; -1 stands for "none". `sent`: its last batches of this epoch, the newest last."""
-
-    epoch: int = -1
-    timestamp_ms: int = -1
-    coordinator_epoch: int = -1
-    txn_first_offset: int = -1
-    sent: tuple[SentBatch, ...] = ()
-
-    @property
-    def last_sequence(self) -> int:
-        return self.sent[-1].last_sequence if self.sent else NO_SEQUENCE
-
-    def of_epoch(self, epoch: int) -> Producer:
-        """A new epoch makes the batches forgotten."""
-        return self if epoch == self.epoch else replace(self, epoch=epoch, sent=())
 
 
 @dataclass(frozen=True)
@@ -77,40 +48,12 @@ class LiveProducers:
 
     @classmethod
     def of(cls, entries: Iterable[ProducerEntry]) -> LiveProducers:
-        live = cls()
-        for e in entries:
-            first_sequence = (e.last_sequence - e.offset_delta) % _SEQUENCES
-            last = SentBatch(first_sequence, e.last_sequence, e.last_offset - e.offset_delta, e.last_offset)
-            live.producers[e.producer_id] = Producer(
-                e.epoch,
-                e.timestamp_ms,
-                e.coordinator_epoch,
-                e.current_txn_first_offset,
-                (last,) if e.last_offset >= 0 else (),
-            )
-            if e.current_txn_first_offset >= 0:
-                live.open_transactions[e.current_txn_first_offset] = e.producer_id
-        return live
+        known = {entry.producer_id: Producer.of(entry) for entry in entries}
+        return cls(known, {p.txn_first_offset: i for i, p in known.items() if p.txn_first_offset >= 0})
 
     def entries(self) -> list[ProducerEntry]:
         """What a snapshot holds, in the order in which a broker writes it."""
-        found = []
-        for producer_id in hash_order(list(self.producers)):
-            producer = self.producers[producer_id]
-            last = producer.sent[-1] if producer.sent else SentBatch(-1, NO_SEQUENCE, -1, -1)
-            found.append(
-                ProducerEntry(
-                    producer_id,
-                    producer.epoch,
-                    last.last_sequence,
-                    last.last_offset,
-                    last.last_offset - last.first_offset,
-                    producer.timestamp_ms,
-                    producer.coordinator_epoch,
-                    producer.txn_first_offset,
-                )
-            )
-        return found
+        return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
         """What these batches change. As leader each is a set of its own and is checked; as follower they are one set.
@@ -167,13 +110,11 @@ class _Change:
         return known if known is not None else self._before.get(producer_id, Producer())
 
     def duplicate_of(self, row: np.void) -> SentBatch | None:
-        producer = self._of(int(row["producer_id"]))
+        producer, again = self._of(int(row["producer_id"])), SentBatch.of(row)
         if producer.epoch != row["producer_epoch"]:
             return None
-        first = int(row["base_sequence"])
-        last = _last_sequence(row)
         for sent in producer.sent:
-            if (sent.first_sequence, sent.last_sequence) == (first, last):
+            if (sent.first_sequence, sent.last_sequence) == (again.first_sequence, again.last_sequence):
                 return sent
         return None
 
@@ -183,19 +124,12 @@ class _Change:
             producer_id = int(row["producer_id"])
             producer = self._of(producer_id)
             if not row["attributes"] & CONTROL:
-                if as_leader:
-                    _refuse_sequence(producer, row)
-                producer = self._sent(producer, row)
+                producer = self._after_data(producer, row, as_leader=as_leader)
             elif row["record_count"]:
                 _refuse_marker(producer, row, as_leader=as_leader)
                 if producer.txn_first_offset >= 0:
                     ended.append((producer_id, producer.txn_first_offset, row))
-                producer = replace(
-                    producer.of_epoch(int(row["producer_epoch"])),
-                    timestamp_ms=int(row["max_timestamp_ms"]),
-                    coordinator_epoch=int(row["coordinator_epoch"]),
-                    txn_first_offset=-1,
-                )
+                producer = producer.after_marker(row)
             self._after[producer_id] = producer
         # A broker looks for other open transactions when the whole set is in: those that begin behind count, too.
         for producer_id, first_offset, row in ended:
@@ -206,29 +140,15 @@ class _Change:
                 self._aborted.append(AbortedTransaction(producer_id, first_offset, marker, stable))
             del self._open[first_offset]
 
-    def _sent(self, producer: Producer, row: np.void) -> Producer:
-        transactional = bool(row["attributes"] & TRANSACTIONAL)
-        first, last = int(row["base_offset"]), int(row["last_offset"])
-        if producer.txn_first_offset >= 0 and not transactional:
+    def _after_data(self, producer: Producer, row: np.void, *, as_leader: bool) -> Producer:
+        if as_leader:
+            _refuse_sequence(producer, row)
+        if producer.txn_first_offset >= 0 and not row["attributes"] & TRANSACTIONAL:
             _refuse(row, f"a transaction is open since offset {producer.txn_first_offset}, and this batch is not in it")
-        producer = producer.of_epoch(int(row["producer_epoch"]))
-        txn_first_offset = producer.txn_first_offset
-        if transactional and txn_first_offset < 0:
-            txn_first_offset = first
-            self._open[first] = int(row["producer_id"])
-        batch = SentBatch(int(row["base_sequence"]), _last_sequence(row), first, last)
-        return replace(
-            producer,
-            timestamp_ms=int(row["max_timestamp_ms"]),
-            txn_first_offset=txn_first_offset,
-            sent=(*producer.sent, batch)[-BATCHES_KEPT:],
-        )
-
-
-def _last_sequence(row: np.void) -> int:
-    base = int(row["base_sequence"])
-    delta = int(row["last_offset"]) - int(row["base_offset"])
-    return NO_SEQUENCE if base == NO_SEQUENCE else (base + delta) % _SEQUENCES
+        after = producer.after_data(row, BATCHES_KEPT)
+        if after.txn_first_offset != producer.txn_first_offset:
+            self._open[after.txn_first_offset] = int(row["producer_id"])
+        return after
 
 
 def _refuse_sequence(producer: Producer, row: np.void) -> None:
@@ -240,8 +160,8 @@ def _refuse_sequence(producer: Producer, row: np.void) -> None:
     if epoch != producer.epoch:
         if sequence:
             _refuse(row, f"epoch {epoch} begins with sequence {sequence}, not 0")
-    elif sequence != producer.last_sequence + 1 and not (sequence == 0 and producer.last_sequence == _SEQUENCES - 1):
-        _refuse(row, f"sequence {sequence} does not follow {producer.last_sequence}")
+    elif sequence != (producer.newest.last_sequence + 1) % SEQUENCES:
+        _refuse(row, f"sequence {sequence} does not follow {producer.newest.last_sequence}")
 
 
 def _refuse_marker(producer: Producer, row: np.void, *, as_leader: bool) -> None:

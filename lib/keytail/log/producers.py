@@ -14,89 +14,43 @@ import numpy as np
 
 from keytail.durations import duration_text
 from keytail.format import names
-from keytail.format.batch import CONTROL, NO_SEQUENCE, TRANSACTIONAL
+from keytail.format.batch import CONTROL, TRANSACTIONAL
 from keytail.format.producers import ProducerEntry, parse_snapshot
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.producer import Producer, not_idle
 from keytail.log.stride import SegmentReader
-
-
-@dataclass
-class ProducerState:
-    """One producer as batches go by: the fields of a snapshot's entry; -1 where nothing is known."""
-
-    epoch: int = -1
-    last_sequence: int = -1
-    last_offset: int = -1
-    offset_delta: int = 0
-    timestamp_ms: int = -1
-    coordinator_epoch: int = -1
-    txn_first_offset: int = -1
 
 
 @dataclass
 class ProducerStates:
     """All producers of a partition, up to some offset, and the transactions completed on the way there."""
 
-    states: dict[int, ProducerState] = field(default_factory=dict)
+    states: dict[int, Producer] = field(default_factory=dict)  # of what each sent, the newest batch
     completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
 
     @classmethod
     def of(cls, entries: Iterable[ProducerEntry]) -> ProducerStates:
-        return cls(
-            {
-                entry.producer_id: ProducerState(
-                    entry.epoch,
-                    entry.last_sequence,
-                    entry.last_offset,
-                    entry.offset_delta,
-                    entry.timestamp_ms,
-                    entry.coordinator_epoch,
-                    entry.current_txn_first_offset,
-                )
-                for entry in entries
-            }
-        )
+        return cls({entry.producer_id: Producer.of(entry) for entry in entries})
 
     def entries(self) -> list[ProducerEntry]:
         """What a snapshot of this state holds, by producer id."""
-        return [
-            ProducerEntry(
-                producer_id,
-                state.epoch,
-                state.last_sequence,
-                state.last_offset,
-                state.offset_delta,
-                state.timestamp_ms,
-                state.coordinator_epoch,
-                state.txn_first_offset,
-            )
-            for producer_id, state in sorted(self.states.items())
-        ]
+        return [producer.entry(producer_id) for producer_id, producer in sorted(self.states.items())]
 
     def replay(self, table: np.ndarray, start: int, end: int) -> None:
         """Batches from the one that holds `start` on, up to `end`, as a follower takes them (format/SNAPSHOT.md,
         "Replay")."""
         rows = table[(table["producer_id"] >= 0) & (table["last_offset"] >= start) & (table["last_offset"] < end)]
         for row in rows[_rows_that_count(rows)]:
-            state = self.states.setdefault(int(row["producer_id"]), ProducerState())
+            producer_id = int(row["producer_id"])
+            producer = self.states.get(producer_id, Producer())
             if not row["attributes"] & CONTROL:
-                state.epoch = int(row["producer_epoch"])
-                state.last_offset = int(row["last_offset"])
-                state.offset_delta = state.last_offset - int(row["base_offset"])
-                state.last_sequence = _last_sequence(int(row["base_sequence"]), state.offset_delta)
-                state.timestamp_ms = int(row["max_timestamp_ms"])
-                if row["attributes"] & TRANSACTIONAL and state.txn_first_offset < 0:
-                    state.txn_first_offset = int(row["base_offset"])
+                producer = producer.after_data(row)
             elif row["record_count"]:
-                if state.epoch != row["producer_epoch"]:
-                    state.last_sequence, state.last_offset, state.offset_delta = -1, -1, 0
-                state.epoch = int(row["producer_epoch"])
-                state.timestamp_ms = int(row["max_timestamp_ms"])
-                state.coordinator_epoch = int(row["coordinator_epoch"])
-                if state.txn_first_offset >= 0:
-                    self.completed.append((state.txn_first_offset, int(row["base_offset"])))
-                    state.txn_first_offset = -1
+                if producer.txn_first_offset >= 0:
+                    self.completed.append((producer.txn_first_offset, int(row["base_offset"])))
+                producer = producer.after_marker(row)
+            self.states[producer_id] = producer
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
         """First offset and producer id (-1: it has ended) of the earliest transaction that is open, or whose
@@ -123,11 +77,6 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
     counts = np.append(begins[1:], True)  # the last of its run
     counts |= transactional & (begins | ~np.append(False, transactional[:-1]))
     return np.sort(order[counts])
-
-
-def _last_sequence(base_sequence: int, delta: int) -> int:
-    """Sequences go on with 0 after the largest int32."""
-    return NO_SEQUENCE if base_sequence == NO_SEQUENCE else (base_sequence + delta) % 2**31
 
 
 def newest_snapshot(
@@ -163,11 +112,7 @@ def load_producers(
     if found is None and clean_shutdown:
         return ProducerStates()  # a broker starts with no producers then, whatever the log holds
     start, entries = found if found is not None else (log_start_offset, [])
-    producers = ProducerStates.of(
-        entry
-        for entry in entries
-        if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms
-    )
+    producers = ProducerStates.of(not_idle(entries, expiration_ms=expiration_ms, now_ms=now_ms))
     for number, segment in enumerate(segments):
         is_last = number + 1 == len(segments)
         is_behind = is_last or segments[number + 1].base_offset > start

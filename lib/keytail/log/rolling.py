@@ -52,7 +52,7 @@ class AppendConfig:
     @property
     def roll_ms(self) -> int:
         """The age at which a segment ends, before jitter."""
-        if self.compact and self.max_compaction_lag_ms > 0:
+        if self.compact:
             return min(self.max_compaction_lag_ms, self.segment_ms)
         return self.segment_ms
 
@@ -107,11 +107,6 @@ def batches_before_roll(standing: Standing, table: np.ndarray, config: AppendCon
 def are_full(offset_entries: int, time_entries: int, max_offset_entries: int, max_time_entries: int) -> bool:
     """Whether one of the indexes is full. The last slot of the time index is for the entry that closes the segment."""
     return offset_entries >= max_offset_entries or time_entries >= max_time_entries - 1
-
-
-def new_base(first_offset: int, log_end_offset: int) -> int:
-    """The base offset of the segment that begins with a set whose first offset is `first_offset`."""
-    return max(first_offset, log_end_offset)
 
 
 def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:

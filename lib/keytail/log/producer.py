@@ -1,0 +1,111 @@
+"""One producer as a broker keeps it, and what each of its batches changes. Nothing is refused here.
+
+Who replays a log (producers.py) and who appends to one (live_producers.py) go by these rules; they stand in
+format/SNAPSHOT.md, "Replay".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keytail.format.batch import NO_SEQUENCE, TRANSACTIONAL
+from keytail.format.producers import ProducerEntry
+
+SEQUENCES = 2**31  # 0 follows the largest int32
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A data batch of a producer that is in the log."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+
+    @classmethod
+    def of(cls, row: np.void) -> SentBatch:
+        """Of a row of BATCH_TABLE."""
+        first, last = int(row["base_offset"]), int(row["last_offset"])
+        sequence = int(row["base_sequence"])
+        last_sequence = NO_SEQUENCE if sequence == NO_SEQUENCE else (sequence + last - first) % SEQUENCES
+        return cls(sequence, last_sequence, first, last)
+
+
+NOTHING_SENT = SentBatch(NO_SEQUENCE, NO_SEQUENCE, -1, -1)
+
+
+@dataclass(frozen=True)
+class Producer:
+    """What is known of a producer id; -1 stands for "none". `sent`: batches of this epoch, the newest last."""
+
+    epoch: int = -1
+    timestamp_ms: int = -1
+    coordinator_epoch: int = -1
+    txn_first_offset: int = -1
+    sent: tuple[SentBatch, ...] = ()
+
+    @classmethod
+    def of(cls, entry: ProducerEntry) -> Producer:
+        sent: tuple[SentBatch, ...] = ()
+        if entry.last_offset >= 0:
+            first_sequence = (entry.last_sequence - entry.offset_delta) % SEQUENCES
+            first_offset = entry.last_offset - entry.offset_delta
+            sent = (SentBatch(first_sequence, entry.last_sequence, first_offset, entry.last_offset),)
+        return cls(
+            entry.epoch, entry.timestamp_ms, entry.coordinator_epoch, entry.current_txn_first_offset, sent
+        )
+
+    def entry(self, producer_id: int) -> ProducerEntry:
+        """What a snapshot holds of it: the newest batch alone."""
+        newest = self.newest
+        return ProducerEntry(
+            producer_id,
+            self.epoch,
+            newest.last_sequence,
+            newest.last_offset,
+            newest.last_offset - newest.first_offset,
+            self.timestamp_ms,
+            self.coordinator_epoch,
+            self.txn_first_offset,
+        )
+
+    @property
+    def newest(self) -> SentBatch:
+        return self.sent[-1] if self.sent else NOTHING_SENT
+
+    def after_data(self, row: np.void, keep: int = 1) -> Producer:
+        """A data batch came, which may open a transaction. `sent` has the newest `keep` batches then."""
+        batch = SentBatch.of(row)
+        opens = self.txn_first_offset < 0 and row["attributes"] & TRANSACTIONAL
+        epoch = int(row["producer_epoch"])
+        before = self.sent if epoch == self.epoch else ()
+        return Producer(
+            epoch,
+            int(row["max_timestamp_ms"]),
+            self.coordinator_epoch,
+            batch.first_offset if opens else self.txn_first_offset,
+            (*before, batch)[-keep:],
+        )
+
+    def after_marker(self, row: np.void) -> Producer:
+        """A marker came, which ends the transaction that is open. A new epoch makes the batches forgotten."""
+        epoch = int(row["producer_epoch"])
+        return replace(
+            self,
+            epoch=epoch,
+            timestamp_ms=int(row["max_timestamp_ms"]),
+            coordinator_epoch=int(row["coordinator_epoch"]),
+            txn_first_offset=-1,
+            sent=self.sent if epoch == self.epoch else (),
+        )
+
+
+def not_idle(entries: Iterable[ProducerEntry], *, expiration_ms: int, now_ms: int) -> Iterator[ProducerEntry]:
+    """The entries of a snapshot that a broker takes over when it loads it at `now_ms`."""
+    for entry in entries:
+        if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms:
+            yield entry
