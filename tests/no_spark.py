@@ -22,7 +22,7 @@ def without_spark() -> Iterator[None]:
         return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
 
     with (
-        patch.object(compaction, "session_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
+        patch.object(compaction, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
         patch.object(driver, "run_bundle", run_bundle),
     ):
         yield

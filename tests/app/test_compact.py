@@ -115,8 +115,9 @@ def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
 def test_without_java_nothing_is_touched(log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(log_dir)
     done = keytail(
-        "compact", "--log-dirs", log_dir, *CONFIG, "--execute", PATH=str(tmp_path), JAVA_HOME=str(tmp_path / "no")
-    )
+        "compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--master", "local[2]", PATH=str(tmp_path),
+        JAVA_HOME=str(tmp_path / "no"),
+    )  # fmt: skip
     assert done.returncode == 2
     assert "JAVA_HOME is" in done.stderr
     assert snapshot(log_dir) == before
@@ -152,7 +153,7 @@ def test_keyless_records_are_refused_unless_they_may_go(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_lets_go_of_everything(log_dir: Path) -> None:
     before = snapshot(log_dir)
-    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute"]
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[*]"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stderr is not None
     for line in run.stderr:

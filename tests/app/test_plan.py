@@ -34,6 +34,9 @@ ROW_FIELDS = [
     "markers_removed",
     "start_ms",
     "end_ms",
+    "way",
+    "expected_s",
+    "expected_scratch_bytes",
 ]
 
 

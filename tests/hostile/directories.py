@@ -347,8 +347,8 @@ def _without_spark() -> Iterator[None]:
         mock.patch("keytail.app.compaction.session_of_run", lambda *a, **k: _NoSpark()),
         mock.patch("keytail.spark.compact.run_bundle", _run_here),
         mock.patch("keytail.spark.compact.concurrent_tasks", lambda spark: 1),
-        mock.patch("keytail.app.verification.SPARK_FROM_BYTES", 1 << 62),
-        mock.patch("keytail.app.rebuild.SPARK_FROM_BYTES", 1 << 62),
+        mock.patch("keytail.app.verification.HERE_BYTES", 1 << 62),
+        mock.patch("keytail.app.rebuild.HERE_BYTES", 1 << 62),
     ):
         yield
 

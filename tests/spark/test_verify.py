@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from keytail.spark import verify
-from keytail.spark.verify import VerifyTask, verify_here, verify_on_spark
+from keytail.spark.verify import VerifyTask, verify_all, verify_here
 from tests.app.log_dirs import random_records, write_log_dir
 
 
@@ -20,6 +20,6 @@ def test_spark_finds_what_one_process_finds(spark: Any, tmp_path: Path, monkeypa
     there: dict[str, Any] = {}
     monkeypatch.setattr(verify, "BUNDLE_PARTITIONS", 2)
     verify_here(tasks, lambda task, outcome: here.__setitem__(task.path, outcome.value))
-    verify_on_spark(spark, tasks, lambda task, outcome: there.__setitem__(task.path, outcome.value))
+    verify_all(spark, tasks, lambda task, outcome: there.__setitem__(task.path, outcome.value))
     assert there == here
     assert [len(here[task.path]) > 0 for task in tasks] == [False, False, False, True, False]

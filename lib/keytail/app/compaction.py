@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from keytail.app.each_partition import of_each
 from keytail.app.metadata import with_metadata
 from keytail.app.originals import make_directory, originals_of, tell, tell_kept
 from keytail.app.planning import (
@@ -20,17 +21,20 @@ from keytail.app.planning import (
     TaskSettings,
     check_clock,
     cleaning_tasks,
-    plan_all,
+    plan_one,
+    plan_to_compact,
     resolve_leftovers,
 )
 from keytail.app.progress import Reporter
 from keytail.app.rows import say
 from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
+from keytail.app.workers import cores, workers_of_run
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import hosted
 from keytail.spark.ended import SparkEnded
+from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
@@ -83,6 +87,10 @@ class Request:
         )
 
 
+    def map_memory(self) -> int:
+        """Of one task, as far as it is known before there is a session."""
+        return self.map_memory_bytes or map_memory_bytes(cores())
+
     def originals(self, fs: FileSystem) -> Originals | None:
         return originals_of(fs, self.keep_originals, self.copy_originals, self.choice.log_dirs)
 
@@ -96,7 +104,14 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
-        return [planned.row() for planned in plan_all(fs, chosen, _with_metadata(fs, request), rules)]
+        configuration, map_memory = _with_metadata(fs, request), request.map_memory()
+        return of_each(
+            chosen,
+            lambda log_dir, entry: plan_one(
+                fs, log_dir, entry, configuration, rules, by_listing=True
+            ).planned_row(map_memory),
+            fs,
+        )
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -124,8 +139,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         size = sum(segment.log_bytes for task in tasks for segment in task.segments)
         with Reporter("compact", len(tasks), size) as reporter:
             if spark is None:
-                reporter.note("starting Spark")
-                spark = session_of_run(run, request.master, submitted=request.submitted)
+                spark = _workers(run, reporter, planned, request)
             compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
             if originals is not None:
                 make_directory(fs, originals, request.choice.log_dirs[0])
@@ -140,6 +154,15 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         return _in_order(planned, rows)
 
 
+def _workers(
+    run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request
+) -> Any:
+    """Spark, or less where that is sooner."""
+    expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
+    may_fan_out = any(one.way == "maybe fan-out" for one in expected)
+    return workers_of_run(run, reporter, request.master, [one.seconds for one in expected], needs_spark=may_fan_out)
+
+
 def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
     """The configuration with what the metadata log says, and a word on standard error about how old that is."""
     configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
@@ -150,9 +173,12 @@ def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
 
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
     """Decisions, after what interrupted runs left in partitions of compacted topics has been resolved."""
+    found = of_each(
+        chosen, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
+    )
     planned = []
-    for (log_dir, _), before in zip(chosen.partitions, plan_all(fs, chosen, configuration, rules), strict=True):
-        now, done = resolve_leftovers(fs, before, log_dir, configuration, rules)
+    for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
+        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
         for sentence in done:
             say(f"keytail: {now.row().name}: {sentence}")
         planned.append(now)

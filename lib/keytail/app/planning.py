@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from keytail.app.selection import Chosen, Configuration
+from keytail.app.expectation import Expected, expect
+from keytail.app.selection import Configuration
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
 from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
-from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from keytail.log.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
+NO_MAX_LAG_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ class Planned:
     corrupt: bool = False
     overrides_known: bool = False
     problem: KeytailError | None = None
+    counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
+
+    @property
+    def segments_and_bytes(self) -> tuple[int, int]:
+        segments = self.facts.segments
+        return self.counted or (len(segments), sum(segment.log_bytes for segment in segments))
+
+    def without_segments(self) -> Planned:
+        """All that a row needs, and no more: of a large broker the segments are millions."""
+        return replace(self, facts=replace(self.facts, segments=(), snapshots=()), counted=self.segments_and_bytes)
 
     @property
     def wanted(self) -> bool:
@@ -66,9 +78,29 @@ class Planned:
             return None
         return selection.first_dirty_offset
 
+    def expected(self, map_memory_bytes: int) -> Expected | None:
+        """Of a partition that is due."""
+        selection = self.decision.selection
+        if selection is None or not self.wanted:
+            return None
+        return expect(self.facts.segments, selection, map_memory_bytes=map_memory_bytes)
+
+    def planned_row(self, map_memory_bytes: int) -> ResultRow:
+        """The row of a plan."""
+        expected = self.expected(map_memory_bytes)
+        if expected is None:
+            return self.row()
+        return replace(
+            self.row(),
+            way=expected.way,
+            expected_s=round(expected.seconds, 2),
+            expected_scratch_bytes=expected.scratch_bytes,
+        )
+
     def row(self, *, executed: bool = False) -> ResultRow:
         """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""
         selection = self.decision.selection
+        segments, size_bytes = self.segments_and_bytes
         row = ResultRow(
             topic=self.facts.topic,
             partition=self.facts.partition,
@@ -77,8 +109,8 @@ class Planned:
             error=self.decision.error,
             first_dirty_offset=selection.first_dirty_offset if selection else None,
             end_dirty_offset=selection.first_uncleanable_offset if selection else None,
-            segments_before=len(self.facts.segments),
-            bytes_before=sum(segment.log_bytes for segment in self.facts.segments),
+            segments_before=segments,
+            bytes_before=size_bytes,
             problem=self.problem,
         )
         if self.wanted:
@@ -111,22 +143,31 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
     return now_ms
 
 
-def plan_all(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
-    return [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
-
-
 def plan_one(
-    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    *,
+    by_listing: bool = False,
 ) -> Planned:
-    """Survey and decide; whatever is wrong with the partition or its settings becomes the decision."""
-    facts = survey_partition(fs, log_dir, entry)
+    """Survey and decide; whatever is wrong with the partition or its settings becomes the decision.
+
+    `by_listing`: the facts are those of `list_partition` where they are enough to decide. That reads nothing of a
+    segment but the last one's end, so damage at the start of one is not seen; a task sees all of it.
+    """
+    facts = None
     try:
         resolved = configuration.of(entry.topic)
+        config = CompactionConfig.from_values(resolved.values())
+        if by_listing and not _needs_times(config):
+            facts = list_partition(fs, log_dir, entry)
+        facts = facts or survey_partition(fs, log_dir, entry)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
             if not resolved.overrides_known:
                 configuration.cluster.refuse_unknown(entry.topic)
-        config = CompactionConfig.from_values(resolved.values())
         decision = decide(
             facts,
             config,
@@ -139,13 +180,31 @@ def plan_one(
             unsafe_clock=rules.unsafe_clock,
         )
     except KeytailError as problem:
+        facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
         return Planned(facts, None, Decision("refused", str(problem), None), corrupt, problem=problem)
     except OSError as problem:
+        facts = facts or survey_partition(fs, log_dir, entry)
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
     return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
+
+
+def _needs_times(config: CompactionConfig) -> bool:
+    """Whether a decision takes the timestamps of segments into account."""
+    by_age = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
+    return by_age and "compact" in config.cleanup_policy
+
+
+def plan_to_compact(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+) -> Planned:
+    """As `plan_one`, with all facts where there is something to do, and no segments where there is not."""
+    planned = plan_one(fs, log_dir, entry, configuration, rules, by_listing=True)
+    if planned.wanted:
+        planned = plan_one(fs, log_dir, entry, configuration, rules)
+    return planned if planned.wanted else planned.without_segments()
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
@@ -158,7 +217,12 @@ def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionCon
 
 
 def resolve_leftovers(
-    fs: FileSystem, planned: Planned, log_dir: LogDirFacts, configuration: Configuration, rules: Rules
+    fs: FileSystem,
+    planned: Planned,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, then plan anew. For an executing run, locked.
 
@@ -166,7 +230,6 @@ def resolve_leftovers(
     is to be changed by a user who cannot make files like its own is refused here, before anything is written.
     """
     facts = planned.facts
-    entry = next(e for e in log_dir.partitions if e.path == facts.path)
     if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
         try:
             fs.refuse_unless_like(fs.stat(facts.path))

@@ -19,10 +19,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.app import rows as show
+from keytail.app.expectation import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.quarantine import Place
 from keytail.app.selection import Choice, Configuration, choose
+from keytail.app.workers import workers_of_run
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from keytail.maintenance.rebuild import PartitionPlan
     from keytail.spark.rebuild import PartitionOutcome
 
-# Below this the session would take longer to start than the reading.
-SPARK_FROM_BYTES = 4 << 30
 _BAD = ("refused", "corrupt", "failed")
 
 
@@ -120,9 +120,9 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
         plans = [one.plan for one in looked_at if one.plan is not None]
         size = sum(plan.log_bytes for plan in plans)
         with Reporter("rebuild-index", len(plans), size) as reporter:
-            if spark is None and size >= SPARK_FROM_BYTES:
-                reporter.note("starting Spark")
-                spark = session_of_run(run, request.master, submitted=request.submitted)
+            if spark is None and (request.master is not None or size > HERE_BYTES) and fs is LOCAL:
+                seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
+                spark = workers_of_run(run, reporter, request.master, seconds)
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from keytail.app.metadata import Cluster
 
 
+_MOST_RESOLVED = 64
+
+
 @dataclass(frozen=True)
 class Choice:
     """What the user said about which partitions: empty fields restrict nothing."""
@@ -48,8 +51,18 @@ class Configuration:
     broker: Mapping[str, Setting] = field(default_factory=dict)
     topics_have_no_overrides: bool = False
     cluster: Cluster | None = None  # what the metadata log in the log dirs says, where there is one
+    _resolved: dict[str, Resolved] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def of(self, topic: str) -> Resolved:
+        """Kept for the other partitions of the topic, which mostly come next."""
+        if topic not in self._resolved:
+            resolved = self._resolve(topic)
+            if len(self._resolved) >= _MOST_RESOLVED:
+                self._resolved.clear()
+            self._resolved[topic] = resolved
+        return self._resolved[topic]
+
+    def _resolve(self, topic: str) -> Resolved:
         return effective(
             topic,
             command_line=self.command_line,

@@ -15,21 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.app import rows as show
+from keytail.app.expectation import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Chosen, choose
+from keytail.app.workers import workers_of_run
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import status_of
-from keytail.spark.session import session_of_run
 
 if TYPE_CHECKING:
     from keytail.inspection.findings import Finding
     from keytail.spark.verify import VerifyTask
-
-# Below this the session would take longer to start than the reading.
-SPARK_FROM_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def verify(
 
     Starts Spark only where there is much to read, or it has been started.
     """
-    from keytail.spark.verify import verify_here, verify_on_spark  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.spark.verify import verify_all, verify_here  # noqa: PLC0415 (--help and --version stay fast)
 
     chosen = choose(fs, choice)
     tasks = _tasks(fs, chosen)
@@ -93,12 +91,12 @@ def verify(
     size = sum(task.size_bytes for task in tasks)
     with contextlib.ExitStack() as run, Reporter("verify", len(tasks), size) as reporter:
         state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter)
-        if submitted or (size >= SPARK_FROM_BYTES and len(tasks) > 1):
-            reporter.note("starting Spark")
-            spark = session_of_run(run, master, submitted=submitted)
-            verify_on_spark(spark, tasks, state.heard)
-        else:
+        seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
+        if not submitted and master is None and size <= HERE_BYTES:
             verify_here(tasks, state.heard)
+        else:
+            workers = workers_of_run(run, reporter, master, seconds, submitted=submitted)
+            verify_all(workers, tasks, state.heard)
     return [*_log_dir_rows(fs, chosen.log_dirs), *(state.rows[task.path] for task in tasks)]
 
 

@@ -31,8 +31,9 @@ from keytail.spark.ended import SparkEnded, await_signal, sweep
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
+from keytail.spark.processes import Processes
 from keytail.spark.rows import ResultRow, status_of
-from keytail.spark.session import concurrent_tasks, end_jobs
+from keytail.spark.session import concurrent_tasks, end_jobs, parallel_tasks
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome, explained, run_bundle
 
@@ -80,6 +81,7 @@ class Compaction:
     _rows: dict[str, ResultRow] = field(default_factory=dict)
     _waiting: list[CleaningTask] = field(default_factory=list)
     _in_flight: int = 0
+    _most_in_bundle: int = BUNDLE_PARTITIONS
     _stopped: bool = False
     _crash: BaseException | None = None
     _ended: SparkEnded | None = None
@@ -88,7 +90,9 @@ class Compaction:
     def run(self) -> list[ResultRow]:
         """Compact, install and checkpoint every task's partition; one row each, in the order of the tasks."""
         cores = concurrent_tasks(self.spark)
-        parallel = max(cores, self.spark.sparkContext.defaultParallelism)
+        parallel = parallel_tasks(self.spark)
+        if isinstance(self.spark, Processes):
+            self._most_in_bundle = 1  # a job costs nothing there
         if self.clean is None:
             self.clean = partial(clean_on_worker, cores, shared_storage=self.shared_storage)
         self._waiting = sorted(self.tasks, key=scratch_bytes, reverse=True)
@@ -200,7 +204,7 @@ class Compaction:
             if self.space.fits(self._needs([*bundle, task])):
                 bundle.append(task)
                 size += need
-            if size >= BUNDLE_BYTES or len(bundle) == BUNDLE_PARTITIONS:
+            if size >= BUNDLE_BYTES or len(bundle) == self._most_in_bundle:
                 break
         return bundle
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import queue
@@ -17,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -146,6 +148,7 @@ def _be_child(main: Callable[[], None], keep: int) -> None:
         _end_with_parent(parent)
         for number in (signal.SIGINT, signal.SIGTERM):  # they come to the whole group; the driver sees to it
             signal.signal(number, signal.SIG_IGN)
+        gc.freeze()  # what the driver has made is not looked at again, and so its pages stay shared
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         main()
@@ -171,7 +174,8 @@ def _fork_on_demand(control: socket.socket, function: Any) -> None:
             [descriptor] = descriptors
             pid = os.fork()
             if pid == 0:
-                _be_child(lambda: _work(Connection(descriptor), function), keep=descriptor)
+                jobs = Connection(descriptor)
+                _be_child(partial(_work, jobs, function), keep=descriptor)
             os.close(descriptor)
             workers.add(pid)
             control.send(pid.to_bytes(_PID_BYTES, "big"))

@@ -40,7 +40,7 @@ from keytail.maintenance.rebuild import cut as cut_log
 from keytail.maintenance.tail import Cut
 from keytail.spark.ended import sweep
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
-from keytail.spark.session import concurrent_tasks, end_jobs
+from keytail.spark.session import end_jobs, parallel_tasks
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
 
 # What is in flight at a time: enough to keep a cluster busy, little enough that a killed run loses not much.
@@ -106,7 +106,7 @@ class Rebuild:
         bundles = list(_bundles(self.plans))
         threads = 1
         if self.spark is not None:
-            self._cores = max(concurrent_tasks(self.spark), self.spark.sparkContext.defaultParallelism)
+            self._cores = parallel_tasks(self.spark)
             threads = 2  # while one bundle is finished in the driver, the next one keeps the cores busy
         with ThreadPoolExecutor(threads, "bundles") as pool:
             begun = [pool.submit(self._run_bundle, bundle) for bundle in bundles]

@@ -34,6 +34,9 @@ class ResultRow:
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
+    way: str | None = None  # these three of a plan, where the partition is due
+    expected_s: float | None = None
+    expected_scratch_bytes: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
 
     @property

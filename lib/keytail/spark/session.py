@@ -35,6 +35,7 @@ from keytail.spark.ended import (
     raise_if_ended,
     text_of,
 )
+from keytail.spark.processes import Processes
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,9 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
     """Cancel all jobs until nobody waits for one any more; who waits must not begin another."""
     _unheard.set()
     last_s = time.monotonic() + _LONGEST_STOP_S
+    if isinstance(spark, Processes):
+        spark.cancel()
+        spark = None
     if spark is not None:
         with contextlib.suppress(Exception):  # its JVM may have ended
             spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
@@ -223,10 +227,19 @@ def _in_a_thread(make: Callable[[], Any]) -> Any:
 
 def concurrent_tasks(spark: Any) -> int:
     """How many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
+    if isinstance(spark, Processes):
+        return spark.count
     context = spark.sparkContext
     if context.master.startswith("local"):
         return max(1, context.defaultParallelism)
     return max(1, int(context.getConf().get("spark.executor.cores", "1")))
+
+
+def parallel_tasks(spark: Any) -> int:
+    """How many tasks run at a time, on all machines together, as far as that is known."""
+    if isinstance(spark, Processes):
+        return spark.count
+    return max(concurrent_tasks(spark), spark.sparkContext.defaultParallelism)
 
 
 def first_line(problem: BaseException) -> str:

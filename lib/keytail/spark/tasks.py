@@ -13,15 +13,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from keytail.errors import KeytailError, of_system
 from keytail.spark.ended import raise_if_ended, text_of
+from keytail.spark.processes import Processes
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-_ANSWER_SCHEMA = "id bigint, answer binary"
+answer_schema = "id bigint, answer binary"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def run_bundle(
 ) -> list[Outcome[R]]:
     """`function(payload, attempt)` for each payload, on the workers; outcomes in the order of the payloads.
 
-    `attempt` differs between any two runs of a task in this session, so files named by it never collide.
+    `spark` is a session, or Processes in its place. `attempt` differs between any two runs of a task in this session, so
+    files named by it never collide.
     `function` is a module-level function of an installed package (or picklable); it runs where the files are
     mounted. Once `stopped()` a lost job is not run again. `before_again(payload)` is called before each payload of a
     lost job is run again: its earlier attempt may have left scratch files. Raises SparkEnded where no job can be run
@@ -58,11 +61,14 @@ def run_bundle(
     """
     if not payloads:
         return []
+    if isinstance(spark, Processes):
+        answers = spark.run(payloads, partial(attempt_one, function), before_again)
+        return [Outcome(None, _gone(stopped())) if answer is None else answer for answer in answers]
     try:
         return _run_job(spark, payloads, function, name)
     except Exception as problem:
         if stopped():
-            return [Outcome(None, _lost(problem)) for _ in payloads]
+            return [Outcome(None, lost(problem)) for _ in payloads]
         raise_if_ended(spark, problem)
     outcomes = []
     for payload in payloads:
@@ -72,7 +78,7 @@ def run_bundle(
         except Exception as problem:
             if not stopped():
                 raise_if_ended(spark, problem)
-            outcomes.append(Outcome(None, _lost(problem)))
+            outcomes.append(Outcome(None, lost(problem)))
     return outcomes
 
 
@@ -84,7 +90,7 @@ def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R],
     shared = context.broadcast(list(payloads))
     try:
         ids = spark.range(0, len(payloads), 1, len(payloads))
-        rows = ids.mapInArrow(_task_of(shared, function), _ANSWER_SCHEMA).collect()
+        rows = ids.mapInArrow(_task_of(shared, function), answer_schema).collect()
     finally:
         shared.destroy()
     answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
@@ -94,11 +100,8 @@ def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R],
 def _task_of(shared: Any, function: Callable[[P, str], R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
-        from pyspark import TaskContext  # noqa: PLC0415
 
-        context = TaskContext.get()
-        assert context is not None
-        attempt = f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
+        attempt = attempt_name()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 answer = pickle.dumps(attempt_one(function, shared.value[number], attempt))
@@ -110,6 +113,15 @@ def _task_of(shared: Any, function: Callable[[P, str], R]) -> Callable[[Iterator
                 )
 
     return task
+
+
+def attempt_name() -> str:
+    """Of the attempt that runs here, on a worker: no other in the session has it."""
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    context = TaskContext.get()
+    assert context is not None
+    return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
 
 
 def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
@@ -139,15 +151,20 @@ def explained(surprise: Exception) -> KeytailError:
     return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}")
 
 
-def _lost(problem: Exception) -> KeytailError:
+def _gone(stopped: bool) -> KeytailError:
+    if stopped:
+        return KeytailError("interrupted")
+    return KeytailError(
+        "the worker process that had this partition was killed, twice",
+        remedy="Mostly for want of memory (see the kernel's log): lower --map-memory, or run fewer tasks "
+        "at a time with --master 'local[1]'",
+    )
+
+
+def lost(problem: Exception) -> KeytailError:
     text = text_of(problem)
-    died = "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text
-    if died:
-        return KeytailError(
-            "the worker process that had this partition was killed, twice",
-            remedy="Mostly for want of memory (see the kernel's log): lower --map-memory, or run fewer tasks "
-            "at a time with --master 'local[1]'",
-        )
+    if "worker exited unexpectedly" in text or "crashed" in text or "EOFException" in text:
+        return _gone(stopped=False)
     lines = [line for line in text.splitlines() if line.strip()]
     reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
     reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()

@@ -1,4 +1,4 @@
-"""Verification of many partitions, in Spark tasks or, where that is not worth a session, in this process.
+"""Verification of many partitions, in tasks of Spark or of Processes, or, of a few bytes, in this process.
 
 Reads only. What is looked at in a partition is inspection/verify's; here is who looks when.
 """
@@ -52,7 +52,7 @@ def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
         heard(task, attempt_one(verify_on_worker, task, "here"))
 
 
-def verify_on_spark(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
     """`heard` is called as each bundle returns, from one thread at a time: the caller's."""
     threads = concurrent_tasks(spark) + 1
     stopped = threading.Event()

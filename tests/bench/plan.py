@@ -1,0 +1,97 @@
+"""`keytail plan` on many partitions: seconds, processor seconds and peak memory of the whole command.
+
+`python -m tests.bench.plan HOME [--partitions N] [--segments N]`. Makes the log dirs in HOME, unless they are there,
+out of hard links to the files of a few partitions: a plan reads names, sizes, ends of indexes and first headers, and
+cannot tell. 100,000 partitions of 20 segments are six million names; ext4 takes about two minutes and 700 MiB for
+them. HOME is left for the next run, and removed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tests.app.log_dirs import random_records, write_partition
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+DIRS = 10
+TOPIC_PARTITIONS = 100
+MOST_LINKS = 60_000  # ext4 takes 65,000 names of a file
+RECORDS_A_SEGMENT = 20
+
+
+def make(home: Path, partitions: int, segments: int) -> list[Path]:
+    """Log dirs of a broker that stopped cleanly, with so many partitions in all."""
+    log_dirs = [home / f"logs-{number}" for number in range(DIRS)]
+    shares = [range(number, partitions, DIRS) for number in range(DIRS)]
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_make_log_dir, log_dirs, shares, [segments] * DIRS))
+    return log_dirs
+
+
+def _make_log_dir(path: Path, numbers: range, segments: int) -> None:
+    path.mkdir(parents=True)
+    (path / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
+    (path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
+    end = segments * RECORDS_A_SEGMENT
+    template: Path | None = None
+    lines = []
+    for at, number in enumerate(numbers):
+        topic, partition = f"topic-{number // TOPIC_PARTITIONS}", number % TOPIC_PARTITIONS
+        here = path / f"{topic}-{partition}"
+        lines.append(f"{topic} {partition} {end}\n")
+        if template is None or at % MOST_LINKS == 0:
+            write_partition(here, random_records(number, end), segments)
+            template, names = here, os.listdir(here)
+            continue
+        here.mkdir()
+        for name in names:
+            os.link(f"{template}/{name}", f"{here}/{name}")
+    text = f"0\n{len(lines)}\n{''.join(lines)}"
+    (path / "recovery-point-offset-checkpoint").write_text(text)
+    (path / "replication-offset-checkpoint").write_text(text)
+
+
+def measure(log_dirs: list[Path], verb: str, policy: str, output: str, more: list[str]) -> dict[str, float]:
+    properties = log_dirs[0].parent / "server.properties"
+    properties.write_text(f"log.dirs={','.join(map(str, log_dirs))}\nlog.cleanup.policy={policy}\n")
+    flags = [*(["--topics-have-no-overrides"] if verb != "verify" else []), "--output", output, *more]
+    command = [str(KEYTAIL), verb, "--config", str(properties), *flags]
+    timed = ["/usr/bin/env", "time", "-f", "%e %U %S %M", *command] if _has_time() else command
+    start_s = time.perf_counter()
+    with open(log_dirs[0].parent / "rows", "wb") as rows:
+        done = subprocess.run(timed, stdout=rows, stderr=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - start_s
+    figures = {"seconds": seconds, "status": done.returncode}
+    if _has_time():
+        _, user, system, kilobytes = map(float, done.stderr.splitlines()[-1].split())
+        figures |= {"processor_s": user + system, "largest_process_mib": kilobytes / 1024}
+    return figures
+
+
+def _has_time() -> bool:
+    return subprocess.run(["/usr/bin/env", "time", "true"], capture_output=True, check=False).returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--partitions", type=int, default=100_000)
+    parser.add_argument("--segments", type=int, default=20)
+    parser.add_argument("--verb", default="plan")
+    parser.add_argument("--policy", default="compact")
+    parser.add_argument("--output", default="json")
+    parser.add_argument("more", nargs="*")
+    given = parser.parse_args()
+    log_dirs = sorted(given.home.glob("logs-*")) or make(given.home, given.partitions, given.segments)
+    print(json.dumps(measure(log_dirs, given.verb, given.policy, given.output, given.more)))
+
+
+if __name__ == "__main__":
+    main()
