@@ -329,6 +329,9 @@ def test_what_is_synced_and_in_which_order(directory: Path) -> None:
         synced.clear()
         log.append(batch(20), leader_epoch=1, now_ms=NOW_MS)
         assert synced == [".tmp", "directory", ".log", ".index", ".timeindex", ".txnindex", ".snapshot", "directory"]
+        synced.clear()
+        log.append_as_follower(batch(40, log.log_end_offset, leader_epoch=2), now_ms=NOW_MS)
+        assert synced == [".tmp", "directory", ".log", ".index", ".timeindex", ".snapshot", "directory"]
         log.roll(now_ms=NOW_MS)
         synced.clear()
     assert synced == [".log", ".index", ".timeindex", "directory"], "the snapshot of the roll says the same"
@@ -449,3 +452,16 @@ def test_new_files_are_like_the_log(directory: Path) -> None:
         log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
         log.roll(now_ms=NOW_MS)
     assert (directory / f"{2:020d}.log").stat().st_mode & 0o777 == 0o640
+
+
+def test_where_all_lies_below_the_log_start_empty_snapshots_are_written(directory: Path) -> None:
+    """At the bases of the last two segments and at the end (APPEND.md, "Before it is opened")."""
+    with opened(directory) as log:
+        for _ in range(3):
+            log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+            log.roll(now_ms=NOW_MS)
+        log.append(batch(), leader_epoch=0, now_ms=NOW_MS)
+    for path in directory.glob("*.snapshot"):
+        path.unlink()
+    PartitionLog.open(str(directory), CONFIG, now_ms=NOW_MS, log_start_offset=8).close()
+    assert sorted(int(path.stem) for path in directory.glob("*.snapshot")) == [4, 6, 8]
