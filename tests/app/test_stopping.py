@@ -12,12 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+import typer
 
-from keytail.app.stopping import Stopped, stoppable
+from keytail.app import command, stopping
+from keytail.app.options import Output
+from keytail.app.stopping import Stopped, stop_with_parent, stoppable
+from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.log.recover import recover
+from keytail.spark.ended import SparkEnded
+from keytail.spark.rows import ResultRow
 from tests.app.log_dirs import BASE_MS, newest_by_key, records_of, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept, execute
 from tests.reference.batches import Rec
@@ -149,6 +156,97 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     check_left(log_dir, before)
     assert snapshot(log_dir) == untouched
     assert newest_by_key(records_of(log_dir / "orders-0")) == newest_by_key(before["orders-0"])
+
+
+@pytest.mark.spark
+def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Path) -> None:
+    before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
+    untouched = snapshot(log_dir)
+    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
+    run = start([str(KEYTAIL), "compact", *flags, "--output", "json"], tmp_path)
+    wait_for(lambda: list(log_dir.rglob("*.clean")), run)
+    [jvm] = [pid for pid in group_members(run.pid) if os.readlink(f"/proc/{pid}/exe").endswith("/java")]
+    os.kill(jvm, signal.SIGKILL)
+    rows, _ = ended(run)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 1, errors
+    assert errors.count("Spark has ended beneath the run") == 1, errors
+    assert "To go on, run the same command again" in errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+    assert {row["status"] for row in rows} == {"skipped"}
+    check_left(log_dir, before)
+    assert snapshot(log_dir) == untouched
+
+
+@command.reported
+def verb(problem: BaseException, output: Output = Output.json) -> None:
+    raise problem
+
+
+def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Status, standard output, standard error of a verb that ends so."""
+    with pytest.raises(typer.Exit) as ending:
+        verb(problem, output=Output.json)
+    out, err = capfd.readouterr()
+    return ending.value.exit_code, out, err
+
+
+def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    problem = SparkEnded()
+    problem.rows = [ResultRow("orders", 0, "/logs", "compacted"), ResultRow("orders", 1, "/logs", "skipped")]
+    status, out, err = told(problem, capfd)
+    assert status == 1
+    assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
+    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is done" in err
+
+
+def test_a_reader_that_has_gone_is_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    nowhere: list[bool] = []
+    monkeypatch.setattr(command, "_stop_writing", lambda: nowhere.append(True))
+    assert told(BrokenPipeError(), capfd) == (1, "", ANY)
+
+    def gone(rows: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command.show, "print_json", gone)
+    status, _, err = told(KeytailError("the disk is full"), capfd)
+    assert status == 1
+    assert "keytail: the disk is full" in err
+    assert nowhere == [True, True]
+
+
+def test_a_signal_while_an_error_is_told_ends_in_one_message(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = command._say
+    signals = iter([signal.SIGTERM])
+
+    def interrupted(text: str) -> None:
+        for number in signals:
+            signal.raise_signal(number)
+        say(text)
+
+    monkeypatch.setattr(command, "_say", interrupted)
+    status, _, err = told(KeytailError("the disk is full"), capfd)
+    assert status == 143
+    assert "interrupted by SIGTERM. What is reported as done is done" in err
+
+
+def test_a_parents_end_is_told_only_to_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before anything has begun, nor after the last word: there SIGTERM would end the process without one."""
+    parents = iter([1, 1, 2])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
+    monkeypatch.setattr(stopping, "_PARENT_LOOKED_FOR_S", 0.01)
+    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
+    try:
+        stop_with_parent()
+        time.sleep(0.1)
+        with pytest.raises(Stopped), stoppable():
+            for _ in range(500):
+                time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.CaptureFixture[str]) -> None:

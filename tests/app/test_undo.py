@@ -235,6 +235,7 @@ def test_a_dry_run_says_that_links_free_nothing_and_makes_nothing(run: Run, log_
     result = run("compact", "--log-dirs", log_dir, *CONFIG, "--keep-originals", kept)
     assert result.exit_code == 0
     assert f"kept as hard links in {kept}: nothing that was replaced frees its space until" in result.stderr
+    assert "in rounds (--max-scratch-bytes, or for want of space) frees nothing between them" in result.stderr
     assert "--forget" in result.stderr
     assert not kept.exists()
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,29 @@ def test_a_rest_is_not_made_up_for() -> None:
     start_s = clock.now_s
     pace.spend(5000)
     assert 4.8 < clock.now_s - start_s <= 5
+
+
+def test_threads_share_one_pace() -> None:
+    """None of what they spend is lost, though each sees the clock between the other's reading and writing of it."""
+    clock = Clock()
+
+    def slow() -> float:
+        time.sleep(0)  # here another thread goes on
+        return clock.now_s
+
+    slept: list[float] = []
+    pace = Pace(1000, slow, slept.append)
+    threads = [threading.Thread(target=lambda: [pace.spend(10) for _ in range(200)]) for _ in range(4)]
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch_s)
+    assert max(slept) == pytest.approx(8.0), "800 times 10 bytes at 1000 a second, by a clock that stands"
 
 
 def test_readings_and_writings_count(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def stoppable() -> Iterator[None]:
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
             signal.signal(number, stop)
-    _is_stoppable.set()
     try:
+        _is_stoppable.set()
         yield
     finally:
         _is_stoppable.clear()
@@ -77,12 +77,13 @@ def stop_with_parent() -> None:
 
     What runs is told of it, before it has said its last word.
     """
-    parent = os.getppid()
+    parent, main = os.getppid(), threading.main_thread().ident
+    assert main is not None
 
     def look() -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_LOOKED_FOR_S)
         _is_stoppable.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pthread_kill(main, signal.SIGTERM)  # which wakes it, whatever it waits for
 
     threading.Thread(target=look, name="parent", daemon=True).start()
