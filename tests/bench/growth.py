@@ -15,22 +15,19 @@ import os
 import random
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from keytail.log.checkpoint import update_offset, write_offsets
 from keytail.log.fs import LOCAL
-from tests.bench.copies import fresh_copy
+from tests.bench.growth_sides import Sides
 from tests.bench.report import machine
-from tests.bench.run import KAFKA_MAP_ENTRIES, MAP_BYTES_A_KEY, TOPIC, Shape
-from tests.bench.worker import Worker
-from tests.interop.kafka import Kafka
+from tests.bench.run import TOPIC, Shape
 
 KAFKA, TASK = "Kafka's Cleaner", "keytail, one task"
 KAFKA_SMALL, TASK_SMALL = "Kafka, small map", "keytail, small map"
@@ -52,6 +49,13 @@ class Sizes:
     fixed_records: int  # of the curves over something else
     core_partitions: int
     core_records: int
+
+    def scaled(self, scale: float) -> Sizes:
+        """So many times the records, and the keys with them."""
+        many = {name: tuple(max(1, int(n * scale)) for n in getattr(self, name))
+                for name in ("records", "keys", "unique_keys")}  # fmt: skip
+        one = {name: max(1, int(getattr(self, name) * scale)) for name in ("fixed_records", "core_records")}
+        return replace(self, **many, **one)
 
 
 FULL = Sizes(
@@ -80,27 +84,13 @@ QUICK = Sizes(
 
 @dataclass
 class Growth:
-    """Both sides in processes that live through all points, and a log at a time in `home`."""
+    """The curves: each gives its points, with the runs of every side."""
 
-    home: Path
+    sides: Sides
     sizes: Sizes
     seed: int
     runs: int
     small_map_bytes: int = SMALL_MAP_BYTES
-    kafka: Kafka = field(default_factory=lambda: Kafka(heap="3g", compiler="full"))
-    worker: Worker = field(default_factory=Worker)
-
-    def close(self) -> None:
-        self.kafka.close()
-        self.worker.close()
-
-    def warm(self) -> None:
-        """Rounds that do not count: the JVM compiles what it will run, the worker loads its kernels."""
-        shape = replace(WARM, records=min(WARM.records, self.sizes.fixed_records), seed=self.seed)
-        self._generate(shape)
-        for _ in range(3):
-            self._kafka(shape, [self._fresh("kafka")])
-            self._task(shape)
 
     # The curves
 
@@ -122,16 +112,17 @@ class Growth:
 
     def over_partitions(self) -> list[dict[str, Any]]:
         """The same records in so many partitions; on Spark, with one core and with all."""
-        points, cores = [], os.cpu_count() or 1
+        points, shapes = [], []
         for n in self.sizes.partitions:
             records = self.sizes.fixed_records // n
             shape = Shape(records=records, keys=max(1, records // 10), seed=self.seed)
             point = self._many(n, shape, n)
             for _ in range(self.runs):
-                self._add(point, KAFKA, *self._kafka(shape, self._copies("kafka", n)))
+                self._add(point, KAFKA, *self.sides.run_kafka(shape, self.sides.copies("kafka", n)))
             points.append(point)
-        for count in sorted({1, cores}):
-            self._on_spark(points, count, [(n, self.sizes.fixed_records // n) for n in self.sizes.partitions])
+            shapes.append((shape, n))
+        for cores in sorted({1, os.cpu_count() or 1}):
+            self._on_spark(points, cores, shapes, f"keytail on local[{cores}]")
         return points
 
     def over_cores(self) -> list[dict[str, Any]]:
@@ -140,7 +131,7 @@ class Growth:
         for count in counts:
             shape = Shape(records=self.sizes.core_records, keys=self.sizes.core_records // 10, seed=self.seed)
             point = self._many(count, shape, self.sizes.core_partitions)
-            self._on_spark([point], count, [(self.sizes.core_partitions, self.sizes.core_records)], "keytail on Spark")
+            self._on_spark([point], count, [(shape, self.sizes.core_partitions)], "keytail on Spark")
             points.append(point)
         return points
 
@@ -152,15 +143,14 @@ class Growth:
             shape = Shape(records=n, keys=n * 25, seed=self.seed)
             point = self._point(n, shape)
             for _ in range(self.runs):
-                self._add(point, KAFKA_SMALL, *self._in_rounds(shape, lambda at: self._kafka_round(shape, at, entries)))
-                small = self.small_map_bytes
-                self._add(point, TASK_SMALL, *self._in_rounds(shape, lambda at: self._task_round(shape, at, small)))
+                self._add(point, KAFKA_SMALL, *self.sides.kafka_in_rounds(shape, entries))
+                self._add(point, TASK_SMALL, *self.sides.task_in_rounds(shape, self.small_map_bytes))
             points.append(point)
         return points
 
     def over_entries(self) -> list[dict[str, Any]]:
         """One entry of a log dir's cleaner checkpoint set: what the driver does for each partition, one at a time."""
-        path = self.home / "cleaner-offset-checkpoint"
+        path = self.sides.home / "cleaner-offset-checkpoint"
         points = []
         for n in self.sizes.entries:
             hosted = {(TOPIC, number) for number in range(n)}
@@ -176,19 +166,19 @@ class Growth:
     # One point
 
     def _point(self, x: float, shape: Shape) -> dict[str, Any]:
-        self._generate(shape)
+        self.sides.generate(shape)
         point = self._new(x, shape.records, 1)
         for _ in range(self.runs):
-            self._add(point, KAFKA, *self._kafka(shape, [self._fresh("kafka")]))
-            self._add(point, TASK, *self._task(shape))
+            self._add(point, KAFKA, *self.sides.run_kafka(shape, [self.sides.fresh("kafka")]))
+            self._add(point, TASK, *self.sides.run_task(shape))
         return point
 
     def _many(self, x: float, shape: Shape, partitions: int) -> dict[str, Any]:
-        self._generate(shape)
+        self.sides.generate(shape)
         return self._new(x, shape.records * partitions, partitions)
 
     def _new(self, x: float, records: int, partitions: int) -> dict[str, Any]:
-        logs = list(self.source.glob("*/*.log"))
+        logs = list(self.sides.source.glob("*/*.log"))
         log_bytes = sum(log.stat().st_size for log in logs) * partitions
         found = {"x": x, "records": records, "log_bytes": log_bytes, "segments": len(logs) - 1, "sides": {}}
         print(f"  {x:,}: {log_bytes / 1e6:,.0f} MB", file=sys.stderr, flush=True)
@@ -201,114 +191,10 @@ class Growth:
         for name, value in more.items():
             of_side.setdefault(name, []).append(value)
 
-    @property
-    def source(self) -> Path:
-        return self.home / "source"
-
-    def _generate(self, shape: Shape) -> None:
-        """The log as Kafka appends it, and around it what a broker that was stopped cleanly leaves."""
-        shutil.rmtree(self.source, ignore_errors=True)
-        self.source.mkdir(parents=True)
-        self.kafka.bench_generate(
-            self.source / f"{TOPIC}-0",
-            records=shape.records,
-            batch_records=shape.batch_records,
-            keys=min(shape.keys, 2**31 - 1),
-            value_bytes=shape.value_bytes,
-            codec=shape.codec,
-            seed=shape.seed,
-            clock_ms=time.time_ns() // 1_000_000 - 86_400_000,
-            configs=self._configs(shape),
-        )
-        (self.source / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
-
-    @staticmethod
-    def _configs(shape: Shape) -> dict[str, Any]:
-        return {"cleanup.policy": "compact", "internal.segment.bytes": shape.segment_bytes}
-
-    def _fresh(self, name: str) -> Path:
-        return fresh_copy(self.source, self.home / name) / f"{TOPIC}-0"
-
-    def _copies(self, name: str, partitions: int) -> list[Path]:
-        """The log's partition so many times in a log dir of its own, with their high watermarks."""
-        log_dir = self.home / f"{name}-many"
-        shutil.rmtree(log_dir, ignore_errors=True)
-        log_dir.mkdir(parents=True)
-        for number in range(partitions):
-            fresh_copy(self.source / f"{TOPIC}-0", log_dir / f"{TOPIC}-{number}")
-        end = max(int(log.stem) for log in self.source.glob("*/*.log"))
-        for checkpoint in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
-            self.kafka.write_checkpoint(log_dir / checkpoint, {f"{TOPIC}-{n}": end for n in range(partitions)})
-        (log_dir / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
-        return [log_dir / f"{TOPIC}-{number}" for number in range(partitions)]
-
-    def _kafka(self, shape: Shape, partitions: list[Path], start: int = 0, entries: int = 0) -> Any:
-        seconds, cpu_seconds, cleaned = self.kafka.bench_clean(
-            partitions,
-            map_max_entries=entries or max(KAFKA_MAP_ENTRIES, min(shape.keys, shape.records)),
-            first_dirty_offset=start,
-            clock_ms=time.time_ns() // 1_000_000,
-            configs=self._configs(shape),
-            recovery_point=shape.records,
-        )
-        self._cleaned_to = cleaned.end_offset
-        return sum(seconds), {"cpu_seconds": sum(cpu_seconds)}
-
-    def _task(self, shape: Shape, start: int = 0, map_bytes: int = 0, *, fresh: bool = True) -> Any:
-        if fresh:
-            self._fresh("task")
-        answer = self.worker.ask(
-            "task",
-            self.home / "task",
-            map_memory_bytes=map_bytes or max(shape.map_memory_bytes, shape.records * MAP_BYTES_A_KEY),
-            segment_bytes=shape.segment_bytes,
-            first_dirty_offset=start,
-        )
-        self._cleaned_to = answer["end_offset"]
-        phases = {f"{name}_s": seconds for name, seconds in answer["phases"].items()}
-        return answer["seconds"], {
-            "cpu_seconds": answer["cpu_seconds"],
-            "peak_bytes": answer["private_peak_bytes"],
-            "before_bytes": answer["private_before_bytes"],
-            "records_after": answer["records_after"],
-            **phases,
-        }
-
-    def _kafka_round(self, shape: Shape, start: int, entries: int) -> Any:
-        partition = self.home / "kafka" / f"{TOPIC}-0" if start else self._fresh("kafka")
-        return self._kafka(shape, [partition], start, entries)
-
-    def _task_round(self, shape: Shape, start: int, map_bytes: int) -> Any:
-        return self._task(shape, start, map_bytes, fresh=start == 0)
-
-    def _in_rounds(self, shape: Shape, one_round: Callable[[int], Any]) -> tuple[float, dict[str, float]]:
-        """Round after round, until the log is clean up to its active segment."""
-        seconds, cpu_seconds, rounds, self._cleaned_to = 0.0, 0.0, 0, 0
-        while self._cleaned_to < shape.records:
-            took, more = one_round(self._cleaned_to)
-            seconds, cpu_seconds, rounds = seconds + took, cpu_seconds + more["cpu_seconds"], rounds + 1
-        return seconds, {"cpu_seconds": cpu_seconds, "rounds": rounds}
-
-    def _on_spark(
-        self, points: list[dict[str, Any]], cores: int, logs: list[tuple[int, int]], name: str = "keytail on local"
-    ) -> None:
-        """`logs`: for each point how many partitions, and of how many records each."""
-        label = f"{name}[{cores}]" if name.endswith("local") else name
-        log_dirs: list[str] = []
-        for turn in range(self.runs):
-            for number, (partitions, records) in enumerate(logs):
-                self._generate(Shape(records=records, keys=max(1, records // 10), seed=self.seed))
-                log_dirs.append(str(self._copies(f"spark-{turn}-{number}", partitions)[0].parent))
-        warm = str(self._copies("spark-warm", 2 * cores)[0].parent)
-        command = [sys.executable, "-m", "tests.bench.growth_stage", str(cores), warm, *log_dirs]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-4000:]}")
-        for line, number in zip(done.stdout.splitlines(), list(range(len(points))) * self.runs, strict=True):
-            answer = json.loads(line)
-            self._add(points[number], label, answer["seconds"], {"survey_s": answer["survey_s"]})
-        for log_dir in [warm, *log_dirs]:
-            shutil.rmtree(log_dir)
+    def _on_spark(self, points: list[dict[str, Any]], cores: int, shapes: list[tuple[Shape, int]], side: str) -> None:
+        turns = self.sides.run_on_spark(cores, shapes * self.runs)
+        for number, (seconds, more) in enumerate(turns):
+            self._add(points[number % len(points)], side, seconds, more)
 
 
 CURVES: dict[str, tuple[str, str, Callable[[Growth], list[dict[str, Any]]]]] = {
@@ -325,15 +211,18 @@ CURVES: dict[str, tuple[str, str, Callable[[Growth], list[dict[str, Any]]]]] = {
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     flags = [f"--curves={','.join(options.curves)}", f"--runs={options.runs}", f"--seed={options.seed}"]
+    flags += [f"--scale={options.scale}"] if options.scale != 1 else []
     command = shlex.join(["python", "-m", "tests.bench.growth", *flags, *(["--quick"] if options.quick else [])])
     found: dict[str, Any] = {"curves": {}}
     if options.json.exists():
         found = json.loads(options.json.read_text())
     home = Path(tempfile.mkdtemp(prefix="keytail-growth-", dir=options.dir))
     sizes, small = (QUICK, 1 << 18) if options.quick else (FULL, SMALL_MAP_BYTES)
-    growth = Growth(home, sizes, options.seed, options.runs, small)
+    sizes, small = sizes.scaled(options.scale), int(small * options.scale)
+    sides = Sides(home)
+    growth = Growth(sides, sizes, options.seed, options.runs, small)
     try:
-        growth.warm()
+        sides.warm(replace(WARM, records=min(WARM.records, sizes.fixed_records), seed=options.seed))
         for name in options.curves:
             title, x, measure = CURVES[name]
             print(f"{title}:", file=sys.stderr, flush=True)
@@ -353,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
             }
             options.json.write_text(json.dumps(found, indent=1) + "\n")
     finally:
-        growth.close()
+        sides.close()
         shutil.rmtree(home)
     return 0
 
@@ -365,6 +254,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="turns of each side at each point")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
     parser.add_argument("--dir", type=Path, help="where the logs and their copies go (up to 4 GB)")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times the records, keys and small map")
     parser.add_argument("--quick", action="store_true", help="tiny logs, in seconds: shows that it runs, nothing else")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""What a host refuses by itself: other files at a path, files that did not arrive, storage that others may have open."""
+"""What a host refuses by itself: other files at a path, files that did not arrive, storage that others have open."""
 
 from __future__ import annotations
 
