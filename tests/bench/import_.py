@@ -3,12 +3,15 @@
 In turns: a real producer sends all records to a real broker on this machine (records in its memory before the clock
 starts; until its flush returns, which says nothing of the disk), and `import` reads them from Parquet in a Spark
 session that has done one import before, until checkpoints are written, all durable. Both partition by the same hash,
-with the same codec and batch size. What fails a run is a partition that got another number of records.
+with the same codec and batch size. A third row is the least that "at the speed of the disk" can mean: as many bytes as
+keys and values have, written one behind the other to one file, and fsynced. What fails a run is a partition that got
+another number of records.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import struct
@@ -75,13 +78,25 @@ def timed_import(home: Path, codec: str) -> tuple[float, dict[int, int]]:
     return seconds, {row.partition: row.records for row in rows}
 
 
+def timed_write(home: Path, size_bytes: int) -> float:
+    """As many bytes as keys and values have, to one new file, one behind the other."""
+    block, path = memoryview(random.Random(7).randbytes(8 << 20)), home / "written"
+    path.unlink(missing_ok=True)
+    started = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for at in range(0, size_bytes, len(block)):
+            file.write(block[: min(len(block), size_bytes - at)])
+        os.fsync(file.fileno())
+    return time.perf_counter() - started
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.import_", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000, metavar="N")
     parser.add_argument("--codec", default="lz4", choices=("none", "gzip", "snappy", "lz4", "zstd"))
     parser.add_argument("--runs", type=int, default=3, metavar="N")
     options = parser.parse_args(arguments)
-    theirs, ours = Figure("Kafka's producer"), Figure("import")
+    theirs, ours, disk = Figure("Kafka's producer"), Figure("import"), Figure("disk: write and fsync")
     same = True
     with tempfile.TemporaryDirectory(prefix="keytail-bench-") as folder:
         home = Path(folder)
@@ -103,20 +118,21 @@ def main(arguments: list[str] | None = None) -> int:
                     ends = client.offsets([(topic, n) for n in range(PARTITIONS)])
                     seconds, counts = timed_import(home, options.codec)
                     ours.seconds.append(seconds)
+                    disk.seconds.append(timed_write(home, size))
                     same &= counts == {n: ends[f"{topic}-{n}"][1] for n in range(PARTITIONS)}
         finally:
             import_.session_of_run = real
             spark.stop()
-    for figure in (theirs, ours):
+    for figure in (theirs, ours, disk):
         figure.seconds = figure.seconds[1:]  # the first of each warms up
     for name, fact in machine().items():
         print(f"{name}: {fact}")
     what = f"{options.records} records of {size} bytes, {PARTITIONS} partitions"
     print(f"{what}, codec {options.codec}, batches of up to {BATCH_BYTES} bytes")
-    for figure in (theirs, ours):
+    for figure in (theirs, ours, disk):
         rate = size / figure.median_s / 1e6
         spread = f"{min(figure.seconds):.2f}..{max(figure.seconds):.2f} s"
-        print(f"{figure.name:<18} {rate:6.0f} MB/s  {figure.ratio(theirs):5.1f} times the producer  ({spread})")
+        print(f"{figure.name:<22} {rate:6.0f} MB/s  {figure.ratio(theirs):5.1f} times the producer  ({spread})")
     print("partitions have the same records" if same else "PARTITIONS DIFFER FROM THE PRODUCER'S")
     return 0 if same else 1
 

@@ -83,7 +83,7 @@ def drive(case: Case, fs: FileSystem, root: Path, run_id: str = "r1") -> Failed:
     plan = plan_import(replicas, "one", append=True, topic_id=None)
     answer = None if plan.record else attempt_one(lambda _, __: case.write(fs, plan, run_id), None, "")
     assert answer is None or not answer.trace, answer
-    job = Import(None, (), 1, [plan], {}, "one", run_id, fs=fs)
+    job = Import(None, [plan], {}, "one", run_id, fs=fs)
     with patch.object(job, "_write", lambda: {0: answer} if answer else {}):
         [outcome] = job.run()
     return Failed(() if outcome.problem is None else (in_words(outcome.problem),))

@@ -12,6 +12,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format.producers import encode_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
+from keytail.maintenance import import_segments
 from keytail.maintenance.import_ import (
     ImportRecord,
     Rules,
@@ -269,11 +270,41 @@ def test_a_record_without_key_is_refused_where_it_would_be_lost(tmp_path: Path) 
         write(tmp_path, records, pieces=2, keys_required=True)
 
 
-def test_a_record_that_no_consumer_may_get_is_refused_and_nothing_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_wherever_pieces_end_batches_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    records = [replace(rec, headers=() if seed == 1 else rec.headers) for rec in some_records(rng.randrange(1, 150), 0)]
+    whole, root = write(tmp_path / "whole", records, codec=seed % 2)
+    task, expected = whole._task, whole.finish()
+    assert expected is not None
+    assert found(root) == records
+    for number in range(5):
+        monkeypatch.setattr(import_segments, "CHUNK_BYTES", rng.choice((1, 300, 1 << 20)))
+        writer = SegmentsWriter(LOCAL, replace(task, batch_bytes=200), f"b{number}")
+        at = 0
+        while at < len(records):
+            size = rng.choice((0, 1, 5, 70))
+            columns = columns_of(records[at : at + size])
+            no_headers = not any(rec.headers for rec in records[at : at + size])
+            writer.append(replace(columns, headers=None) if no_headers else columns)
+            at += size
+        written = writer.finish()
+        assert written is not None
+        assert [[replace(file, name="") for file in one.files] for one in written.segments] == [
+            [replace(file, name="") for file in one.files] for one in expected.segments
+        ]
+        assert replace(written, segments=()) == replace(expected, segments=())
+
+
+def test_a_record_that_no_consumer_may_get_is_refused_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_segments, "CHUNK_BYTES", 1)
     records = [replace(rec, value=bytes(3000)) if rec.offset == 15 else rec for rec in some_records(20, 0)]
     root = made(EMPTY, tmp_path)
     before = sorted(partition(root).iterdir())
-    writer = SegmentsWriter(LOCAL, replace(EMPTY.task(EMPTY.plan(LOCAL, root)), max_message_bytes=2000), "a1")
+    task = replace(EMPTY.task(EMPTY.plan(LOCAL, root)), batch_bytes=100, max_message_bytes=2000)
+    writer = SegmentsWriter(LOCAL, task, "a1")
     writer.append(columns_of(records[:12]))
     with pytest.raises(Refused, match=r"row 15 .*2000"):
         writer.append(columns_of(records[12:]))

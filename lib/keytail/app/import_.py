@@ -30,7 +30,8 @@ from keytail.spark.storage import refuse_shared_storage
 if TYPE_CHECKING:
     from keytail.maintenance.import_ import ImportPlan
     from keytail.maintenance.import_segments import SegmentsTask
-    from keytail.spark.import_ import ImportOutcome, Load
+    from keytail.spark.import_ import ImportOutcome
+    from keytail.spark.import_records import Load
 
 # Larger than a producer's 16 KiB: what is loaded at once is read at once, and compresses better.
 BATCH_BYTES = 128 << 10
@@ -111,15 +112,16 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             spark = session_of_run(
                 run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
             )
-            frame = import_source.read(spark, request.source)
+            frame = import_source.opened(spark, request.source)
+            records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
             import_id = request.import_id or import_source.import_id_of(
                 spark, frame, request.source, request.topic, target.n_partitions
             )
-            records = on_spark.with_partitions(frame, target.n_partitions)
             planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
             if not request.execute:
-                return _dry_run(request, target, planned, on_spark.measure(records), import_id)
-            reporter.note(f"import id {import_id}; reading {request.source.path}")
+                reporter.note(f"counting {request.source.path}: {records.told}")
+                return _dry_run(request, target, planned, records.measure(), import_id)
+            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
             return _execute(request, fs, target, planned, records, import_id, reporter)
 
 
@@ -244,7 +246,6 @@ def _execute(
     reporter: Reporter,
 ) -> list[ImportRow]:
     from keytail.spark.import_ import Import  # noqa: PLC0415 (--help stays fast)
-    from keytail.spark.import_source import sort_columns  # noqa: PLC0415 (--help stays fast)
 
     run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
     plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
@@ -261,8 +262,6 @@ def _execute(
     }
     Import(
         records,
-        sort_columns(request.source),
-        target.n_partitions,
         list(plans.values()),
         tasks,
         import_id,

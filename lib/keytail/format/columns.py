@@ -5,6 +5,7 @@ The decoder gathers records into these (`log/record_table.py`), the encoder writ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +58,24 @@ class BytesColumn:
                 raise ValueError(f"{len(valid)} bits of validity from row {start} on, {n} needed")
         return cls(np.frombuffer(b"" if data is None else data, np.uint8), of.astype(np.int64, copy=False), valid)
 
+    @property
+    def data_bytes(self) -> int:
+        """Of its rows, whatever else `data` has."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def rows(self, start: int, end: int) -> BytesColumn:
+        """Those of [start, end), of the same data."""
+        return BytesColumn(self.data, self.offsets[start : end + 1], self.valid[start:end])
+
+    @classmethod
+    def joined(cls, parts: Sequence[BytesColumn]) -> BytesColumn:
+        """The parts behind each other, copied."""
+        return cls(
+            np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
+            _joined_offsets([part.offsets for part in parts]),
+            np.concatenate([part.valid for part in parts]),
+        )
+
     def to_list(self) -> list[bytes | None]:
         data, offsets = self.data.tobytes(), self.offsets.tolist()
         return [
@@ -72,3 +91,33 @@ class HeadersColumn:
     offsets: np.ndarray
     keys: BytesColumn
     values: BytesColumn
+
+    @classmethod
+    def none(cls, n: int) -> HeadersColumn:
+        """Of `n` rows without headers."""
+        empty = BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
+        return cls(np.zeros(n + 1, np.int64), empty, empty)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The rows of `keys` and `values` that are headers of its rows."""
+        return int(self.offsets[0]), int(self.offsets[-1])
+
+    def rows(self, start: int, end: int) -> HeadersColumn:
+        """Those of [start, end), of the same keys and values."""
+        return HeadersColumn(self.offsets[start : end + 1], self.keys, self.values)
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeadersColumn]) -> HeadersColumn:
+        """The parts behind each other, copied."""
+        return cls(
+            _joined_offsets([part.offsets for part in parts]),
+            BytesColumn.joined([part.keys.rows(*part.span) for part in parts]),
+            BytesColumn.joined([part.values.rows(*part.span) for part in parts]),
+        )
+
+
+def _joined_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Of parts that begin anywhere, as one column that begins at 0."""
+    ends = np.cumsum([0, *(part[-1] - part[0] for part in parts)])
+    return np.concatenate([[0], *(part[1:] - part[0] + end for part, end in zip(parts, ends, strict=False))])

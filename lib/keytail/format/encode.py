@@ -6,7 +6,7 @@ producer without idempotence would have written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,35 @@ class RecordColumns:
 
     def __len__(self) -> int:
         return len(self.timestamps_ms)
+
+    @property
+    def data_bytes(self) -> int:
+        """Of all keys, values and headers."""
+        columns = [self.keys, self.values]
+        if self.headers is not None:
+            keys, values = self.headers.keys, self.headers.values
+            columns += [keys.rows(*self.headers.span), values.rows(*self.headers.span)]
+        return sum(column.data_bytes for column in columns)
+
+    def rows(self, start: int, end: int) -> RecordColumns:
+        """Those of [start, end), of the same bytes."""
+        headers = None if self.headers is None else self.headers.rows(start, end)
+        return RecordColumns(
+            self.timestamps_ms[start:end], self.keys.rows(start, end), self.values.rows(start, end), headers
+        )
+
+
+def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
+    """The parts behind each other, copied; at least one."""
+    headers = None
+    if any(part.headers is not None for part in parts):
+        headers = HeadersColumn.joined([part.headers or HeadersColumn.none(len(part)) for part in parts])
+    return RecordColumns(
+        np.concatenate([part.timestamps_ms for part in parts]),
+        BytesColumn.joined([part.keys for part in parts]),
+        BytesColumn.joined([part.values for part in parts]),
+        headers,
+    )
 
 
 def encode_batches(
@@ -214,6 +243,6 @@ def _column(column: BytesColumn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _frozen(array: np.ndarray, dtype: type) -> np.ndarray:
-    view: np.ndarray = np.ascontiguousarray(array, dtype).view()
+    view: np.ndarray = np.require(array, dtype, ["C", "ALIGNED"]).view()  # columns of a cell begin anywhere
     view.flags.writeable = False
     return view

@@ -1,7 +1,7 @@
 """Writes the records of one partition as new segments under scratch names: what a task of an import does.
 
-Records come as columns, chunk after chunk; batches go to a segment until it is full. No broker sees these files;
-giving them their names is the business of `import_install.py`.
+Records come as columns, in pieces of any size; batches, which are as full as they can be wherever a piece ends, go to
+a segment until it is full. No broker sees these files; giving them their names is the business of `import_install.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import numpy as np
 
 from keytail.errors import Refused
 from keytail.format import names
-from keytail.format.encode import RecordColumns, encode_batches
+from keytail.format.encode import RecordColumns, encode_batches, joined
 from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
+
+# Encoded at once: enough for the last batch, which waits for more records, to be made twice without being felt.
+CHUNK_BYTES = 8 << 20
+_RECORD_BYTES = 16  # what a record takes beside its key, value and headers, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,13 @@ class SegmentsWriter:
         self._current: SegmentWriter | None = None
         self._finished: list[OutputSegment] = []
         self._made: list[str] = []
-        self._next = task.base_offset
+        self._pending: list[RecordColumns] = []
+        self._pending_bytes = 0
+        self._records = 0
+        self._next = task.base_offset  # of the first record that waits
         self._first_crc: int | None = None
         self._largest_ms = -1
         self._log_bytes = 0
-
-    @property
-    def records(self) -> int:
-        return self._next - self._task.base_offset
 
     def append(self, columns: RecordColumns) -> None:
         """Records without a timestamp (-1) get the time of the import. Refused for rows that the topic refuses."""
@@ -75,29 +78,43 @@ class SegmentsWriter:
         if not len(columns):
             return
         if task.keys_required and not columns.keys.valid.all():
-            row = self.records + int(np.argmin(columns.keys.valid))
+            row = self._records + int(np.argmin(columns.keys.valid))
             raise Refused(
                 f"row {row} of the partition has no key, and the topic is compacted: a broker refuses such records",
                 path=task.partition_path,
                 remedy="Leave them out of the source, or import them into a topic without compact in cleanup.policy",
             )
+        self._pending.append(self._timed(columns))
+        self._pending_bytes += columns.data_bytes + _RECORD_BYTES * len(columns)
+        self._records += len(columns)
+        if self._pending_bytes >= max(CHUNK_BYTES, 2 * task.batch_bytes):
+            self._encode(is_last=False)
+
+    def _encode(self, is_last: bool) -> None:
+        """Write what waits; unless it `is_last`, without the records of the last batch, which others may join."""
+        task, columns = self._task, joined(self._pending)
+        end, left = self._next + len(columns), 0
         chunks = encode_batches(
-            self._timed(columns),
+            columns,
             base_offset=self._next,
             leader_epoch=task.leader_epoch,
             codec=task.codec,
             level=task.level,
             batch_bytes=task.batch_bytes,
             max_message_bytes=task.max_message_bytes,
-            first_row=self.records,
+            first_row=self._next - task.base_offset,
             log_append_time=task.log_append_time,
         )
         for data, table in chunks:
-            if self._first_crc is None:
-                self._first_crc = int(table["crc"][0])
-            self._largest_ms = max(self._largest_ms, int(table["max_timestamp_ms"].max()))
-            self._put(data, table)
-        self._next += len(columns)
+            if is_last or int(table["last_offset"][-1]) < end - 1:
+                self._put(data, table)
+            else:
+                left = int(table["record_count"][-1])
+                self._put(data[: -int(table["size_bytes"][-1])], table[:-1])
+        self._next = end - left
+        kept = columns.rows(len(columns) - left, len(columns))
+        self._pending = [joined([kept])] if left else []  # a copy: the rest of the columns goes
+        self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
 
     def _timed(self, columns: RecordColumns) -> RecordColumns:
         times = columns.timestamps_ms
@@ -108,6 +125,11 @@ class SegmentsWriter:
         return RecordColumns(times, columns.keys, columns.values, columns.headers)
 
     def _put(self, data: np.ndarray, table: np.ndarray) -> None:
+        if not len(table):
+            return
+        if self._first_crc is None:
+            self._first_crc = int(table["crc"][0])
+        self._largest_ms = max(self._largest_ms, int(table["max_timestamp_ms"].max()))
         self._log_bytes += len(data)
         while len(table):
             if self._current is None:
@@ -134,11 +156,13 @@ class SegmentsWriter:
 
     def finish(self) -> Written | None:
         """None where there were no records."""
+        if self._pending:
+            self._encode(is_last=True)
         self._close()
         if not self._finished or self._first_crc is None:
             return None
         return Written(
-            tuple(self._finished), self._next, self.records, self._log_bytes, self._first_crc, self._largest_ms
+            tuple(self._finished), self._next, self._records, self._log_bytes, self._first_crc, self._largest_ms
         )
 
     def discard(self) -> None:

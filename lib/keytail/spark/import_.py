@@ -1,8 +1,9 @@
 """The driver of an import: a source read by Spark, one task a target partition, the commits.
 
-Records stay Arrow columns from the shuffle to the encoder. Tasks write scratch files only, under names that no
-other attempt has; giving them their names is done here, after every task has ended well. The caller holds the
-locks.
+There are two ways to the tasks that write: past the JVM (import_slices.py) and through Spark's rows (import_rows.py).
+Both give a task the records of its partition as columns, in the same order. Tasks write scratch files only, under
+names that no other attempt has; giving them their names is done here, after every task has ended well. The caller
+holds the locks.
 """
 
 from __future__ import annotations
@@ -16,32 +17,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from keytail.errors import KeytailError, Refused
-from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
-from keytail.kernels.murmur2 import partition_of_keys
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.maintenance.import_ import ImportPlan, ImportRecord
 from keytail.maintenance.import_install import finish, install
 from keytail.maintenance.import_segments import SegmentsTask, SegmentsWriter, Written
 from keytail.maintenance.rebuild import remove_scratch
-from keytail.spark.import_source import COLUMNS
+from keytail.spark.import_rows import Rows
+from keytail.spark.import_slices import Slices, slices_of
+from keytail.spark.import_source import Source, records_of
 from keytail.spark.tasks import Outcome, attempt_one, explained
 
 _ANSWER_SCHEMA = "partition int, answer binary"
-
-
-@dataclass(frozen=True)
-class Load:
-    """What the source has for one partition, counted without writing anything."""
-
-    partition: int
-    records: int
-    key_bytes: int
-    value_bytes: int
-    keyless: int
+# Of an Arrow batch that a task gets: runs of records, each with the partition that they are for.
+Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
 @dataclass(frozen=True)
@@ -61,47 +51,11 @@ class ImportOutcome:
     end_ms: int = 0
 
 
-def with_partitions(source: Any, n_partitions: int) -> Any:
-    """The source (`import_source.read`) with the `partition` of every record: its own, else that of its key.
-
-    Records that have neither go round all partitions in turn, by their running numbers.
-    """
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
-
-    def partitions(keys: Any) -> Any:
-        return _partitions_of(keys, n_partitions)
-
-    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # by which Spark knows its kind
-    by_key = F.arrow_udf(partitions, "int")
-    in_turn = F.pmod(F.col("number"), F.lit(n_partitions)).cast("int")
-    own = F.coalesce(F.col("partition"), by_key(F.col("key")), in_turn)
-    return source.withColumn("partition", own)
-
-
-def _partitions_of(keys: Any, n_partitions: int) -> Any:
-    import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
-
-    column = _bytes_column(keys)
-    found = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
-    return pyarrow.array(found, pyarrow.int32(), mask=~column.valid)
-
-
-def measure(records: Any) -> list[Load]:
-    """Reads the whole source once; by partition, ascending."""
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
-
-    rows = (
-        records.groupBy("partition")
-        .agg(
-            F.count("*").alias("records"),
-            F.sum(F.coalesce(F.octet_length("key"), F.lit(0))).alias("key_bytes"),
-            F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("value_bytes"),
-            F.count_if(F.col("key").isNull()).alias("keyless"),
-        )
-        .collect()
-    )
-    return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
+def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
+    """The way in which the source is read: what Spark opened of it (`import_source.opened`) decides."""
+    rows = records_of(frame, source)  # whichever way it is, this finds what is wrong with the columns
+    found = slices_of(spark, frame, source, n_partitions)
+    return found if isinstance(found, Slices) else Rows.of(spark, rows, source, n_partitions, found)
 
 
 @dataclass
@@ -110,9 +64,7 @@ class Import:
     has committed; `refused` says of others why records for them cannot be written. `on_trace` hears of tasks' Python
     tracebacks."""
 
-    records: Any  # with partitions
-    sort_by: Sequence[str]
-    n_partitions: int
+    records: Slices | Rows
     plans: Sequence[ImportPlan]
     tasks: Mapping[int, SegmentsTask]
     import_id: str
@@ -145,30 +97,27 @@ class Import:
 
     def _write(self) -> dict[int, Outcome[Written]]:
         """What tasks say of partitions; of those without records nothing."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
-
         if not self.tasks:
             return {}
         # A partition that has its records already is passed over; one that does not exist must come to a task.
         passed = [plan.partition for plan in self.plans if plan.record is not None]
-        records = self.records.where(~F.col("partition").isin(passed)) if passed else self.records
-        ordered = (
-            records.repartitionById(self.n_partitions, F.col("partition"))
-            .sortWithinPartitions(*self.sort_by, "number")
-            .select(*COLUMNS, "partition")
+        task = partial(
+            _write_partition, unpack=self.records.unpack, tasks=dict(self.tasks), refused=dict(self.refused)
         )
-        task = partial(_write_partition, tasks=dict(self.tasks), refused=dict(self.refused))
         try:
-            rows = ordered.mapInArrow(task, _ANSWER_SCHEMA).collect()
+            rows = self.records.by_partition(passed).mapInArrow(task, _ANSWER_SCHEMA).collect()
         except Exception as lost:
             lines = [line for line in str(lost).splitlines() if line.strip()]
-            text = next((line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__)
+            own = (line for line in lines if line.startswith("keytail.errors."))  # of a task that reads
+            text = next(own, None) or next(
+                (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
+            )
             raise KeytailError(
                 f"Spark lost the job that reads the source and writes segments: {text.strip()[:500]}",
                 remedy="Nothing was imported. Check the source and the memory of tasks, and run again",
             ) from lost
         except BaseException:  # a signal: no task shall write behind the removal of scratch
-            self.records.sparkSession.sparkContext.cancelAllJobs()
+            self.records.spark.sparkContext.cancelAllJobs()
             raise
         answers = {row["partition"]: pickle.loads(row["answer"]) for row in rows}
         for answer in answers.values():
@@ -209,7 +158,7 @@ class Import:
 
 
 def _write_partition(
-    batches: Iterator[Any], *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
+    batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
     """What one Spark task does: the records of one partition, in order."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
@@ -219,7 +168,8 @@ def _write_partition(
     assert context is not None
     number = context.partitionId()
     attempt = f"s{context.stageId()}p{number}n{context.attemptNumber()}t{context.taskAttemptId()}"
-    answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), batches, attempt)
+    records = (one for batch in batches for one in unpack(batch))
+    answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
     for _ in batches:  # a worker that leaves some of its input counts as died
         pass
     if answer.value is not None or answer.problem is not None:
@@ -232,18 +182,19 @@ def _write_partition(
 
 
 def _written(
-    batches: Iterator[Any], attempt: str, *, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str], number: int
+    records: Iterator[tuple[int, RecordColumns]],
+    attempt: str,
+    *,
+    tasks: Mapping[int, SegmentsTask],
+    refused: Mapping[int, str],
+    number: int,
 ) -> Written | None:
     writer = None
     try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            partitions = batch.column(len(COLUMNS)).to_numpy()
-            if (partitions != number).any():
-                wrong = int(partitions[np.argmax(partitions != number)])
+        for partition, columns in records:
+            if partition != number:
                 raise Refused(
-                    f"a record is for partition {wrong}, which the topic does not have",
+                    f"a record is for partition {partition}, which the topic does not have",
                     remedy="Look at the partition column of the source",
                 )
             if number not in tasks:
@@ -252,34 +203,9 @@ def _written(
                 )
             if writer is None:
                 writer = SegmentsWriter(LOCAL, tasks[number], attempt)
-            writer.append(columns_of(batch))
+            writer.append(columns)
         return writer.finish() if writer is not None else None
     except BaseException:
         if writer is not None:
             writer.discard()
         raise
-
-
-def columns_of(batch: Any) -> RecordColumns:
-    """Of an Arrow batch with key, value, headers and timestamp in ms, in this order. Bytes are not copied."""
-    times = batch.column(3).fill_null(-1).to_numpy(zero_copy_only=False)
-    keys, values = (_bytes_column(batch.column(number)) for number in (0, 1))
-    return RecordColumns(times, keys, values, _headers(batch.column(2)))
-
-
-def _bytes_column(array: Any) -> BytesColumn:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    wide = pyarrow.types.is_large_binary(array.type)
-    return BytesColumn.from_buffers(len(array), *array.buffers(), start=array.offset, wide=wide)
-
-
-def _headers(array: Any) -> HeadersColumn | None:
-    """Of lists of structs of key and value; a null list is one of no headers."""
-    if array.null_count == len(array):
-        return None
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    pairs = array.values
-    if not offsets[-1] - offsets[0]:
-        return None
-    return HeadersColumn(offsets, _bytes_column(pairs.field(0)), _bytes_column(pairs.field(1)))

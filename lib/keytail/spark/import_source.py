@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from keytail.errors import KeytailError, UsageProblem
 
 FORMATS = ("parquet", "delta", "json")
-COLUMNS = ("key", "value", "headers", "timestamp")
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -50,27 +50,66 @@ def delta_settings() -> dict[str, str]:
     return {"spark.jars.packages": builder._options["spark.jars.packages"], **DELTA_SETTINGS}
 
 
-def read(spark: Any, source: Source) -> Any:
-    """Columns key, value (binary), headers (array of structs of binaries), timestamp (bigint, ms), partition (int),
-    number (bigint: ascending within each file), and those of `sort_by` as `sort_0` and so on."""
+def records_of(frame: Any, source: Source) -> Any:
+    """Of what `opened` gives: columns key, value (binary), timestamp (bigint, ms), headers (array of structs of
+    binaries) and partition (int), where the source has them; those of `sort_by` as `sort_0` and so on; number and turn
+    (bigint).
+
+    Number ascends in the order of the source, turn goes up by 1 from record to record of a file. Of Parquet both come
+    from the number of the file, in the order of names, and that of the row in it: however Spark reads it, they are the
+    same.
+    """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
-    frame = _opened(spark, source)
     types = dict(frame.dtypes)
-    names = source.columns
-    chosen = {
-        "key": _binary(F, types, names.key, "--key-column"),
-        "value": _binary(F, types, names.value, "--value-column"),
-        "headers": _headers(F, types, names.headers),
-        "timestamp": _timestamp(F, types, names.timestamp),
-        "partition": _partition(F, types, names.partition),
-    }
-    columns = [column.alias(name) for name, column in chosen.items()]
-    columns.append(F.monotonically_increasing_id().alias("number"))
+    kinds = {"key": _binary, "value": _binary, "timestamp": _timestamp, "headers": _headers, "partition": _partition}
+    wanted = chosen_columns(types, source.columns)
+    columns = [kinds[role](F, types, name).alias(role) for role, name in wanted.items()]
     for number, name in enumerate(source.sort_by):
         _require(types, name, "--sort-by")
         columns.append(F.col(_quoted(name)).alias(f"sort_{number}"))
-    return frame.select(*columns)
+    if source.format != "parquet":
+        number = F.monotonically_increasing_id()
+        return frame.select(*columns, number.alias("number"), number.alias("turn"))
+    metadata = frame.metadataColumn("_metadata")
+    chosen = frame.select(*columns, metadata["file_path"].alias("file"), metadata["row_index"].alias("row"))
+    numbered = _with_file_numbers(F, chosen, sorted(frame.inputFiles()))
+    return numbered.withColumns(
+        {
+            "number": F.col("file_number") * F.lit(1 << 40) + F.col("row"),
+            "turn": F.col("file_number") + F.col("row"),
+        }
+    ).drop("file", "row", "file_number")
+
+
+def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noqa: N803
+    if len(uris) <= 1:
+        return records.withColumn("file_number", F.lit(0).cast("bigint"))
+    # Spark lists files as file:///, and says file:/ in a row.
+    records = records.withColumn("file", F.regexp_replace("file", "^file:/+", "file:/"))
+    numbers = records.sparkSession.createDataFrame(
+        [(re.sub("^file:/+", "file:/", uri), number) for number, uri in enumerate(uris)],
+        "file string, file_number bigint",
+    )
+    joined = records.join(F.broadcast(numbers), "file", "left")
+    unknown = F.raise_error(F.concat(F.lit("a file that is new: "), F.col("file"))).cast("bigint")
+    return joined.withColumn("file_number", F.coalesce(F.col("file_number"), unknown))
+
+
+def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]:
+    """By role (key, value, timestamp, headers, partition) the source's name of the column, where it has one."""
+    chosen = {"key": columns.key, "value": columns.value}
+    for role in ("key", "value"):
+        _require(types, chosen[role], f"--{role}-column")
+    for role, given in (
+        ("timestamp", columns.timestamp), ("headers", columns.headers), ("partition", columns.partition)
+    ):  # fmt: skip
+        if given is not None:
+            _require(types, given, f"--{role}-column")
+            chosen[role] = given
+        elif role in types:
+            chosen[role] = role
+    return chosen
 
 
 def sort_columns(source: Source) -> list[str]:
@@ -89,7 +128,8 @@ def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partition
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _opened(spark: Any, source: Source) -> Any:
+def opened(spark: Any, source: Source) -> Any:
+    """The source as Spark finds it: nothing of it is read but what tells its columns."""
     if source.format not in FORMATS:
         raise UsageProblem(f"--format {source.format} is not one of {', '.join(FORMATS)}")
     reader = spark.read.format(source.format)
@@ -110,7 +150,7 @@ def _opened(spark: Any, source: Source) -> Any:
     return frame
 
 
-def _require(types: dict[str, str], name: str, flag: str) -> str:
+def _require(types: Mapping[str, str], name: str, flag: str) -> str:
     if name not in types:
         raise UsageProblem(
             f"the source has no column {name}",
@@ -127,25 +167,14 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _binary(F: Any, types: dict[str, str], name: str, flag: str) -> Any:  # noqa: N803
-    found = _require(types, name, flag)
-    if found not in ("binary", "string"):
-        raise _wrong(name, found, "binary or string", "Write it as the bytes that consumers are to get")
+def _binary(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
+    if types[name] not in ("binary", "string"):
+        raise _wrong(name, types[name], "binary or string", "Write it as the bytes that consumers are to get")
     return F.col(_quoted(name)).cast("binary")
 
 
-def _optional(types: dict[str, str], given: str | None, default: str) -> str | None:
-    if given is not None:
-        _require(types, given, f"--{default}-column")
-        return given
-    return default if default in types else None
-
-
-def _headers(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
-    name = _optional(types, given, "headers")
+def _headers(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     kind = "array<struct<key:binary,value:binary>>"
-    if name is None:
-        return F.lit(None).cast(kind)
     kinds = ("string", "binary")
     allowed = {f"array<struct<key:{key},value:{value}>>" for key in kinds for value in kinds}
     if types[name] not in allowed:
@@ -156,10 +185,7 @@ def _headers(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: 
     )
 
 
-def _timestamp(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
-    name = _optional(types, given, "timestamp")
-    if name is None:
-        return F.lit(None).cast("bigint")
+def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     if types[name] == "timestamp":
         return F.unix_millis(F.col(_quoted(name)))
     if types[name] not in _WHOLE:
@@ -167,10 +193,7 @@ def _timestamp(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa
     return F.col(_quoted(name)).cast("bigint")
 
 
-def _partition(F: Any, types: dict[str, str], given: str | None) -> Any:  # noqa: N803
-    name = _optional(types, given, "partition")
-    if name is None:
-        return F.lit(None).cast("int")
+def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     if types[name] not in _WHOLE:
         raise _wrong(name, types[name], "a whole number", "Leave it out, and keys decide as in Kafka's producer")
     # Numbers beyond int would wrap to partitions that exist.

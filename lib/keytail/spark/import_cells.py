@@ -1,0 +1,234 @@
+"""Tasks of the way past the JVM: they read a slice of Parquet, split it by partition, and pack it into cells.
+
+A cell is an Arrow stream of one batch: records of one partition, in the order of the source. The cells of a partition
+in the order of their places are its records.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format.encode import RecordColumns
+from keytail.kernels.murmur2 import partition_of_keys
+from keytail.spark.import_records import bytes_column, columns_of
+
+CELLS_SCHEMA = "task int, place bigint, partition int, cell binary"
+COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
+
+CHUNK_BYTES = 16 << 20  # split at once
+CELL_BYTES = 4 << 20
+# Parquet is decoded so many rows at a time, however large they turn out to be: as many as Spark's own reader.
+_MOST_ROWS = 4096
+_READ_BYTES = 1 << 20
+Numbers = tuple[np.ndarray, np.ndarray]  # of partitions, and which of them count
+_NO_PARTITION = -1  # for numbers that do not fit into an int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
+    first row in the file. Size and time are those of the file that the driver saw."""
+
+    path: str
+    file_number: int
+    size_bytes: int
+    mtime_ns: int
+    row_group: int
+    first_row: int
+    rows: int
+    decoded_bytes: int  # of the wanted columns, as Parquet's footer has it
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one task reads; slices in the order of their numbers are the source."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+
+def on_slices(
+    batches: Iterator[Any],
+    *,
+    slices: Sequence[Slice],
+    work: Callable[..., Iterator[Any]],
+    columns: Mapping[str, str],
+    n_partitions: int,
+    passed: Collection[int],
+) -> Iterator[Any]:
+    """What a Spark task does: `work` on the slices whose numbers it is given."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from work(slices[number], columns, n_partitions, passed)
+
+
+def pack_slice(one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]) -> Iterator[Any]:
+    """Batches of CELLS_SCHEMA: what of the slice is not for the partitions in `passed`.
+
+    Records for a partition that the topic does not have are left out; a cell without records, where the first of them
+    was, says so to the task that such a number would have.
+    """
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    place = one.number << 32
+    for piece in one.pieces:
+        for row, batch, own in _chunks(piece, columns):
+            found = partitions_of(batch.column("key"), own, piece.file_number + row, n_partitions)
+            rows = []
+            for partition, records in _split(batch, found, n_partitions, passed):
+                rows.append((partition % n_partitions, place, partition, records))
+                place += 1
+            tasks, places, partitions, cells = zip(*rows, strict=True) if rows else ((), (), (), ())
+            yield pyarrow.RecordBatch.from_arrays(
+                [
+                    pyarrow.array(tasks, pyarrow.int32()),
+                    pyarrow.array(places, pyarrow.int64()),
+                    pyarrow.array(partitions, pyarrow.int32()),
+                    pyarrow.array([_packed(records) for records in cells], pyarrow.binary()),
+                ],
+                ["task", "place", "partition", "cell"],
+            )
+
+
+def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]) -> Iterator[Any]:
+    """Batches of COUNTS_SCHEMA: what the slice has for each partition, also for those that do not exist."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
+    for piece in one.pieces:
+        for row, batch, own in _chunks(piece, counted):
+            found = partitions_of(batch.column("key"), own, piece.file_number + row, n_partitions)
+            numbers, of = np.unique(found, return_inverse=True)
+            keys, values = (bytes_column(batch.column(role)) for role in ("key", "value"))
+            weights = [np.ones(len(found), np.int64), np.diff(keys.offsets), np.diff(values.offsets), ~keys.valid]
+            sums = [np.zeros(len(numbers), np.int64) for _ in weights]
+            for total, weight in zip(sums, weights, strict=True):
+                np.add.at(total, of, weight)
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(column) for column in (numbers, *sums)],
+                ["partition", "records", "key_bytes", "value_bytes", "keyless"],
+            )
+
+
+def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
+    """Of each cell the partition that its records are for, and them."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    for partition, cell in zip(batch.column("partition").to_pylist(), batch.column("cell"), strict=True):
+        yield partition, columns_of(pyarrow.ipc.open_stream(cell.as_buffer()).read_next_batch())
+
+
+def partitions_of(
+    keys: Any, own: Numbers | None, first_turn: int, n_partitions: int
+) -> np.ndarray:
+    """int32 a record: its own number (values and which of them count), else that of its key, else its turn."""
+    column = bytes_column(keys)
+    found: np.ndarray = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
+    keyless = np.flatnonzero(~column.valid)
+    found[keyless] = (first_turn + keyless) % n_partitions
+    if own is not None:
+        numbers, valid = own
+        beyond = (numbers < -(2**31)) | (numbers > 2**31 - 1)
+        found = np.where(valid, np.where(beyond, _NO_PARTITION, numbers), found).astype(np.int32)
+    return found
+
+
+def _chunks(piece: Piece, columns: Mapping[str, str]) -> Iterator[tuple[int, Any, Numbers | None]]:
+    """Of about CHUNK_BYTES each: the number of the first row in its file, the records, the partitions they name."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    row, pending_bytes = piece.first_row, 0
+    pending: list[Any] = []
+    for batch in _decoded(piece, columns):
+        if pending and pending_bytes + batch.nbytes > CHUNK_BYTES:
+            whole = pyarrow.concat_batches(pending)
+            yield row, *_own_apart(whole)
+            row, pending, pending_bytes = row + len(whole), [], 0
+        pending.append(batch)
+        pending_bytes += batch.nbytes
+    if pending:
+        yield row, *_own_apart(pyarrow.concat_batches(pending))
+
+
+def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
+    """Small batches of the piece's records, with columns by their roles."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
+
+    with open(piece.path, "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
+            raise Refused(
+                f"on host {os.uname().nodename} the file has another size or time than the driver saw",
+                path=piece.path,
+                remedy="Import a source that nobody writes, at a path that is the same on all hosts",
+            )
+    # Buffered: else a column of a row group, which may be most of the file, is read at once.
+    file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
+    rows = max(1, min(_MOST_ROWS, CHUNK_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
+    names = list(dict.fromkeys(columns.values()))
+    for batch in file.iter_batches(rows, [piece.row_group], names, use_threads=False):
+        arrays = [_plain(batch.column(name)) for name in columns.values()]
+        yield pyarrow.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def _plain(array: Any) -> Any:
+    """Without a dictionary; times as ms (rounded down, as Spark does), -1 for null."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    kind = array.type
+    if pyarrow.types.is_dictionary(kind):
+        return array.dictionary_decode()
+    if pyarrow.types.is_timestamp(kind):
+        times = array.cast(pyarrow.int64()).fill_null(-1).to_numpy()
+        return pyarrow.array(times if kind.unit == "ms" else times // 1000)
+    return array
+
+
+def _own_apart(batch: Any) -> tuple[Any, Numbers | None]:
+    """The records without the column of partitions; its numbers, and which of them count."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    at = batch.schema.get_field_index("partition")
+    if at < 0:
+        return batch, None
+    column = batch.column(at)
+    numbers = column.cast(pyarrow.int64()).fill_null(0).to_numpy()
+    return batch.remove_column(at), (numbers, column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _split(batch: Any, found: np.ndarray, n_partitions: int, passed: Collection[int]) -> Iterator[tuple[int, Any]]:
+    """Records by partition, in parts of about CELL_BYTES; of numbers that do not exist the first of each task, with
+    no records."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    wrong = np.unique(found[(found < 0) | (found >= n_partitions)])
+    for partition in {int(number) % n_partitions: int(number) for number in wrong[::-1]}.values():
+        yield partition, batch.slice(0, 0)
+    small = np.uint16 if n_partitions <= 1 << 16 else np.uint32  # 16 bits are sorted by counting
+    left = np.flatnonzero((found >= 0) & (found < n_partitions) & ~np.isin(found, list(passed)))
+    if not len(left):
+        return
+    order = left[np.argsort(found[left].astype(small), kind="stable")]
+    ordered, numbers = batch.take(pyarrow.array(order)), found[order]
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        records = ordered.slice(start, end - start)
+        rows = -(-len(records) // -(-records.nbytes // CELL_BYTES))
+        for at in range(0, len(records), rows):
+            yield int(numbers[start]), records.slice(at, rows)
+
+
+def _packed(records: Any) -> Any:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, records.schema) as stream:
+        stream.write_batch(records)
+    return sink.getvalue().to_pybytes()

@@ -1,0 +1,52 @@
+"""Arrow batches of records as the columns that are encoded, and what is counted of them, in both ways of an import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keytail.format.columns import BytesColumn, HeadersColumn
+from keytail.format.encode import RecordColumns
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the source has for one partition, counted without writing anything."""
+
+    partition: int
+    records: int
+    key_bytes: int
+    value_bytes: int
+    keyless: int
+
+
+def columns_of(batch: Any) -> RecordColumns:
+    """Of an Arrow batch with key, value, perhaps timestamp (whole ms) and headers. Bytes are not copied."""
+    names = batch.schema.names
+    times = np.full(len(batch), -1, np.int64)
+    if "timestamp" in names:
+        times = batch.column("timestamp").fill_null(-1).to_numpy(zero_copy_only=False)
+    headers = _headers(batch.column("headers")) if "headers" in names else None
+    return RecordColumns(times, bytes_column(batch.column("key")), bytes_column(batch.column("value")), headers)
+
+
+def bytes_column(array: Any) -> BytesColumn:
+    """Of an Arrow binary or string array, large or not."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
+    return BytesColumn.from_buffers(len(array), *array.buffers(), start=array.offset, wide=wide)
+
+
+def _headers(array: Any) -> HeadersColumn | None:
+    """Of lists of structs of key and value; a null list is one of no headers, a null struct one of a null key."""
+    if array.null_count == len(array):
+        return None
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    pairs = array.values
+    if not offsets[-1] - offsets[0]:
+        return None
+    keys, values = pairs.flatten()
+    return HeadersColumn(offsets, bytes_column(keys), bytes_column(values))
