@@ -40,6 +40,7 @@ from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
 
 if TYPE_CHECKING:
+    from keytail.clean.task import FanOut
     from keytail.log.originals import Originals
     from keytail.spark.compact import Compaction
     from keytail.spark.originals import Keeper
@@ -61,6 +62,7 @@ class Request:
     master: str | None = None
     grouping: str = "measured"
     map_memory_bytes: int | None = None
+    fan_out: FanOut = "auto"
     max_scratch_bytes: int | None = None
     throttle_bytes_per_s: int | None = None
     drop_keyless: bool = False
@@ -84,6 +86,7 @@ class Request:
             drop_keyless=self.drop_keyless,
             grouping="kafka" if self.grouping == "kafka" else "measured",
             throttle_bytes_per_s=self.throttle_bytes_per_s or None,
+            fan_out=self.fan_out,
         )
 
 
@@ -159,8 +162,9 @@ def _workers(
 ) -> Any:
     """Spark, or less where that is sooner."""
     expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
-    may_fan_out = any(one.way == "maybe fan-out" for one in expected)
-    return workers_of_run(run, reporter, request.master, [one.seconds for one in expected], needs_spark=may_fan_out)
+    may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
+    needs_spark = may_fan_out or request.fan_out == "always"
+    return workers_of_run(run, reporter, request.master, [one.seconds for one in expected], needs_spark=needs_spark)
 
 
 def _with_metadata(fs: FileSystem, request: Request) -> Configuration:

@@ -32,6 +32,12 @@ class Grouping(StrEnum):
     kafka = "kafka"
 
 
+class FanOut(StrEnum):
+    auto = "auto"
+    never = "never"
+    always = "always"
+
+
 class HighWatermark(StrEnum):
     checkpoint = "checkpoint"
     log_end = "log-end"
@@ -216,6 +222,17 @@ MapMemory = Annotated[
         metavar="SIZE",
         parser=size_bytes,
         help="Memory of one task's map of keys, such as 512m. Default: half of the memory over the tasks.",
+        rich_help_panel=_RUN,
+    ),
+]
+FanOutFlag = Annotated[
+    FanOut,
+    typer.Option(
+        "--fan-out",
+        metavar=_choices(FanOut),
+        parser=_one_of(FanOut),
+        help="Whether the tasks of all hosts share one partition. auto: where its keys do not fit into --map-memory. "
+        "never: such a partition is compacted as far as they do, as by Kafka's cleaner. always: every partition.",
         rich_help_panel=_RUN,
     ),
 ]

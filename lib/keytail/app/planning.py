@@ -22,7 +22,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, l
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.clean.task import CleaningTask, Grouping
+    from keytail.clean.task import CleaningTask, FanOut, Grouping
     from keytail.log.producers import Unstable
 
 CLOCK_TOLERANCE_MS = 60_000
@@ -193,8 +193,7 @@ def plan_one(
 
 def _needs_times(config: CompactionConfig) -> bool:
     """Whether a decision takes the timestamps of segments into account."""
-    by_age = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
-    return by_age and "compact" in config.cleanup_policy
+    return config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
 
 
 def plan_to_compact(
@@ -254,6 +253,7 @@ class TaskSettings:
     map_memory_bytes: int = 0  # 0: each host's own share
     drop_keyless: bool = False
     grouping: Grouping = "measured"
+    fan_out: FanOut = "auto"
     throttle_bytes_per_s: int | None = None  # of a host
 
 
@@ -277,6 +277,7 @@ def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSetti
             run_id=run_id,
             drop_keyless=settings.drop_keyless,
             grouping=settings.grouping,
+            fan_out=settings.fan_out,
             map_memory_bytes=settings.map_memory_bytes,
             throttle_bytes_per_s=settings.throttle_bytes_per_s,
             hash_seed=hash_seed,

@@ -118,6 +118,11 @@ class CleaningTask:
     throttle_bytes_per_s: int | None = None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a round has been before."""
+        return self.handed_on is not None or self.fanned_out is not None
+
+    @property
     def first_segment(self) -> int:
         """Number of the first segment that is not replaced yet."""
         before = self.handed_on or self.fanned_out

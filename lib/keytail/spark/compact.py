@@ -19,7 +19,7 @@ from typing import Any
 
 from keytail.clean.cleaner import clean_partition, install, next_round
 from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
-from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.clean.task import CleaningResult, CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import update_offset
@@ -28,6 +28,7 @@ from keytail.log.pace import Pace, PacedFileSystem
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.spark.ended import SparkEnded, await_signal, sweep
+from keytail.spark.fan_out import fan_out_on_spark
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
@@ -153,6 +154,8 @@ class Compaction:
         self._ended = ended
 
     def _run_tasks(self, bundle: list[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
+        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # then it is one
+            return [self._fan_out(task) for task in bundle]
         return run_bundle(
             self.spark,
             bundle,
@@ -166,10 +169,33 @@ class Compaction:
         assert self.clean is not None
         label = f"compact {os.path.basename(bundle[0].partition_path)}"
         label += f" and {len(bundle) - 1} more" if len(bundle) > 1 else ""
-        outcomes = self._run_tasks(bundle, label)
-        for task, outcome in zip(bundle, outcomes, strict=True):
-            if not self._stopped:
+        large = []
+        for task, outcome in zip(bundle, self._run_tasks(bundle, label), strict=True):
+            if isinstance(outcome.problem, NeedsFanOut):
+                large.append((task, outcome.problem))
+            elif not self._stopped:
                 self._add(task, self._finish(task, outcome))
+        for task, reason in large:
+            if not self._stopped:
+                self._add(task, self._finish(task, self._in_place_of_one_task(task, reason)))
+
+    def _in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
+        name = planned_row(task).name
+        if isinstance(self.spark, Processes):
+            self.on_note(f"{name}: {reason.what}: it is compacted as far as they do; --fan-out always takes all of it")
+            [outcome] = self._run_tasks([replace(task, fan_out="never")], f"compact {name}, a part")
+            return outcome
+        self.on_note(f"{name}: {reason.what}: all tasks share it (fan-out)")
+        return self._fan_out(task)
+
+    def _fan_out(self, task: CleaningTask) -> Outcome[CleaningResult]:
+        return fan_out_on_spark(
+            self.spark,
+            task,
+            shared_storage=self.shared_storage,
+            on_trace=self.on_trace,
+            stopped=lambda: self._stopped,
+        )
 
     def _next_bundle(self, most_in_flight: int) -> list[CleaningTask]:
         """Wait for room, then take one large partition or many small ones, with their space reserved.
@@ -199,7 +225,7 @@ class Compaction:
         size = 0
         for task in self._waiting:
             need = scratch_bytes(task)
-            if bundle and size + need > BUNDLE_BYTES:
+            if bundle and (size + need > BUNDLE_BYTES or "always" in (task.fan_out, bundle[0].fan_out)):
                 continue
             if self.space.fits(self._needs([*bundle, task])):
                 bundle.append(task)
@@ -269,7 +295,7 @@ class Compaction:
         progress = _Progress()
         try:
             while True:
-                if self._stopped and task.handed_on:
+                if self._stopped and task.goes_on:
                     raise _Interrupted("interrupted")
                 result = self._result_of(task, outcome)
                 self._install(task, result, progress)
@@ -326,7 +352,7 @@ class Compaction:
         install(self.fs, task, result, progress.one_more, lambda: self._stopped)
         if progress.waiting:
             raise _Interrupted("interrupted")
-        if task.handed_on or result.rest:
+        if task.goes_on or result.rest:
             self._remove_scratch(task, result)
 
     def _prepare_next(self, task: CleaningTask, result: CleaningResult) -> CleaningTask:
@@ -428,7 +454,7 @@ class Compaction:
 def _written(result: CleaningResult) -> set[str]:
     """Names of the scratch files that a round hands over."""
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
-    return files | ({file.name for file in (result.rest.survivors, result.rest.proof)} if result.rest else set())
+    return files | ({file.name for file in result.rest.files} if result.rest else set())
 
 
 @dataclass

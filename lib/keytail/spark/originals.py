@@ -46,7 +46,7 @@ class Keeper:
         """Everything of the partition in its first round, in the others what they are to leave; durable at the end."""
         if not result.groups:
             return
-        if task.handed_on is not None:
+        if task.goes_on:
             add_groups(self.fs, self._entry(task), result.groups)
             return
         sources = _sources(task, result.end_offset)

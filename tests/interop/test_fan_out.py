@@ -1,0 +1,59 @@
+"""A partition compacted by fan-out, cut into small slices and few keys a shard, against Kafka's own cleaner."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.clean.fan_out import Sizes
+from keytail.clean.task import CleaningTask
+from tests.clean.in_process import InProcess
+from tests.clean.test_fan_out import fan_out_rounds, sweep
+from tests.interop import test_differential as one_task
+from tests.interop.fuzz import run_cases
+from tests.interop.kafka import Kafka
+from tests.interop.rounds import Circumstances, Outcome
+
+pytestmark = pytest.mark.interop
+
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
+
+
+@pytest.mark.parametrize(
+    "options, share",
+    [({}, 0.03), ({"transactional": True}, 0.06), ({"transactional": True, "legacy": True}, 0.03)],
+    ids=["plain", "transactional", "both"],
+)
+def test_many_tasks_leave_what_kafkas_cleaner_leaves(
+    kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], share: float
+) -> None:
+    """With checkpoints inside segments too; where Kafka's map is small, the one-task way follows it."""
+    cleaned = 0
+
+    def clean(task: CleaningTask, *arguments: Any, **more: Any) -> tuple[int, int]:
+        nonlocal cleaned
+        if task.map_max_entries is not None or arguments or more:
+            return real(task, *arguments, **more)
+        cleaned += 1
+        rng = random.Random(repr(task.segments))
+        sizes = Sizes(slice_bytes=rng.choice([1, 300, 2000, 10**6]), shards=rng.choice([1, 3, 20]))
+        task = replace(task, max_scratch_bytes=rng.choice([None, None, 1, 5000]))
+        results = fan_out_rounds(task, InProcess(fast_dir / "cells", rng=rng), sizes)
+        sweep(Path(task.partition_path))
+        return results[-1].end_offset, len(results)
+
+    real = one_task.clean
+    monkeypatch.setattr(one_task, "clean", clean)
+    monkeypatch.setattr(one_task, "IN_ROUNDS", 0)
+    logs = max(1, round(LOGS * share))
+    run_cases(kafka, fast_dir, fan_out_round, logs=logs, again=one_task.run_again, **options)
+    assert cleaned >= logs
+
+
+def fan_out_round(log_dir: Path, now: Circumstances) -> Outcome:
+    return one_task.keytail_round(log_dir, now)
