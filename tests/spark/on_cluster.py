@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from keytail.app import compaction
+from keytail.app import compaction, workers
 from keytail.app.selection import Choice, read_configuration
 from keytail.clean.cleaner import clean_partition
 from keytail.clean.task import CleaningResult, CleaningTask
@@ -81,14 +81,14 @@ def main() -> None:
     badly = dict(one.split(":") for one in how.split(","))
     compact.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
     settings: dict[str, str] = {}
-    real = compaction.session_of_run
+    real = workers.session_of_run
 
     def noted(*args, **more):
         spark = real(*args, **more)
         settings.update(dict(spark.sparkContext.getConf().getAll()))
         return spark
 
-    compaction.session_of_run = noted  # type: ignore[assignment]
+    workers.session_of_run = noted  # type: ignore[assignment]
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
     request = compaction.Request(Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka")
     rows = [replace(row, problem=None) for row in compaction.compact(request)]

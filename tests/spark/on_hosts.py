@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keytail.app import compaction, rebuild, verification
+from keytail.app import compaction, rebuild, verification, workers
 from keytail.app.selection import Choice, read_configuration
 from keytail.spark import compact
 from keytail.spark import rebuild as spark_rebuild
@@ -39,15 +39,14 @@ def together(notes: str, function: Callable[..., Any], *arguments: Any, **more: 
 def main() -> None:
     master, notes, *log_dirs = sys.argv[1:]
     spark = local_session(master)
-    for verb in (compaction, rebuild, verification):
-        verb.session_of_run = lambda *args, **more: spark  # type: ignore[assignment]
-    workers = [(spark_verify, "verify_on_worker"), (spark_rebuild, "do_on_worker"), (compact, "clean_on_worker")]
-    real = [getattr(module, name) for module, name in workers]
+    workers.session_of_run = lambda *args, **more: spark  # type: ignore[assignment]
+    tasks = [(spark_verify, "verify_on_worker"), (spark_rebuild, "do_on_worker"), (compact, "clean_on_worker")]
+    real = [getattr(module, name) for module, name in tasks]
 
     def step(name: str, action: Callable[[], Any]) -> dict[str, list[str]]:
         where = Path(notes) / name.replace("/", "_")
         where.mkdir(parents=True)
-        for (module, attribute), function in zip(workers, real, strict=True):
+        for (module, attribute), function in zip(tasks, real, strict=True):
             setattr(module, attribute, partial(together, str(where), function))
         return {row.name: [row.status, row.error] for row in action()}
 
@@ -55,10 +54,12 @@ def main() -> None:
     for log_dir in log_dirs:
         choice = Choice((log_dir,))
         configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
-        indexes = rebuild.Request(choice, configuration, execute=True, submitted=True)
-        cleaning = compaction.Request(choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20)
+        indexes = rebuild.Request(choice, configuration, execute=True, master=master)
+        cleaning = compaction.Request(
+            choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master
+        )
         answer[log_dir] = {
-            "verify": step(f"{log_dir}-verify", lambda: verification.verify(choice, submitted=True)),
+            "verify": step(f"{log_dir}-verify", lambda: verification.verify(choice, master=master)),
             "rebuild-index": step(f"{log_dir}-rebuild", lambda: rebuild.rebuild(indexes)),
             "compact": step(f"{log_dir}-compact", lambda: compaction.compact(cleaning)),
         }

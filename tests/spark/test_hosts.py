@@ -115,7 +115,7 @@ def test_a_log_dir_on_nfs_is_refused_before_spark_starts(verb: Any, log_dir: Pat
     def no_session(*args: Any, **more: Any) -> Any:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(verb, "session_of_run", no_session)
+    monkeypatch.setattr(verb, "workers_of_run", no_session)
     configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
     request = verb.Request(Choice((str(log_dir),)), configuration, execute=True)
     before = snapshot(log_dir)
