@@ -259,9 +259,8 @@ def test_what_a_topic_refuses_is_refused_and_nothing_else_is_imported(go: Callab
     assert "60 are allowed" in rows[0].error
 
 
-@pytest.mark.skipif("KEYTAIL_DELTA" not in os.environ, reason="fetches Delta's jars: set KEYTAIL_DELTA=1")
 def test_a_delta_table(tmp_path: Path) -> None:
-    """In a process of its own: Delta's jars must be there when the JVM starts."""
+    """In processes of their own: Delta's jars must be there when the JVM starts. The first one fetches them."""
     logs = log_dir(tmp_path / "logs")
     made = f"""
 from keytail.spark.import_source import delta_settings
@@ -274,7 +273,13 @@ frame.where("id >= 600").write.format("delta").mode("append").save({str(tmp_path
 spark.sql("DELETE FROM delta.`{tmp_path / "table"}` WHERE timestamp % 10 = 0")
 spark.stop()
 """
-    subprocess.run([sys.executable, "-c", made], check=True)
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode and ("unresolved dependency" in done.stderr or "download failed" in done.stderr):
+        reason = f"Delta's jars could not be fetched: {done.stderr[-2000:]}"
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and {reason}")
+        pytest.skip(reason)
+    assert done.returncode == 0, done.stderr
     command = ["import", str(tmp_path / "table"), "--format", "delta", "--topic", "orders", "--log-dirs", str(logs)]
     flags = ["--single-replica", "--topics-have-no-overrides", "--partition-count", "2", "--topic-id", TOPIC_ID]
     keytail = Path(sys.executable).with_name("keytail")
