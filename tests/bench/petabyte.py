@@ -1,0 +1,233 @@
+"""Measured costs carried to a petabyte: the tables of lib/keytail/spark/PETABYTE.md.
+
+`python -m tests.bench.petabyte FILE.json` prints them from what `growth.py` has measured, with `--write` into the page.
+Every number is a measured one, an assumed one (`Assumed`), or a product of such; nothing is fitted by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keytail.clean.offset_map import LOAD_FACTOR, SLOT_BYTES
+from keytail.spark.compact import MOST_THREADS
+from tests.bench.growth import KAFKA, TASK
+from tests.bench.growth_report import cost_of_bytes
+
+PAGE = Path(__file__).parents[2] / "lib" / "keytail" / "spark" / "PETABYTE.md"
+BEGIN, END = "<!-- made by tests.bench.petabyte: begin -->", "<!-- end -->"
+PETABYTE = 1e15
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is not measured here: the data, and the machines. Change it, and make the tables again."""
+
+    partition_bytes: float = 10e9
+    segment_bytes: float = 1e9
+    record_bytes: float = 117.0
+    kept_share: float = 0.2  # of bytes, and of records
+    partitions_a_log_dir: int = 4_000
+    cores: int = 32
+    memory_bytes: float = 128 * 2**30
+    disk_bytes_per_s: float = 3e9  # of a machine's local drives, reading and writing together
+    network_bytes_per_s: float = 25e9 / 8 * 0.9  # of a machine, where storage is not its own
+    machines: tuple[int, ...] = (10, 100, 1000)
+
+    @property
+    def partitions(self) -> float:
+        return PETABYTE / self.partition_bytes
+
+    @property
+    def segments(self) -> float:
+        return PETABYTE / self.segment_bytes
+
+    @property
+    def moved_bytes(self) -> float:
+        """Both passes and the proof read every source, the proof what was written too: 3 + kept reads, kept writes."""
+        return PETABYTE * (3 + 2 * self.kept_share)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds, of one core where nothing else is said. `command` makes each again, by the curve that it is from."""
+
+    cpu_s_a_gb: float
+    cpu_s_a_gb_unique: float
+    kafka_cpu_s_a_gb: float
+    replace_s_a_segment: float
+    survey_s_a_partition: float
+    rest_s_a_partition: float
+    checkpoint_s: float
+    before_bytes: float
+    commands: dict[str, str]
+    dates: dict[str, str]
+    machine: dict[str, str]
+
+    @classmethod
+    def of(cls, found: dict[str, Any], assumed: Assumed) -> Measured:
+        curves = found["curves"]
+        records, keys, segments, partitions = (
+            curves[name]["points"] for name in ("records", "keys", "segments", "partitions")
+        )
+        unique, many = keys[-1], partitions[-1]["sides"]["keytail on local[1]"]
+        return cls(
+            cpu_s_a_gb=cost_of_bytes(records, TASK, "cpu_seconds")[1],
+            cpu_s_a_gb_unique=_median(unique, "cpu_seconds") / unique["log_bytes"] * 1e9,
+            kafka_cpu_s_a_gb=cost_of_bytes(records, KAFKA, "cpu_seconds")[1],
+            replace_s_a_segment=_slope(segments, "segments", TASK, "replace_s"),
+            survey_s_a_partition=statistics.median(many["survey_s"]) / partitions[-1]["x"],
+            rest_s_a_partition=_slope(partitions, "x", "keytail on local[1]", "seconds"),
+            checkpoint_s=_at(curves["checkpoint"]["points"], assumed.partitions_a_log_dir),
+            before_bytes=_median(unique, "before_bytes"),
+            commands={name: curve["command"] for name, curve in curves.items()},
+            dates={name: curve["date"] for name, curve in curves.items()},
+            machine=curves["records"]["machine"],
+        )
+
+
+def _median(point: dict[str, Any], what: str) -> float:
+    return float(statistics.median(point["sides"][TASK][what]))
+
+
+def _slope(points: Sequence[dict[str, Any]], over: str, side: str, what: str) -> float:
+    """What one more costs, from the first point to the last."""
+    first, last = (statistics.median(points[n]["sides"][side][what]) for n in (0, -1))
+    return max(0.0, float(last - first) / (points[-1][over] - points[0][over]))
+
+
+def _at(points: Sequence[dict[str, Any]], entries: int) -> float:
+    """Seconds at so many entries, on the line between the points beside."""
+    xs = [point["x"] for point in points]
+    ys = [statistics.median(next(iter(point["sides"].values()))["seconds"]) for point in points]
+    above = next((n for n, x in enumerate(xs) if x >= entries), len(xs) - 1)
+    below = max(0, above - 1)
+    if xs[above] == xs[below]:
+        return float(ys[above])
+    return float(ys[below] + (ys[above] - ys[below]) * (entries - xs[below]) / (xs[above] - xs[below]))
+
+
+def tables(measured: Measured, assumed: Assumed) -> str:
+    """The page's tables, as Markdown."""
+    return "\n\n".join([_measured_table(measured), _assumed_table(assumed), _time_table(measured, assumed),
+                        _driver_table(measured, assumed), _memory_table(measured, assumed)])  # fmt: skip
+
+
+def _measured_table(m: Measured) -> str:
+    rows = [
+        ("CPU of one task, a tenth as many keys as records", f"{m.cpu_s_a_gb:.2f} s a GB of log", "records"),
+        ("the same, 98 % of records with a key of their own", f"{m.cpu_s_a_gb_unique:.2f} s a GB", "keys"),
+        ("Kafka's Cleaner, CPU of its process", f"{m.kafka_cpu_s_a_gb:.2f} s a GB", "records"),
+        ("replacing one more segment, in the driver", _ms(m.replace_s_a_segment), "segments"),
+        ("looking at one partition, in the driver", _ms(m.survey_s_a_partition), "partitions"),
+        ("one more partition on Spark, all else", _ms(m.rest_s_a_partition), "partitions"),
+        ("one entry of a checkpoint, as the assumed log dir has them", _ms(m.checkpoint_s), "checkpoint"),
+        ("a worker before its first task", f"{m.before_bytes / 2**20:.0f} MiB", "keys"),
+    ]  # fmt: skip
+    body = [f"| {what} | {value} | `{name}` |" for what, value, name in rows]
+    names = list(dict.fromkeys(name for _, _, name in rows))
+    made = [f"| `{name}` | {m.dates[name]} | `{m.commands[name]} --json growth.json` |" for name in names]
+    where = f"{m.machine['cpu']}, {m.machine['cores']} cores, {m.machine['memory']}, {m.machine['system']}"
+    return "\n".join(["### Measured", "", f"On one machine ({where}):", "", "| What | Cost | Curve |", "|---|---|---|",
+                      *body, "", "| Curve | Measured | By |", "|---|---|---|", *made])  # fmt: skip
+
+
+def _assumed_table(a: Assumed) -> str:
+    rows = [
+        ("the log, all of it dirty", f"1 PB = 10^15 bytes in {a.partitions:,.0f} partitions of "
+         f"{a.partition_bytes / 1e9:.0f} GB and {a.segments:,.0f} segments of {a.segment_bytes / 1e9:.0f} GB"),
+        ("records", f"of {a.record_bytes:.0f} bytes, uncompressed; {a.kept_share:.0%} stay"),
+        ("log dirs", f"of {a.partitions_a_log_dir:,} partitions, a broker's"),
+        ("a machine", f"{a.cores} cores as fast as the measured one, {a.memory_bytes / 2**30:.0f} GiB"),
+        ("its drives", f"{a.disk_bytes_per_s / 1e9:.1f} GB/s, reading and writing together"),
+        ("or its network, to storage elsewhere", f"{a.network_bytes_per_s / 1e9:.1f} GB/s (25 Gbit/s, nine tenths)"),
+        ("bytes moved", f"{a.moved_bytes / 1e15:.1f} PB: each source is read by both passes and by the proof, "
+         "which reads the output too. Nothing stays in a page cache"),
+    ]  # fmt: skip
+    return "\n".join(["### Assumed", "", "| What | Value |", "|---|---|", *(f"| {w} | {v} |" for w, v in rows)])
+
+
+def _time_table(m: Measured, a: Assumed) -> str:
+    head = "| Machines | CPU | CPU, unique keys | Drives | Network | Slower of CPU and drives |"
+    rows = []
+    for n in a.machines:
+        cpu, unique = (PETABYTE / 1e9 * each / (n * a.cores) for each in (m.cpu_s_a_gb, m.cpu_s_a_gb_unique))
+        drives, network = (a.moved_bytes / (n * each) for each in (a.disk_bytes_per_s, a.network_bytes_per_s))
+        slowest = "drives" if drives > cpu else "CPU"
+        rows.append(f"| {n:,} | {_hours(cpu)} | {_hours(unique)} | {_hours(drives)} | {_hours(network)} | {slowest} |")
+    busy = a.moved_bytes / PETABYTE * 1e9 / a.disk_bytes_per_s
+    needed = m.cpu_s_a_gb / busy
+    return "\n".join(["### Time, if nothing else stands in the way", "", head, "|---|---|---|---|---|---|", *rows, "",
+                      f"{needed:.1f} cores keep the drives of one machine busy."])  # fmt: skip
+
+
+def _driver_table(m: Measured, a: Assumed) -> str:
+    in_flight, log_dirs = MOST_THREADS, a.partitions / a.partitions_a_log_dir
+    tasks_s = PETABYTE / 1e9 * m.cpu_s_a_gb / in_flight
+    rows = [
+        ("looking at all partitions, one after the other", a.partitions * m.survey_s_a_partition),
+        ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_a_segment),
+        (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_a_segment / in_flight),
+        ("checkpoints, one entry after the other", a.partitions * m.checkpoint_s),
+        (f"tasks of one partition each, {in_flight} in flight, at the pace of a core", tasks_s),
+        (f"the same, with a driver for each of {log_dirs:.0f} log dirs", tasks_s / log_dirs),
+    ]  # fmt: skip
+    body = [f"| {what} | {_hours(seconds)} |" for what, seconds in rows]
+    return "\n".join(["### The one driver", "", "| What | Time |", "|---|---|", *body])
+
+
+def _memory_table(m: Measured, a: Assumed) -> str:
+    records = a.partition_bytes / a.record_bytes
+    kept = records * a.kept_share
+    a_task = a.memory_bytes / 2 / a.cores
+    slots = {"kept": kept, "all": records}
+    maps = {name: 1.5 * n / LOAD_FACTOR * SLOT_BYTES for name, n in slots.items()}
+    rows = [
+        (f"map of a partition, {a.kept_share:.0%} of its records with keys of their own", maps["kept"]),
+        ("map of a partition, a key a record", maps["all"]),
+        ("what a task has, all cores busy (half of the memory)", a_task),
+        ("all workers of a machine, before their tasks", m.before_bytes * a.cores),
+    ]
+    body = [f"| {what} | {size / 2**30:.1f} GiB |" for what, size in rows]
+    return "\n".join(["### Memory", "", "| What | Size |", "|---|---|", *body])
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.0f} µs"
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def written(page: str, text: str) -> str:
+    """The page with `text` between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.petabyte", description=__doc__)
+    parser.add_argument("json", type=Path, help="what growth.py has measured")
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
+    options = parser.parse_args(arguments)
+    assumed = Assumed()
+    text = tables(Measured.of(json.loads(options.json.read_text()), assumed), assumed)
+    if options.write:
+        PAGE.write_text(written(PAGE.read_text(), text))
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
