@@ -195,7 +195,7 @@ SECTIONS: dict[str, tuple[Callable[[Any], float], str, bool, str]] = {
         lambda point: point["log_bytes"] / 1e9,
         "GB of log",
         False,
-        "A tenth as many keys as records. The lines are the best fits: twice the bytes take twice the seconds.",
+        "A tenth as many keys as records. The straight lines are the best fits, by relative error.",
     ),
     "keys": (
         lambda point: point["x"],
