@@ -14,6 +14,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import writer
 from keytail.log.fs import LOCAL
+from keytail.log.key_scan import KeyScanner
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
@@ -32,8 +33,8 @@ def strides(request, monkeypatch):
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
         )
-        for module in (cleaner, reading):
-            monkeypatch.setattr(module, "RecordScanner", lambda *chunk_records: RecordScanner(3))
+        monkeypatch.setattr(cleaner, "RecordScanner", lambda *chunk_records: RecordScanner(3))
+        monkeypatch.setattr(reading, "KeyScanner", lambda seed: KeyScanner(seed, 3))
 
 
 def snapshot_entry(pid, last_offset, epoch, timestamp_ms=NOW):

@@ -9,7 +9,7 @@ from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import segments_between
 from keytail.clean.survivors import Followers, SurvivorBuilder
 from keytail.log.fs import LOCAL
-from keytail.log.scan import RecordScanner
+from keytail.log.key_scan import KeyScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
 from tests.clean.logs import random_log, write_log
@@ -32,7 +32,7 @@ def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
     max_entries = rng.choice([1, 3, 10**6])
     numbers = segments_between(facts, start, end)
     builder = SurvivorBuilder(
-        SegmentReader(LOCAL, 400, 300), RecordScanner(4), OffsetMap(1 << 20, max_entries), rng.randrange(2**64)
+        SegmentReader(LOCAL, 400, 300), KeyScanner(rng.randrange(2**64), 4), OffsetMap(1 << 20, max_entries)
     )
     nothing = np.empty(0, NATIVE_ENTRY)
     followers = Followers(TransactionTracker(nothing, base), TransactionTracker(nothing, base), 0)

@@ -18,14 +18,11 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log.fs import FileSystem
+from keytail.log.key_scan import KeyScanner
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
-from keytail.log.scan import RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
-
-# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
-_STRIDE_RECORDS = 1 << 17
 
 
 class PhaseClock:
@@ -116,9 +113,8 @@ def _follow_log(
         followers = Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
         builder = SurvivorBuilder(
             reader,
-            RecordScanner(_STRIDE_RECORDS),
+            KeyScanner(task.hash_seed),
             OffsetMap(task.map_memory_bytes, task.map_max_entries),
-            task.hash_seed,
         )
         survivors = builder.build(
             task.partition_path,

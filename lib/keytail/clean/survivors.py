@@ -16,12 +16,10 @@ import numpy as np
 from keytail.clean.offset_map import OffsetMap
 from keytail.format import names
 from keytail.format.batch import CONTROL
-from keytail.kernels import records as record_kernels
-from keytail.kernels import rewrite as rewrite_kernels
 from keytail.kernels.offset_map import mark_survivors
 from keytail.log.ahead import one_ahead
+from keytail.log.key_scan import KeyChunk, KeyScanner
 from keytail.log.partition import SegmentFacts
-from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import TransactionTracker
 
@@ -112,30 +110,25 @@ class Followers:
 
 @dataclass(frozen=True)
 class _Found:
-    """Records found in a stride; `first_ordinal[row]` is that of the row's first record.
+    """Keys found in a stride; `bytes_read` is its size in the last of its chunks, else 0.
 
-    `bytes_read` is the size of the stride in the last of its chunks, else 0. No chunk once the map is full.
+    No chunk once the map is full.
     """
 
-    chunk: Chunk | None
-    first_ordinal: np.ndarray
+    chunk: KeyChunk | None
     bytes_read: int
 
 
 class SurvivorBuilder:
     """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
 
-    A thread reads the next stride and finds its records while those of the one before go into the map.
+    A thread reads the next stride and hashes its keys while those of the one before go into the map.
     """
 
-    def __init__(
-        self, reader: SegmentReader, scanner: RecordScanner, offset_map: OffsetMap, seed: int
-    ) -> None:
+    def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
         self._reader = reader
         self._scanner = scanner
         self._map = offset_map
-        self._seed = seed
-        self._keyless = np.zeros(2, np.int64)
 
     def build(
         self,
@@ -157,23 +150,22 @@ class SurvivorBuilder:
         for number in range(first, end):
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-            found = self._find_records(survivors, path, segments, number, first_dirty_offset, followers)
+            found = self._find_keys(survivors, path, segments, number, first_dirty_offset, followers)
             for part in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
                 if part.chunk is not None and not survivors.full:
-                    self._put(survivors, part.chunk, part.first_ordinal, first_dirty_offset)
+                    self._put(survivors, part.chunk, first_dirty_offset)
                 on_progress("map", part.bytes_read)
             if survivors.full:
                 break
             survivors.latest_offset = (
                 segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
             ) - 1
-        survivors.keyless, survivors.first_keyless_offset = int(self._keyless[0]), int(self._keyless[1])
         survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
         starts = np.array(survivors.record_start, np.int64)
         mark_survivors(self._map.slots, starts, first, survivors.bits)
         return survivors
 
-    def _find_records(
+    def _find_keys(
         self,
         survivors: Survivors,
         path: str,
@@ -182,7 +174,7 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> Generator[_Found, None, None]:
-        """The records of the wanted data batches of segment `number`, which is counted in `survivors`.
+        """The keys of the wanted data batches of segment `number`, which is counted in `survivors`.
 
         One item behind the map: what is found past the place where it was full is of no consequence.
         """
@@ -198,45 +190,51 @@ class SurvivorBuilder:
             counts = table["record_count"].astype(np.int64)
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if survivors.full:
-                yield _Found(None, first_ordinal, len(stride.raw))
+                yield _Found(None, len(stride.raw))
             else:
                 survivors.reserve_nulls(len(table))
                 wanted = ~aborted & (table["last_offset"] >= from_offset)
                 wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
                 for opened in self._reader.open_rows(stride, wanted):
-                    for chunk in self._scanner.chunks(stride, opened):
-                        n = len(chunk.records)
-                        rewrite_kernels.note_nulls(chunk.records, n, survivors.null_bits, survivors.batches)
+                    for chunk in self._scanner.chunks(
+                        stride, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
+                    ):
                         is_last = chunk.end_row == len(table)
-                        yield _Found(chunk, first_ordinal, len(stride.raw) if is_last else 0)
+                        yield _Found(chunk, len(stride.raw) if is_last else 0)
             survivors.segment_records[-1] += int(counts.sum())
             survivors.batches += len(table)
 
-    def _put(self, survivors: Survivors, chunk: Chunk, first_ordinal: np.ndarray, from_offset: int) -> None:
-        n, columns = len(chunk.records), chunk.columns
-        keyless = self._keyless.copy()
-        self._number(chunk, n, first_ordinal, from_offset)
-        chunk.hash_keys(self._seed)
-        done = self._map.put_all(columns.low, columns.high, columns.ordinals, n)
-        if done < n:  # keyless records behind the mapped range are kept and no reason to refuse
-            self._keyless = keyless
-            self._number(chunk, done, first_ordinal, from_offset)
-        self._advance(survivors, chunk, done, from_offset)
+    def _put(self, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
+        done = self._map.put_all(chunk.low, chunk.high, chunk.ordinals, len(chunk.ordinals))
+        if done < len(chunk.ordinals):
+            self._stop_in_front_of(int(chunk.ordinals[done]), survivors, chunk, from_offset)
+            return
+        self._note_keyless(survivors, chunk.keyless, chunk.first_keyless_offset)
+        self._advance(survivors, chunk, chunk.end_row, from_offset)
 
-    def _number(self, chunk: Chunk, n: int, first_ordinal: np.ndarray, from_offset: int) -> None:
-        record_kernels.number_records(
-            chunk.records, n, first_ordinal, from_offset, chunk.columns.ordinals, self._keyless
-        )
+    @staticmethod
+    def _note_keyless(survivors: Survivors, count: int, first_offset: int) -> None:
+        if count and not survivors.keyless:
+            survivors.first_keyless_offset = first_offset
+        survivors.keyless += count
 
-    def _advance(self, survivors: Survivors, chunk: Chunk, done: int, from_offset: int) -> None:
-        """Move `latest_offset` past what the chunk completed, and on a full map past the last record put."""
-        survivors.full = done < len(chunk.records)
-        end_row = int(chunk.records["row"][done]) if survivors.full else chunk.end_row
+    @staticmethod
+    def _advance(survivors: Survivors, chunk: KeyChunk, end_row: int, from_offset: int) -> None:
+        """Move `latest_offset` past the rows of the chunk in front of `end_row`."""
         if end_row > chunk.first_row:
             last = int(chunk.stride.table["last_offset"][end_row - 1])
             if last >= from_offset:
                 survivors.latest_offset = last
-        if survivors.full:
-            put = (chunk.columns.ordinals[:done] >= 0) & (chunk.records["row"][:done] == end_row)
-            if put.any():
-                survivors.latest_offset = int(chunk.records["offset"][:done][put][-1])
+
+    def _stop_in_front_of(self, ordinal: int, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
+        """The map was full at this record: what lies behind it is kept, records without a key are no matter there."""
+        survivors.full = True
+        row = chunk.row_of(ordinal)
+        self._advance(survivors, chunk, row, from_offset)
+        records, ordinals = chunk.records_up_to(row)
+        before = records[(ordinals < ordinal) & (records["offset"] >= from_offset)]
+        keyless = before["offset"][before["key_bytes"] < 0]
+        self._note_keyless(survivors, len(keyless), int(keyless[0]) if len(keyless) else -1)
+        put = before["offset"][(before["key_bytes"] >= 0) & (before["row"] == row)]
+        if len(put):
+            survivors.latest_offset = int(put[-1])

@@ -198,7 +198,7 @@ def _compress(h, message, counted, last):
         h[i] ^= v[i] ^ v[i + 8]
 
 
-@kernel
+@kernel(allocates=True)
 def blake2b_128(data, start, n):
     """Digest of `data[start:start + n]` (uint8) as two little-endian uint64 words, for inputs of any length."""
     h = _IV_WORDS.copy()
@@ -221,7 +221,7 @@ def blake2b_128(data, start, n):
     return h[0], h[1]
 
 
-@kernel
+@kernel(allocates=True)
 def blake2b_128_many(data, starts, lengths, n, low, high):
     """Digests of the inputs `data[starts[i]:starts[i] + lengths[i]]`, `i` < `n`, into `low` and `high` (uint64)."""
     words = np.zeros((_BLOCK_WORDS, LANES), dtype=np.uint64)

@@ -20,7 +20,7 @@ _MIN_SIZE = 14
 _UP_TO_MAGIC = 17
 
 
-@kernel
+@kernel(allocates=True)
 def index_any(raw, n, position, table, valid, out):
     """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`; it begins at byte `position`.
 

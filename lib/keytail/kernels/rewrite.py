@@ -187,7 +187,6 @@ def rebuild_blocks(
     done = 0
     code = OK
     i = 0
-    scratch = np.empty(16, np.uint8)
     while i < n and code == OK:
         row = np.int64(records[i].row)
         end = i
@@ -243,26 +242,25 @@ def rebuild_blocks(
             max_timestamp = max(max_timestamp, timestamp)
             time_delta = timestamp - base_timestamp
             offset_delta = np.int64(record.offset) - base_offset
-            q = put_varint(scratch, 0, time_delta)
-            q = put_varint(scratch, q, offset_delta)
+            deltas_bytes = varint_bytes(time_delta) + varint_bytes(offset_delta)
             if record.canonical == 1:
-                p = put_varint(blocks, p, 1 + q + np.int64(record.body_bytes))
+                p = put_varint(blocks, p, 1 + deltas_bytes + np.int64(record.body_bytes))
                 blocks[p] = 0
-                p += 1
-                for k in range(q):
-                    blocks[p + k] = scratch[k]
-                p = _copy(blocks, p + q, a, record.body_start, record.body_bytes)
+                p = put_varint(blocks, p + 1, time_delta)
+                p = put_varint(blocks, p, offset_delta)
+                p = _copy(blocks, p, a, record.body_start, record.body_bytes)
             else:
                 # The length comes first and is known last: write the body where the longest prefix would end.
-                body_at = p + 5 + 1 + q
+                body_at = p + 5 + 1 + deltas_bytes
                 stop = _normalised_body(
                     blocks, body_at, a, record.body_start, record.body_start + record.body_bytes
                 )
-                length = 1 + q + stop - body_at
+                length = 1 + deltas_bytes + stop - body_at
                 shift = 5 - varint_bytes(length)
                 p = put_varint(blocks, p, length)
                 blocks[p] = 0
-                p = _copy(blocks, p + 1, scratch, 0, q)
+                p = put_varint(blocks, p + 1, time_delta)
+                p = put_varint(blocks, p, offset_delta)
                 p = _move_down(blocks, p, p + shift, stop - body_at)
         if code != OK:
             break

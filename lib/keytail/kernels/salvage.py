@@ -103,7 +103,7 @@ def _landing(raw, p, n, low, high, out, scratch):
     return np.int64(-1)
 
 
-@kernel
+@kernel(allocates=True)
 def next_batch(raw, p, low, high, most_checked_bytes, out):
     """Where batches go on behind the damage at `p`: `out[FOUND]`, above `p`; the length of `raw` for nowhere.
 
@@ -141,7 +141,7 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
     out[FOUND] = end
 
 
-@kernel
+@kernel(allocates=True)
 def check_records(raw, table, bad):
     """Set `bad[row]` (uint8) of each uncompressed batch of version 2 whose records are not what its header says."""
     state = np.zeros(STATE_SIZE, np.int64)
@@ -169,7 +169,7 @@ def _best_below(scores, rows, rank):
     return best, row
 
 
-@kernel
+@kernel(allocates=True)
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
     """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets rise without overlap.
 

@@ -94,14 +94,15 @@ class RecordScanner:
             if code != kernels.OK:
                 stride.fail_record(code, bad_row)
             if next_row == row:  # a batch of more records than there is room for
-                self._columns[0] = Columns(_room_for(stride, row))
+                self._columns[0] = Columns(room_for(stride, row))
                 continue
             self._columns.reverse()
             yield Chunk(stride, opened, row, next_row, columns.records[:n], columns)
             row = next_row
 
 
-def _room_for(stride: Stride, row: int) -> int:
+def room_for(stride: Stride, row: int) -> int:
+    """Records of a batch that is looked at whole; Refused where they are more than MOST_RECORDS."""
     records = int(stride.table["record_count"][row])
     if records > MOST_RECORDS:
         raise Refused(

@@ -1,0 +1,114 @@
+"""Hashes the keys of opened strides a part at a time, numbered, in buffers used again: what pass 1 maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.kernels import key_scan as kernels
+from keytail.kernels import records as record_kernels
+from keytail.log.scan import room_for
+from keytail.log.stride import OpenedRows, Stride
+
+# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
+_KEYS = 1 << 17
+_RECORDS_AT_ONCE = 1 << 10  # with their bytes they stay in a core's own cache
+
+
+class _Columns:
+    def __init__(self, n: int) -> None:
+        self.low = np.empty(n, np.uint64)
+        self.high = np.empty(n, np.uint64)
+        self.ordinals = np.empty(n, np.int64)
+
+
+@dataclass
+class KeyChunk:
+    """The hashed keys of the records in the opened ones of rows `first_row` .. `end_row` of a stride.
+
+    `ordinals[i]` is `first_ordinal` of the record's row and its number in the batch, -1 where it is not to be put:
+    it has no key, or lies below the offset from which on it counts. `keyless` records behind that have no key, the
+    first of them at `first_keyless_offset`. The chunk after the next one overwrites the arrays.
+    """
+
+    stride: Stride
+    opened: OpenedRows
+    first_row: int
+    end_row: int
+    low: np.ndarray
+    high: np.ndarray
+    ordinals: np.ndarray
+    first_ordinal: np.ndarray
+    keyless: int
+    first_keyless_offset: int
+
+    def row_of(self, ordinal: int) -> int:
+        """The row that holds the record of an ordinal."""
+        return int(np.searchsorted(self.first_ordinal, ordinal, side="right")) - 1
+
+    def records_up_to(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """The records (RECORD_TABLE) of the chunk's opened rows up to `row`, that included, and the ordinal of each."""
+        stride, opened = self.stride, self.opened
+        rows = slice(self.first_row, row + 1)
+        is_open = opened.where[rows] != record_kernels.CLOSED
+        counts = np.where(is_open, stride.table["record_count"][rows], 0)
+        records = np.empty(int(counts.sum()), record_kernels.RECORD_TABLE)
+        out, no_bits = np.zeros(4, np.int64), np.full(len(stride.table), -1, np.int64)
+        record_kernels.scan_records(
+            stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size,
+            self.first_row, row + 1, np.zeros(1, np.uint8), no_bits, records, out,
+        )  # fmt: skip
+        numbers = np.arange(len(records)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return records, self.first_ordinal[records["row"]] + numbers
+
+
+class KeyScanner:
+    """Keys of opened strides; hold one a task."""
+
+    def __init__(self, seed: int, chunk_keys: int = _KEYS, records_at_once: int = _RECORDS_AT_ONCE) -> None:
+        self._seed = np.uint64(seed)
+        self._columns = [_Columns(chunk_keys), _Columns(chunk_keys)]
+        self._records = np.empty(min(records_at_once, chunk_keys), record_kernels.RECORD_TABLE)
+        self._out = np.zeros(4, np.int64)
+
+    def chunks(
+        self,
+        stride: Stride,
+        opened: OpenedRows,
+        from_offset: int,
+        first_ordinal: np.ndarray,
+        nulls: np.ndarray,
+        first_batch: int,
+    ) -> Iterator[KeyChunk]:
+        """Every row of `opened`, in order; the last chunk ends with it. Sets the bit in `nulls` of each batch with one.
+
+        Raises CorruptLog at a batch whose records do not parse, Refused at one of more records than memory is made for.
+        """
+        row, no_bits = opened.first, np.full(len(stride.table), -1, np.int64)
+        while row < opened.end:
+            columns, keyless = self._columns[0], np.zeros(2, np.int64)
+            kernels.scan_keys(
+                stride.raw, opened.arena, stride.table, opened.where, opened.start, opened.size, row, opened.end,
+                from_offset, self._seed, first_ordinal, nulls, first_batch, self._records, no_bits,
+                columns.low, columns.high, columns.ordinals, keyless, self._out,
+            )  # fmt: skip
+            next_row, n, code, bad_row = (int(x) for x in self._out)
+            if code != record_kernels.OK:
+                stride.fail_record(code, bad_row)
+            if next_row == row:  # a batch of more records than there is room for
+                self._make_room(room_for(stride, row))
+                continue
+            self._columns.reverse()
+            yield KeyChunk(
+                stride, opened, row, next_row, columns.low[:n], columns.high[:n], columns.ordinals[:n], first_ordinal,
+                int(keyless[0]), int(keyless[1]),
+            )  # fmt: skip
+            row = next_row
+
+    def _make_room(self, records: int) -> None:
+        if len(self._columns[0].low) < records:
+            self._columns[0] = _Columns(records)
+        if len(self._records) < records:
+            self._records = np.empty(records, record_kernels.RECORD_TABLE)
