@@ -77,7 +77,7 @@ def test_what_survives_is_what_dicts_say(keys: list[int], shards: int, rng: rand
     probes = _Run(_PROBES, 0, shards, 0)
     done = 0
     for_puts = np.where(is_put, ordinals, -1)
-    while (done := done + dedup.put_all(low[done:], high[done:], for_puts[done:], len(keys) - done)) < len(keys):
+    while (done := done + dedup.put_all(high[done:], low[done:], for_puts[done:], len(keys) - done)) < len(keys):
         cells += puts.drain(dedup)
     cells += [*puts.drain(dedup), *puts.give()]
     cells += [*probes.take(low, high, np.where(is_put, -1, ordinals), len(keys)), *probes.give()]
@@ -182,3 +182,16 @@ def test_a_shard_that_does_not_fit_is_no_silent_loss() -> None:
     entries[:, 2] = 1
     with pytest.raises(KeytailError, match="shard of the proof needs more"):
         table.merge(entries.reshape(-1))
+
+
+def test_keys_do_not_leave_a_table_in_the_order_of_the_next() -> None:
+    """Else each would be sought among all before it, as long as the next table is small."""
+    rng = np.random.default_rng(5)
+    low, high = (rng.integers(0, 2**64, 20_000, np.uint64) for _ in range(2))
+    dedup = OffsetMap(1 << 20)
+    assert dedup.put_all(high, low, np.arange(20_000), 20_000) < 20_000 or dedup.used == 20_000
+    run = _Run(_PUTS, 0, 2, 1 << 22)
+    for cell in [*run.drain(dedup), *run.give()]:
+        words = np.frombuffer(cell.data, np.uint64).reshape(3, -1)[1]
+        ascending = np.count_nonzero(words[1:] > words[:-1]) / len(words)
+        assert ascending < 0.6

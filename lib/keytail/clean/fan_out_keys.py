@@ -81,10 +81,11 @@ class _Run:
             yield from self.give()
 
     def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
-        """All that is in the map, which is empty then."""
+        """All that is in a map whose hashes have their words swapped; it is empty then."""
         i = 0
+        low, high, ordinals = self._arrays
         while True:
-            i, self._filled = kernels.drain(offset_map.slots, i, *self._arrays, self._filled)
+            i, self._filled = kernels.drain(offset_map.slots, i, high, low, ordinals, self._filled)
             if i == len(offset_map.slots):
                 offset_map.used = 0
                 return
@@ -135,7 +136,7 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            done += self._map.put_all(low, high, ordinals, n - done)
+            done += self._map.put_all(high, low, ordinals, n - done)  # in its order they are drained: not a shard's
             if done == n:
                 break
             yield from self._puts.drain(self._map)

@@ -165,7 +165,7 @@ def settle_proof(
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
-        table.merge(np.array(take_over(fs, task, context.proofs[shard]), np.uint64))
+        table.go_on(take_over(fs, task, context.proofs[shard]))
     for _, data in cells:
         table.merge(np.frombuffer(bytearray(data), np.uint64))
     offset, outlived = proof_table.first_unjustified(table.slots)
@@ -181,6 +181,11 @@ class _Table:
         self._max_slots = max(16, memory_bytes * 2 // (3 * SLOT_BYTES))
         self.slots = zeros(min(_FIRST_SLOTS, self._max_slots) * _WORDS, np.dtype(np.uint64))
         self.used = 0
+
+    def go_on(self, slots: np.ndarray) -> None:
+        """With the table that the round before has left."""
+        self.slots = slots
+        self.used = int(np.count_nonzero(slots.reshape(-1, _WORDS)[:, 2]))
 
     def merge(self, entries: np.ndarray) -> None:
         """Free slots among them are passed over."""
@@ -200,7 +205,7 @@ class _Table:
                     remedy="Nothing was replaced; give the run more --map-memory",
                 )
             larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
-            proof_table.rehash(self.slots, larger)
+            kernels.rehash_entries(self.slots, larger)
             self.slots = larger
 
 

@@ -1,7 +1,8 @@
 """Runs of keys on their way to shards, and the tables that shards make of them.
 
 A key run is three arrays of one length: the two words of the keys' hashes, and ordinals. A shard is a range of the
-low word's upper half; tables place by the high word, so that the keys of one shard spread over its whole table.
+low word's upper half. Keys that leave one table in its order must come to the next in another: in their own they would
+fill its first slots alone as long as it is small, and every search there would pass all of them.
 """
 
 from __future__ import annotations
@@ -160,8 +161,24 @@ def copy_bits(source, n, start, bits):
 
 
 @register_jitable
-def _slot_of(high, capacity):
-    return np.int64((high >> np.uint64(32)) * np.uint64(capacity) >> np.uint64(32))
+def _place(low, capacity):
+    """By bits that say neither which shard an entry has nor where it lay in the table that it comes from."""
+    return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
+
+
+@kernel
+def rehash_entries(old, new):
+    """Move every entry of one shard's table into an empty one."""
+    capacity = new.shape[0] // SLOT_WORDS
+    for i in range(0, old.shape[0], SLOT_WORDS):
+        if old[i + 2] != 0:
+            j = _place(old[i], capacity)
+            while new[SLOT_WORDS * j + 2] != 0:
+                j += 1
+                if j == capacity:
+                    j = 0
+            for word in range(SLOT_WORDS):
+                new[SLOT_WORDS * j + word] = old[i + word]
 
 
 @kernel
@@ -178,9 +195,9 @@ def merge_entries(slots, used, limit, entries, start):
     n = entries.shape[0] // SLOT_WORDS
     for k in range(start, n):
         if k + _AHEAD < n:
-            prefetch(slots, SLOT_WORDS * _slot_of(entries[SLOT_WORDS * (k + _AHEAD) + 1], capacity))
+            prefetch(slots, SLOT_WORDS * _place(entries[SLOT_WORDS * (k + _AHEAD)], capacity))
         low, high, offset = entries[SLOT_WORDS * k], entries[SLOT_WORDS * k + 1], entries[SLOT_WORDS * k + 2]
-        i = _slot_of(high, capacity)
+        i = _place(low, capacity)
         while slots[SLOT_WORDS * i + 2] != 0:
             held = slots[SLOT_WORDS * i + 1]
             if slots[SLOT_WORDS * i] == low and held & clear == high & clear:
