@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.app import rows as show
+from keytail.app.each_partition import of_each
 from keytail.app.metadata import with_metadata
 from keytail.app.planning import Planned, Rules, plan_one
 from keytail.app.selection import Choice, Configuration, choose
@@ -86,23 +87,22 @@ def describe(
     """A row for each chosen partition."""
     chosen = choose(fs, choice)
     configuration = with_metadata(fs, choice.log_dirs, configuration)
-    planned = [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
-    counted: list[int | KeytailError | None] = [None] * len(planned)
-    if count_records:
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            counted = list(pool.map(lambda plan: _count(fs, plan.facts), planned))
     # A broker removes the file of a clean shutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
-    return [
-        _row(
-            plan,
-            rules,
-            _settings(configuration, plan.facts.topic, every_setting),
-            records,
-            live=live[plan.facts.log_dir],
+
+    def row(plan: Planned, records: int | KeytailError | None) -> DescribeRow:
+        settings = _settings(configuration, plan.facts.topic, every_setting)
+        return _row(plan, rules, settings, records, live=live[plan.facts.log_dir])
+
+    if not count_records:
+        return of_each(
+            chosen,
+            lambda log_dir, entry: row(plan_one(fs, log_dir, entry, configuration, rules, by_listing=True), None),
+            fs,
         )
-        for plan, records in zip(planned, counted, strict=True)
-    ]
+    planned = [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(lambda plan: row(plan, _count(fs, plan.facts)), planned))
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:

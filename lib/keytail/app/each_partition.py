@@ -34,7 +34,7 @@ def of_each(chosen: Chosen, function: Callable[[LogDirFacts, PartitionEntry], A]
     if len(partitions) < MANY or fs is not LOCAL or not is_main:
         return [function(log_dir, entry) for log_dir, entry in partitions]
 
-    import keytail.log.producers  # noqa: PLC0415 (brings in the kernels: once, and not in each process)
+    import keytail.log.producers  # noqa: F401, PLC0415 (brings in the kernels: once, and not in each process)
     from keytail.spark.processes import Processes  # noqa: PLC0415 (a few partitions need none)
     from keytail.spark.tasks import attempt_one  # noqa: PLC0415 (the same)
 

@@ -52,8 +52,8 @@ def run_bundle(
 ) -> list[Outcome[R]]:
     """`function(payload, attempt)` for each payload, on the workers; outcomes in the order of the payloads.
 
-    `spark` is a session, or Processes in its place. `attempt` differs between any two runs of a task in this session, so
-    files named by it never collide.
+    `spark` is a session, or Processes in its place. `attempt` differs between any two runs of a task in it, so files
+    named by it never collide.
     `function` is a module-level function of an installed package (or picklable); it runs where the files are
     mounted. Once `stopped()` a lost job is not run again. `before_again(payload)` is called before each payload of a
     lost job is run again: its earlier attempt may have left scratch files. Raises SparkEnded where no job can be run

@@ -1,0 +1,82 @@
+"""Plans of many partitions: the same rows from several processes as from one, and few operations for each partition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from keytail.app import compaction, each_partition, rows
+from keytail.app.selection import Choice, choose, read_configuration
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL
+from tests.app.conftest import Run, rows_of
+from tests.bench.plan import make
+from tests.log.test_listing import Counting
+
+PARTITIONS = 2400
+SEGMENTS = 4
+OPERATIONS_A_PARTITION = 20  # the listing, the epochs, the end of the last segment; as many for forty segments
+
+
+@pytest.fixture(scope="module")
+def log_dirs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return make(tmp_path_factory.mktemp("many"), PARTITIONS, SEGMENTS)
+
+
+def request_of(log_dirs: list[Path], *topic_config: str) -> compaction.Request:
+    choice = Choice(log_dirs=tuple(map(str, log_dirs)))
+    return compaction.Request(choice, read_configuration(None, topic_config, True))
+
+
+def test_the_same_rows_from_processes_and_few_operations(
+    log_dirs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = [f"topic-{number}:cleanup.policy=compact" for number in range(0, PARTITIONS // 100, 2)]
+    request = request_of(log_dirs, *policies, "min.cleanable.dirty.ratio=0.1")
+    assert PARTITIONS >= each_partition.MANY
+    several = compaction.plan(request)
+    fs = Counting()
+    one = compaction.plan(request, fs)
+    assert [row.name for row in several] == [row.name for row in one]
+    assert several == one
+    assert {row.status for row in one} == {"would-compact", "skipped"}
+    assert {row.way for row in one} == {"packed", None}
+    assert fs.counts.total() / PARTITIONS < OPERATIONS_A_PARTITION
+
+
+def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
+    def plan(*more: str) -> Result:
+        dirs = ",".join(map(str, log_dirs))
+        return run("plan", "--log-dirs", dirs, "--topics-have-no-overrides", *more)
+
+    found = rows_of(plan("--output", "json"))
+    assert len(found) == PARTITIONS
+    table = plan().stdout
+    lines = table.splitlines()
+    assert lines[1].split()[:3] == ["partition", "log", "dir"]
+    assert sum(" skipped " in line and line.startswith("topic-") for line in lines) >= PARTITIONS
+    assert f"{PARTITIONS} partitions: {PARTITIONS} skipped." in table
+
+
+def test_rows_are_told_alike_whether_few_or_many(
+    log_dirs: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("plan", "--log-dirs", str(log_dirs[0]), "--topics-have-no-overrides", "--topic", "topic-1")
+    few_json, few = run(*flags, "--output", "json").stdout, run(*flags).stdout
+    monkeypatch.setattr(rows, "MOST_DRAWN", 1)
+    assert json.loads(run(*flags, "--output", "json").stdout) == json.loads(few_json)
+    many = run(*flags).stdout
+    assert [line.split() for line in many.splitlines()] == [line.split() for line in few.splitlines()]
+
+
+def test_what_fails_in_a_process_is_told(log_dirs: list[Path]) -> None:
+    chosen = choose(LOCAL, Choice(log_dirs=tuple(map(str, log_dirs))))
+
+    def fail(log_dir: object, entry: object) -> int:
+        raise ZeroDivisionError("an oversight")
+
+    with pytest.raises(KeytailError, match="an oversight"):
+        each_partition.of_each(chosen, fail)

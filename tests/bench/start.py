@@ -1,0 +1,72 @@
+"""From a command to its first line, first result and end, for ten small partitions: `python -m tests.bench.start`.
+
+Without Spark, with it, and a dry run, in turns, after one run of each that does not count. `processor` is what the
+command and all that it started have used of all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.app.log_dirs import random_records, write_log_dir
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--output", "json")
+WAYS = {
+    "without Spark": ("--execute",),
+    "--master local[2]": ("--execute", "--master", "local[2]"),
+    "dry run": (),
+}
+
+
+def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float, float, float]:
+    """Seconds to the first line, to the first result, to the end; processor seconds."""
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(source, work)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start_s = time.perf_counter()
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(work), *FLAGS, *more]
+    first = result = 0.0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            now_s = time.perf_counter() - start_s
+            first = first or now_s
+            if "[1/" in line:
+                result = now_s
+    end = time.perf_counter() - start_s
+    assert run.returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return first, result, end, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    with tempfile.TemporaryDirectory(prefix="keytail-start-") as home:
+        source = write_log_dir(
+            Path(home) / "source", {f"orders-{n}": random_records(n, 2000) for n in range(10)}
+        )
+        found: dict[str, list[tuple[float, float, float, float]]] = {way: [] for way in WAYS}
+        for number in range(runs + 1):
+            for way, more in WAYS.items():
+                figures = turn(source, Path(home) / "work", more)
+                if number:
+                    found[way].append(figures)
+    print(f"{'median seconds of ' + str(runs):20}  first line  first result  end  processor")
+    for way, turns in found.items():
+        first, result, end, processor = (statistics.median(column) for column in zip(*turns, strict=True))
+        print(f"{way:20}  {first:10.2f}  {result or float('nan'):12.2f}  {end:.2f}  {processor:9.2f}")
+
+
+if __name__ == "__main__":
+    main()
