@@ -57,14 +57,16 @@ CACHE_FOLDER = _cache_folder()
 KERNELS: list[Any] = []
 
 
-def kernel(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, **options: Any) -> Any:
     """`@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, C's error model, a cache.
 
+    Without `allocates` it makes no arrays, and references to those it is given are not counted: counting them in each
+    call between functions takes more time than a small batch does. Numba refuses to compile one that allocates then.
     Never `parallel=True`: its thread pool does not survive the fork of a Spark worker.
     """
     if function is None:
-        return lambda wrapped: kernel(wrapped, **options)
-    options = {"nogil": True, "error_model": "numpy", **options}
+        return lambda wrapped: kernel(wrapped, allocates=allocates, **options)
+    options = {"nogil": True, "error_model": "numpy", "_nrt": allocates, **options}
     made = _made(function, options)
     if not numba.config.DISABLE_JIT and options.get("inline") != "always":
         KERNELS.append(made)
