@@ -25,6 +25,7 @@ from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
+from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.replace import CleanFile, GroupOutput, commit_group
@@ -105,14 +106,15 @@ def install(
     """Replace the sources by what `clean_partition` wrote, group by group, in ascending order.
 
     The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
-    `on_group` hears of each that is done. Once `stopped()` no other begins.
+    `on_group` hears of each that is done. Once `stopped()` no other begins. What the sources took is free at the end.
     """
     check_sources(fs, task)
-    for group in result.groups:
-        if stopped():
-            return
-        commit_group(fs, task.partition_path, group)
-        on_group()
+    with Freeing(fs) as freeing:
+        for group in result.groups:
+            if stopped():
+                return
+            commit_group(fs, task.partition_path, group, freeing.unlink)
+            on_group()
 
 
 def check_sources(fs: FileSystem, task: CleaningTask) -> None:
@@ -269,5 +271,6 @@ def _prove(
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
         round_of=round_of,
         so_far=so_far,
+        expected_keys=result.keys,
     )
     return report.so_far

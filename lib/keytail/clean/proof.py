@@ -64,13 +64,14 @@ def prove(
     round_of: tuple[int, int] | None = None,
     so_far: ProofSoFar | None = None,
     part: PartOfProof | None = None,
+    expected_keys: int = 0,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
     `segments` are ALL of the partition's, ascending, those above the rewritten ones too: markers of transactions
     may lie there. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data
     offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
-    keys and that of markers. A source that is corrupt raises CorruptLog.
+    keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
 
     In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
     report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
@@ -83,6 +84,7 @@ def prove(
         rest = list(part.present)
     _check_groups(partition_path, segments, groups, mine)
     proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far, part)
+    proof.keys.expect(expected_keys)
     if active_producers is not None:
         proof.producers = np.array(active_producers, dtype=np.int64)
     state = proof.state

@@ -52,6 +52,7 @@ class Keys:
         self._slots = np.zeros(0, dtype=np.uint64) if slots is None else slots
         self._used = used
         self._limit = _limit_of(len(self._slots) // kernels.SLOT_WORDS)
+        self._expected = 0
         self._notes = [_Notes(_NOTES, _KEY_BYTES), _Notes(_NOTES, _KEY_BYTES)]
         self._digests = np.empty((2, _NOTES), dtype=np.uint64)
         self._thread = ThreadPoolExecutor(1, "keys")
@@ -73,6 +74,10 @@ class Keys:
         """Keys in the table, those handed over last included."""
         self._wait()
         return self._used
+
+    def expect(self, keys: int) -> None:
+        """About so many keys will come: the table need not grow to them step by step. No harm if others come."""
+        self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
         """Leave `n_bytes` of the memory to something else; a table that is larger already stays."""
@@ -136,8 +141,8 @@ class Keys:
     def _make_room(self, n: int) -> None:
         need = self._used + n
         if need > self._limit and len(self._slots) < self._max_slots * kernels.SLOT_WORDS:
-            slots = self._max_slots
-            while slots // 2 > _FIRST_SLOTS and need <= min(slots // 2 * _LOAD, slots // 2 - 2):
+            slots, wanted = self._max_slots, max(need, self._expected)
+            while slots // 2 > _FIRST_SLOTS and wanted <= min(slots // 2 * _LOAD, slots // 2 - 2):
                 slots //= 2
             table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
             kernels.rehash(self._slots, table)

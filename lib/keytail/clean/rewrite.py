@@ -290,12 +290,13 @@ class Rewriter:
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Compress blocks with their batch's own codec at its default level, into an arena of their own."""
         view = memoryview(self._blocks)
-        parts: list[bytes] = []
-        used = 0
-        for k in which:
-            start, size = int(rebuilt["block_start"][k]), int(rebuilt["block_bytes"][k])
-            data = compress(int(rebuilt["attributes"][k]) & CODEC_MASK, view[start : start + size])
-            parts.append(data)
-            rebuilt["block_start"][k], rebuilt["block_bytes"][k], rebuilt["where"][k] = used, len(data), 1
-            used += len(data)
-        return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+        starts, codecs = rebuilt["block_start"][which], rebuilt["attributes"][which] & CODEC_MASK
+        ends = starts + rebuilt["block_bytes"][which]
+        parts = [
+            compress(codec, view[start:end])
+            for codec, start, end in zip(codecs.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        ]
+        sizes = np.array([len(part) for part in parts], np.int64)
+        rebuilt["block_start"][which], rebuilt["block_bytes"][which] = np.cumsum(sizes) - sizes, sizes
+        rebuilt["where"][which] = 1
+        return np.frombuffer(bytearray().join(parts), np.uint8)

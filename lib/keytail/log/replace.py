@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from keytail.errors import KeytailError, Refused
@@ -61,17 +62,19 @@ class GroupOutput:
         return self.segments[0].base_offset
 
 
-def commit_group(fs: FileSystem, partition_path: str, group: GroupOutput) -> None:
+def commit_group(
+    fs: FileSystem, partition_path: str, group: GroupOutput, unlink: Callable[[str], None] | None = None
+) -> None:
     """Replaces the group's sources by its outputs. The unlink of the guard is the commit.
 
     Outputs are replaced at once unless one begins where a source does: what comes before it is committed
     first, as a group of its own. The scratch files must be durable and proven. Raises before anything is
     changed when the directory or a scratch file is not as expected; an OSError later leaves a state that
-    `recover` resolves.
+    `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is that of `fs`.
     """
     ends = _check_before(fs, partition_path, group)
     for part in parts(group):
-        _commit_part(fs, partition_path, part, max(ends[out.base_offset] for out in part.segments))
+        _commit_part(fs, partition_path, part, max(ends[out.base_offset] for out in part.segments), unlink)
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
@@ -92,7 +95,9 @@ def parts(group: GroupOutput) -> list[GroupOutput]:
     ]
 
 
-def _commit_part(fs: FileSystem, path: str, group: GroupOutput, end: int) -> None:
+def _commit_part(
+    fs: FileSystem, path: str, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
+) -> None:
     """`end` is the highest next offset of the outputs. The guard has the lowest base, so that all are void."""
     guard = os.path.join(path, names.guard_file(group.base_offset))
     source_log = os.path.join(path, names.segment_file(group.base_offset, names.LOG))
@@ -110,7 +115,7 @@ def _commit_part(fs: FileSystem, path: str, group: GroupOutput, end: int) -> Non
     fs.fsync_dir(path)
     fs.unlink(guard)
     fs.fsync_dir(path)
-    finish(fs, path, [out.base_offset for out in group.segments], end, group.source_bases)
+    finish(fs, path, [out.base_offset for out in group.segments], end, group.source_bases, unlink)
 
 
 def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> dict[int, int]:

@@ -244,18 +244,30 @@ class SegmentReader:
                 stride.raw, stride.position, table, 0, n, where, start, size, self._arenas[0], 0
             )
         first, floor = 0, used
-        for row in np.flatnonzero(wanted & (codecs != 0) & (table["record_count"] > 0)):
-            block = self._unpack(stride, int(row), int(codecs[row]), int(start[row]), int(size[row]))
-            if used > floor and used + len(block) > self._arena_bytes:
-                yield OpenedRows(first, int(row), self._arenas[0], where, start, size)
-                first, used = int(row), floor
+        rows = np.flatnonzero(wanted & (codecs != 0) & (table["record_count"] > 0))
+        raw, olds = memoryview(stride.raw), is_old[rows].tolist()
+        # As plain numbers: to take one out of an array costs as much as a small block.
+        columns = (rows.tolist(), codecs[rows].tolist(), start[rows].tolist(), size[rows].tolist(), olds)
+        for row, codec, at, n_bytes, old in zip(*columns, strict=True):
+            try:
+                block = (
+                    _transcode_row(stride, row)
+                    if old
+                    else decompress(codec, raw[at : at + n_bytes], limit_bytes=MAX_BLOCK_BYTES)
+                )
+            except ValueError as reason:
+                raise _cannot_be_opened(stride, row, codec, reason) from reason
+            used_after = used + len(block)
+            if used_after > self._arena_bytes and used > floor:
+                yield OpenedRows(first, row, self._arenas[0], where, start, size)
+                first, used, used_after = row, floor, floor + len(block)
                 self._arenas.reverse()
                 self._ensure_arena(floor, 0)
                 self._arenas[0][:floor] = self._arenas[1][:floor]
-            self._ensure_arena(used + len(block), used)
-            self._arenas[0][used : used + len(block)] = block
+            self._ensure_arena(used_after, used)
+            self._arenas[0][used:used_after] = np.frombuffer(block, np.uint8)
             where[row], start[row], size[row] = record_kernels.IN_ARENA, used, len(block)
-            used += len(block)
+            used = used_after
         yield OpenedRows(first, n, self._arenas[0], where, start, size)
 
     def _ensure_arena(self, n: int, used: int) -> None:
@@ -265,28 +277,24 @@ class SegmentReader:
             larger[:used] = arena[:used]
             self._arenas[0] = larger
 
-    @staticmethod
-    def _unpack(stride: Stride, row: int, codec: int, start: int, size: int) -> np.ndarray:
-        """The record block of a compressed batch, or of a compressed message of magic 0 or 1."""
-        batch = stride.table[row]
-        try:
-            if batch["magic"] < 2:
-                position = int(batch["position"]) - stride.position
-                base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
-                return transcode(
-                    stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, MAX_BLOCK_BYTES
-                )
-            block = decompress(codec, memoryview(stride.raw)[start : start + size], limit_bytes=MAX_BLOCK_BYTES)
-        except ValueError as reason:
-            name = CODECS[codec] if codec < len(CODECS) else f"unknown codec {codec}"
-            raise CorruptLog(
-                f"records cannot be decompressed ({name}: {reason})",
-                path=stride.path,
-                byte_position=int(batch["position"]),
-                offset=int(batch["base_offset"]),
-                remedy=CORRUPT_REMEDY,
-            ) from reason
-        return np.frombuffer(block, np.uint8)
+
+def _transcode_row(stride: Stride, row: int) -> np.ndarray:
+    """The records of a compressed message of magic 0 or 1 as a record block of v2."""
+    batch = stride.table[row]
+    position = int(batch["position"]) - stride.position
+    base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
+    return transcode(stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, MAX_BLOCK_BYTES)
+
+
+def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) -> CorruptLog:
+    name = CODECS[codec] if codec < len(CODECS) else f"unknown codec {codec}"
+    return CorruptLog(
+        f"records cannot be decompressed ({name}: {reason})",
+        path=stride.path,
+        byte_position=int(stride.table["position"][row]),
+        offset=int(stride.table["base_offset"][row]),
+        remedy=CORRUPT_REMEDY,
+    )
 
 
 def _complete_old(

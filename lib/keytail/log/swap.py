@@ -4,7 +4,7 @@ and the way from committed `.swap` files to the final state. SWAP.md beside this
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from keytail.errors import Refused
 from keytail.format import names
@@ -14,7 +14,14 @@ from keytail.log.fs import FileSystem
 NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # of every output
 
 
-def finish(fs: FileSystem, path: str, outputs: Sequence[int], end: int, replaced: Iterable[int]) -> None:
+def finish(
+    fs: FileSystem,
+    path: str,
+    outputs: Sequence[int],
+    end: int,
+    replaced: Iterable[int],
+    unlink: Callable[[str], None] | None = None,
+) -> None:
     """From committed `.log.swap` files to the final state; `replaced` are the bases of the sources.
 
     A recovery that knows the outputs only, a broker's or ours, keeps sources at or above `end`. Those must go
@@ -52,7 +59,7 @@ def finish(fs: FileSystem, path: str, outputs: Sequence[int], end: int, replaced
         for suffix in names.SEGMENT_SUFFIXES:
             deleted = names.segment_file(base, suffix + names.DELETED)
             if deleted in there:
-                fs.unlink(os.path.join(path, deleted))
+                (unlink or fs.unlink)(os.path.join(path, deleted))
     fs.fsync_dir(path)
 
 

@@ -1,0 +1,47 @@
+"""Names go at once, what the files took by the end of the block, whatever happens in it."""
+
+import errno
+import os
+
+import pytest
+
+from keytail.log.freeing import Freeing
+from keytail.log.fs import FileSystem
+
+
+class Refusing(FileSystem):
+    def _change(self, operation, arguments, action):
+        if operation == "unlink":
+            raise OSError(errno.EIO, "Input/output error", arguments[0])
+        return action()
+
+
+def open_below(folder):
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:  # that of the listing itself
+            continue
+        found += [target] if str(folder) in target else []
+    return found
+
+
+def test_a_name_is_gone_at_once_and_nothing_stays_open(tmp_path):
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_bytes(b"x")
+    with Freeing(FileSystem()) as freeing:
+        for path in paths:
+            freeing.unlink(str(path))
+            assert not path.exists()
+    assert open_below(tmp_path) == []
+
+
+def test_what_cannot_be_removed_is_told_and_not_left_open(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"x")
+    with pytest.raises(OSError, match="Input/output"), Freeing(Refusing()) as freeing:
+        freeing.unlink(str(path))
+    assert path.exists()
+    assert open_below(tmp_path) == []
