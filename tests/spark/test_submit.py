@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 
 from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
+from tests.reference.murmur2 import partition as partition_of
 
 pytestmark = pytest.mark.spark
 
@@ -59,6 +62,23 @@ def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
     again = submit("--master", "local[2]", str(JOB), *flags, "--execute")
     assert again.returncode == 0, again.stderr
     assert {row["status"] for row in json.loads(again.stdout)} == {"clean"}
+
+
+def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(500)]
+    pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / "orders.parquet", row_group_size=100)
+    logs = write_log_dir(tmp_path / "logs", {})
+    (logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
+    flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--output", "json", "--execute"]
+    job = ROOT / "jobs" / "import_logs.py"
+    done = submit("--master", "local[2]", str(job), str(tmp_path / "orders.parquet"), *flags)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["status"] for row in rows] == ["imported"] * 2
+    assert "tasks read Parquet themselves" in done.stderr
+    found = {n: [record.key for record in records_of(logs / f"orders-{n}")] for n in range(2)}
+    assert found == {n: [key for key in keys if partition_of(key, 2) == n] for n in range(2)}
 
 
 @pytest.mark.skipif(shutil.which("python3", path="/usr/bin:/bin") is None, reason="needs another python3")
