@@ -14,6 +14,7 @@ def zeros(n: int, dtype: np.dtype) -> np.ndarray:
     n_bytes = n * dtype.itemsize
     if n_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(n, dtype)
-    memory = mmap.mmap(-1, n_bytes)
+    # Python's default is memory to be shared, of which Linux makes no huge pages unless told so for the whole system.
+    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype)
