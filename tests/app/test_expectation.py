@@ -75,6 +75,12 @@ def test_a_run_takes_no_less_than_its_longest_task(each_s: list[float], cores: i
     assert is_worth_spark(each_s, cores) == (seconds >= SPARK_FROM_S)
 
 
+def test_cores_share_what_is_worth_a_session() -> None:
+    halves = [SPARK_FROM_S / 2] * 2
+    assert is_worth_spark(halves, 1)
+    assert not is_worth_spark(halves, 2)
+
+
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = object()

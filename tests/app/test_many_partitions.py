@@ -80,3 +80,17 @@ def test_what_fails_in_a_process_is_told(log_dirs: list[Path]) -> None:
 
     with pytest.raises(KeytailError, match="an oversight"):
         each_partition.of_each(chosen, fail)
+
+
+@pytest.mark.parametrize("setting", ["min.compaction.lag.ms=86400000", "max.compaction.lag.ms=86400000"])
+def test_settings_that_ask_for_times_are_answered_by_indexes_and_batches(
+    setting: str, log_dirs: list[Path], run: Run
+) -> None:
+    """The records are years old, their files were made now."""
+    flags = ["--log-dirs", str(log_dirs[0]), "--topics-have-no-overrides", "--partitions", "topic-1-0"]
+    ratio = "1.0" if setting.startswith("max") else "0.1"
+    policy = ["topic-1:cleanup.policy=compact", setting, f"min.cleanable.dirty.ratio={ratio}"]
+    more = [flag for text in policy for flag in ("--topic-config", text)]
+    for verb, due in (("plan", "would-compact"), ("describe", True)):
+        [row] = rows_of(run(verb, *flags, *more, "--output", "json")).values()
+        assert row["status" if verb == "plan" else "eligible"] == due, row

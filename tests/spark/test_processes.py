@@ -123,3 +123,10 @@ def test_workers_end_with_their_driver(ends_by: str) -> None:
     run.wait(timeout=10)
     run.stdout.close()
     _wait_until_gone(pids)
+
+
+def test_workers_end_with_the_process_that_forked_them(workers: Processes) -> None:
+    pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
+    os.kill(workers._forker, signal.SIGKILL)
+    _wait_until_gone(pids)
+    assert workers.run([0.0], work.nap) == [None], "nobody is left to do it"
