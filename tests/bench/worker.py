@@ -24,6 +24,7 @@ from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import CompactionConfig
 from keytail.clean.task import CleaningTask
 from keytail.log.checkpoint import update_offset
+from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import survey_log_dirs, survey_partition
 from keytail.spark.rebuild import Rebuild
@@ -104,6 +105,19 @@ class MemoryFiles(FileSystem):
         return None
 
 
+class TimedFreeing(Freeing):
+    """The seconds that a replacement waits at its end until all is free are added to those of unlinking."""
+
+    def __init__(self, files: TimedFiles) -> None:
+        super().__init__(files)
+        self._seconds = files.seconds
+
+    def __exit__(self, *error: Any) -> None:
+        started = time.perf_counter()
+        super().__exit__(*error)
+        self._seconds["unlink"] += time.perf_counter() - started
+
+
 class TimedFiles(FileSystem):
     """The real files, with the seconds spent in each kind of operation."""
 
@@ -162,7 +176,8 @@ def whole_task(log_dir: str, **settings: int) -> dict[str, Any]:
         started, cpu_before_s = time.perf_counter(), time.process_time()
         result = clean_partition(files, task)
         cleaned = time.perf_counter()
-        install(files, task, result)
+        with mock.patch.object(cleaner, "Freeing", TimedFreeing):
+            install(files, task, result)
         key = (task.topic, task.partition)
         checkpoint = os.path.join(log_dir, "cleaner-offset-checkpoint")
         update_offset(files, checkpoint, key, result.end_offset, hosted={key})
