@@ -86,11 +86,14 @@ def _console(stream: Any) -> Console:
 
 def print_json(rows: Iterable[Any]) -> None:
     """But for fields that `error` has in words (spark/rows.py)."""
-    told = [{name: value for name, value in asdict(row).items() if name not in NOT_TOLD} for row in rows]
-    if len(told) > MOST_DRAWN:  # a row a line, which takes a tenth of the time
-        sys.stdout.write("[\n" + ",\n".join(map(json.dumps, told)) + "\n]\n")
+    rows = list(rows)
+    told = ({name: value for name, value in asdict(row).items() if name not in NOT_TOLD} for row in rows)
+    if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
+        for number, row in enumerate(told):
+            sys.stdout.write(f"{',' if number else '['}\n{json.dumps(row)}")
+        sys.stdout.write("\n]\n")
     else:
-        json.dump(told, sys.stdout, indent=2)
+        json.dump(list(told), sys.stdout, indent=2)
         sys.stdout.write("\n")
     sys.stdout.flush()
 
