@@ -283,9 +283,16 @@ def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run
     assert "checkpoint" not in "".join(row["error"] for row in rows_of(run(*flags)).values())
 
 
-@pytest.mark.parametrize(("flags", "grouping"), [((), "measured"), (("--grouping", "kafka"), "kafka")])
-def test_grouping_reaches_the_tasks(
-    run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], grouping: str
+@pytest.mark.parametrize(
+    ("flags", "grouping", "fan_out"),
+    [
+        ((), "measured", "auto"),
+        (("--grouping", "kafka"), "kafka", "auto"),
+        (("--fan-out", "never"), "measured", "never"),
+    ],
+)
+def test_grouping_and_fan_out_reach_the_tasks(
+    run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], grouping: str, fan_out: str
 ) -> None:
     from keytail.app import compaction
 
@@ -301,7 +308,7 @@ def test_grouping_reaches_the_tasks(
     monkeypatch.setattr(compaction, "session_of_run", lambda *_, **__: None)
     monkeypatch.setattr(compaction, "_compaction", compaction_of)
     assert run("compact", "--log-dirs", log_dir, *ORDERS, *USERS, *flags, "--execute").exit_code == 0
-    assert [task.grouping for task in seen] == [grouping] * 3
+    assert [(task.grouping, task.fan_out) for task in seen] == [(grouping, fan_out)] * 3
 
 
 def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_planned(

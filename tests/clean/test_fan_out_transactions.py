@@ -57,8 +57,9 @@ def test_wrong_indexes_are_put_right_as_one_task_does(
 def inside(path: Path, first_dirty: int) -> CleaningTask:
     """CLEANING.md 11.4's example, and around it records that its key decides about in several ways."""
     log = [
-        data(0, b"k", 7), marker(1, 7, commit=False), encode_batch([Rec(2, NOW, b"x", b"v"), Rec(3, NOW, b"y", b"v")]),
-        data(5, b"k", 7, 1), marker(6, 7, commit=True), data(8, b"k", 7, 2), marker(9, 7, commit=True),
+        data(0, b"k", 7), marker(1, 7, commit=False),
+        encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
+        data(5, b"k", 7, 1), marker(6, 7, commit=True), data(7, b"q", 7), data(8, b"k", 7, 2), marker(9, 7, commit=True),
         data(10, b"x", 7, 3), encode_batch([Rec(11, NOW, b"x", b"w")]), marker(12, 7, commit=False),
         data(13, b"y", 7, 4), marker(14, 7, commit=True), encode_batch([Rec(15, NOW, b"z", b"v")]),
     ]  # fmt: skip
