@@ -54,12 +54,13 @@ def test_wrong_indexes_are_put_right_as_one_task_does(
     same_as_one_task(make, tmp_path, max_scratch_bytes=bound)
 
 
-def inside(path: Path, first_dirty: int) -> CleaningTask:
+def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
     """CLEANING.md 11.4's example, and around it records that its key decides about in several ways."""
     log = [
         data(0, b"k", 7), marker(1, 7, commit=False),
         encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
-        data(5, b"k", 7, 1), marker(6, 7, commit=True), data(7, b"q", 7), data(8, b"k", 7, 2), marker(9, 7, commit=True),
+        data(5, b"k", 7, 1), marker(6, 7, commit=True),
+        data(7, b"q", 7), data(8, b"k", 7, 2), marker(9, 7, commit=True),
         data(10, b"x", 7, 3), encode_batch([Rec(11, NOW, b"x", b"w")]), marker(12, 7, commit=False),
         data(13, b"y", 7, 4), marker(14, 7, commit=True), encode_batch([Rec(15, NOW, b"z", b"v")]),
     ]  # fmt: skip
@@ -67,7 +68,7 @@ def inside(path: Path, first_dirty: int) -> CleaningTask:
     index, _ = index_files(whole, 0, 1)
     segments = [Segment(0, whole, mtime_ms=NOW), Segment(16, b"", mtime_ms=NOW)]
     found = list(write_log(str(path), segments))
-    entries = Aborted(7, 0, 1, 2).encode() + Aborted(7, 10, 12, 13).encode()
+    entries = Aborted(7, 0, 1, 2).encode() + Aborted(7, 10, 12, last_stable_offset).encode()
     (path / f"{0:020d}.index").write_bytes(index)
     (path / f"{0:020d}.txnindex").write_bytes(entries)
     found[0] = SegmentFacts(0, len(whole), found[0].log_mtime_ns, len(index), 0, len(entries), NOW, -1)
@@ -77,6 +78,12 @@ def inside(path: Path, first_dirty: int) -> CleaningTask:
 @pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
 def test_a_round_from_inside_a_segment_takes_for_aborted_what_one_task_does(first_dirty: int, tmp_path: Path) -> None:
     same_as_one_task(lambda path: inside(path, first_dirty), tmp_path)
+
+
+@pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
+def test_places_that_an_index_names_are_looked_at(last_stable_offset: int, tmp_path: Path) -> None:
+    """In a batch of no transaction, of another, in none: an index entry that cannot be right is put right."""
+    same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
 
 
 def test_what_stays_of_the_example(tmp_path: Path) -> None:

@@ -97,24 +97,14 @@ def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: 
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def take_and_die_once(
-    mark: str, real: Any, fs: FileSystem, context: Any, shard: int, cells: Any, attempt: str
-) -> Any:
-    answer = real(fs, context, shard, cells, attempt)
-    if not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
-
-
-@pytest.mark.parametrize("stage", ["scan", "merge", "write"])
+@pytest.mark.parametrize("stage", ["scan", "write"])
 def test_a_worker_that_dies_is_one_that_never_was(
     spark: Any, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_dir, tasks = make(tmp_path / "logs", count=1)
     expected = with_one_task(spark, log_dir, tmp_path, tasks)
     mark = tmp_path / "died"
-    badly = {"scan": emit_and_die_once, "merge": take_and_die_once, "write": die_once}[stage]
+    badly = {"scan": emit_and_die_once, "write": die_once}[stage]
     monkeypatch.setattr(stages, stage, partial(badly, str(mark), getattr(stages, stage)))
     [row] = compaction(spark, log_dir, [replace(tasks[0], fan_out="always")]).run()
     assert mark.exists()
