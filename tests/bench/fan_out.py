@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from keytail.clean.cleaner import clean_partition
-from keytail.clean.fan_out import Sizes
 from keytail.log.fs import LOCAL
 from keytail.spark.fan_out import fan_out_on_spark
 from keytail.spark.session import end_jvm, local_session
@@ -54,16 +53,15 @@ def stage(home: str, cores: int, budget_bytes: int) -> dict[str, Any]:
     small = Path(home) / f"small-{cores}"
     few, small_facts = write_segments(small, 2 * cores, 300, 2**40)
     warm = replace(task_of(small, few, small_facts), run_id="bench", map_memory_bytes=budget_bytes)
-    sizes = Sizes(slice_bytes=64 << 20)
     started = time.perf_counter()
     spark = local_session(f"local[{cores}]")
     start_s = time.perf_counter() - started
     try:
         for _ in range(2):
-            assert fan_out_on_spark(spark, warm, sizes=sizes).problem is None
+            assert fan_out_on_spark(spark, warm).problem is None
             run_bundle(spark, [warm] * cores, one_task)
         started = time.perf_counter()
-        outcome = fan_out_on_spark(spark, task, sizes=sizes, on_trace=print)
+        outcome = fan_out_on_spark(spark, task, on_trace=print)
         fan_out_s = time.perf_counter() - started
         assert outcome.problem is None and outcome.value is not None, outcome.problem
         sweep(path)
@@ -113,7 +111,7 @@ def report(one: dict[str, Any], two: dict[str, Any], budget_bytes: int) -> str:
     lines.append(f"{'all':12}{a:9.2f}s{b:9.2f}s{b / a:8.2f}")
     lines.append(f"start of the session: {one['start_s']:.1f} s, {two['start_s']:.1f} s")
     alone = min(one["one_task_s"], two["one_task_s"])
-    lines.append(f"one task with room for all keys: {alone:.2f} s, a {a / alone:.1f}th of a fan-out on one core")
+    lines.append(f"one task with room for all keys: {alone:.2f} s; a fan-out on one core: {a / alone:.1f} times that")
     # The share that cores divide, by Amdahl from the two; from there the cores at which both ways take the same.
     divided = 2 * (a - b)
     serial = a - divided
