@@ -19,10 +19,12 @@ import pytest
 
 from keytail.app import import_
 from keytail.app.import_ import ImportRow
-from keytail.errors import Refused
+from keytail.errors import KeytailError, Refused
+from keytail.format.names import parse_file_name
+from keytail.log.fs import LOCAL
 from keytail.spark import import_ as on_spark
 from keytail.spark import import_cells, import_slices
-from keytail.spark.import_cells import pack_slice, unpack
+from keytail.spark.import_cells import Scratch, load, pack_slice, store_slice, unpack
 from keytail.spark.import_slices import SourceFile, _look_into, cut, rows_needed, rows_needed_by_types
 from keytail.spark.import_source import Columns, Source
 from tests.reference.murmur2 import partition as partition_of
@@ -137,12 +139,10 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
     slices = cut([_look_into(str(path), columns)], 1)
     cells = []
     for one in slices:
-        for batch in pack_slice(one, columns, PARTITIONS, (2,) if "passed" in sizes else ()):
-            for task, place, (partition, records) in zip(
-                batch.column("task").to_pylist(), batch.column("place").to_pylist(), unpack(batch), strict=True
-            ):
-                rows = zip(records.keys.to_list(), records.timestamps_ms.tolist(), strict=True)
-                cells.append((place, partition, task, list(rows)))
+        for task, place, partition, packed in pack_slice(one, columns, PARTITIONS, (2,) if "passed" in sizes else ()):
+            records = unpack(packed)
+            rows = zip(records.keys.to_list(), records.timestamps_ms.tolist(), strict=True)
+            cells.append((place, partition, task, list(rows)))
     assert len({cell[0] for cell in cells}) == len(cells)
     return [cell[1:] for cell in sorted(cells, key=lambda cell: cell[0])]
 
@@ -191,9 +191,9 @@ def test_a_large_row_group_is_never_whole_in_memory(tmp_path: Path, monkeypatch:
     columns = {"key": "key", "value": "value"}
     [one] = cut([_look_into(str(tmp_path / "s.parquet"), columns)], 2)
     before, most, records = pa.total_allocated_bytes(), 0, 0
-    for batch in pack_slice(one, columns, PARTITIONS, ()):
+    for _, _, _, packed in pack_slice(one, columns, PARTITIONS, ()):
         most = max(most, pa.total_allocated_bytes() - before)
-        records += sum(len(columns) for _, columns in unpack(batch))
+        records += len(unpack(packed))
     assert records == 60_000
     assert most < 12 << 20, f"{most} bytes, of 60 MB"
 
@@ -207,6 +207,37 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     os.utime(path, (1, 1))
     with pytest.raises(Refused, match="another size or time than the driver saw"):
         list(pack_slice(one, columns, PARTITIONS, ()))
+
+
+def test_cells_in_scratch_files_are_read_in_any_order_and_none_stays_after_an_error(tmp_path: Path) -> None:
+    columns = {"key": "key", "value": "value"}
+    for name, count in (("a", 300), ("b", 20)):
+        keys = [b"%s%d" % (name.encode(), number) for number in range(count)]
+        pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / f"{name}.parquet")
+    files = [_look_into(str(tmp_path / f"{name}.parquet"), columns) for name in "ab"]
+    slices = [one for file in files for one in cut([file], 1)]
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    scratch = Scratch([str(folder)], "run")
+    stored = [
+        cell
+        for number, one in enumerate(slices)
+        for cell in store_slice(LOCAL, one, columns, PARTITIONS, (), scratch.path(one, f"a{number}"))
+    ]
+    assert len({cell.path for cell in stored}) == 2
+    assert {parse_file_name(file.name).kind for file in folder.iterdir()} == {"scratch"}
+    random.shuffle(stored)
+    got = sorted(key for _, records in load(LOCAL, stored) for key in records.keys.to_list())
+    assert got == sorted(key for name in "ab" for key in pq.read_table(tmp_path / f"{name}.parquet")["key"].to_pylist())
+    os.truncate(stored[0].path, stored[0].position + stored[0].size_bytes - 1)
+    with pytest.raises(KeytailError, match="ends early"):
+        list(load(LOCAL, stored[:1]))
+    for file in folder.iterdir():
+        file.unlink()
+    os.utime(tmp_path / "b.parquet", (1, 1))
+    with pytest.raises(Refused):
+        store_slice(LOCAL, slices[1], columns, PARTITIONS, (), scratch.path(slices[1], "a"))
+    assert not list(folder.iterdir())
 
 
 PARQUET = Source("s", "parquet")

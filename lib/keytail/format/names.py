@@ -28,6 +28,7 @@ SCRATCH = ".clean"  # ours: unknown to brokers, which ignore it
 # What a cleaning in rounds keeps from one to the next; scratch only.
 SURVIVORS = ".survivors"
 PROOF = ".proof"
+CELLS = ".cells"  # of an import: records on their way from the task that reads to the one that writes; scratch only
 
 # Files of a log dir.
 LOCK = ".lock"
@@ -106,7 +107,7 @@ _CONTENT = "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in CONTENT_SUFF
 _STAGE = "(?P<stage>" + "|".join(re.escape(stage) for stage in (CLEANED, SWAP, DELETED)) + ")"
 _SEGMENT_FILE = re.compile(f"{_OFFSET}{_CONTENT}{_STAGE}?")
 _SCRATCH_CONTENT = (
-    "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in (*CONTENT_SUFFIXES, SURVIVORS, PROOF)) + ")"
+    "(?P<suffix>" + "|".join(re.escape(suffix) for suffix in (*CONTENT_SUFFIXES, SURVIVORS, PROOF, CELLS)) + ")"
 )
 _SCRATCH_FILE = re.compile(
     rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"

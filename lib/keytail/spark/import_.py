@@ -24,14 +24,14 @@ from keytail.maintenance.import_ import ImportPlan, ImportRecord
 from keytail.maintenance.import_install import finish, install
 from keytail.maintenance.import_segments import SegmentsTask, SegmentsWriter, Written
 from keytail.maintenance.rebuild import remove_scratch
+from keytail.spark.import_cells import Scratch
+from keytail.spark.import_records import Unpack, attempt_name
 from keytail.spark.import_rows import Rows
 from keytail.spark.import_slices import Slices, slices_of
 from keytail.spark.import_source import Source, records_of
 from keytail.spark.tasks import Outcome, attempt_one, explained
 
 _ANSWER_SCHEMA = "partition int, answer binary"
-# Of an Arrow batch that a task gets: runs of records, each with the partition that they are for.
-Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Import:
             return {}
         # A partition that has its records already is passed over; one that does not exist must come to a task.
         passed = [plan.partition for plan in self.plans if plan.record is not None]
-        task = partial(
-            _write_partition, unpack=self.records.unpack, tasks=dict(self.tasks), refused=dict(self.refused)
-        )
+        scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         try:
-            rows = self.records.by_partition(passed).mapInArrow(task, _ANSWER_SCHEMA).collect()
+            frame, unpack = self.records.by_partition(passed, scratch)
+            task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
+            rows = frame.mapInArrow(task, _ANSWER_SCHEMA).collect()
         except Exception as lost:
             lines = [line for line in str(lost).splitlines() if line.strip()]
             own = (line for line in lines if line.startswith("keytail.errors."))  # of a task that reads
@@ -166,8 +166,7 @@ def _write_partition(
 
     context = TaskContext.get()
     assert context is not None
-    number = context.partitionId()
-    attempt = f"s{context.stageId()}p{number}n{context.attemptNumber()}t{context.taskAttemptId()}"
+    number, attempt = context.partitionId(), attempt_name()
     records = (one for batch in batches for one in unpack(batch))
     answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
     for _ in batches:  # a worker that leaves some of its input counts as died

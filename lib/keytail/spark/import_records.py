@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
+
+# Of an Arrow batch that a task gets: runs of records, each with the partition that they are for.
+Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,15 @@ class Load:
     key_bytes: int
     value_bytes: int
     keyless: int
+
+
+def attempt_name() -> str:
+    """In a task of Spark: differs between any two attempts of any task."""
+    from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
+
+    context = TaskContext.get()
+    assert context is not None
+    return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
 
 
 def columns_of(batch: Any) -> RecordColumns:

@@ -15,7 +15,7 @@ import numpy as np
 
 from keytail.format.encode import RecordColumns
 from keytail.kernels.murmur2 import partition_of_keys
-from keytail.spark.import_records import Load, bytes_column, columns_of
+from keytail.spark.import_records import Load, Unpack, bytes_column, columns_of
 from keytail.spark.import_source import Source, sort_columns
 
 # Spark asks at each row how many bytes the batch has, to keep it below maxBytesPerBatch. Where a column has lists, the
@@ -58,27 +58,27 @@ class Rows:
         )
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
-    def by_partition(self, passed: Collection[int]) -> Any:
-        """What `unpack` takes, in the task of its partition and in order; nothing of the partitions in `passed`."""
+    def by_partition(self, passed: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
+        """A frame that has the records of each partition in its task, in order, and what takes them from its batches;
+        nothing of the partitions in `passed`. Spark keeps what it shuffles elsewhere than in `scratch`."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
         records = self.records.where(~F.col("partition").isin(list(passed))) if passed else self.records
         names = [name for name in ("key", "value", "timestamp", "headers") if name in records.columns]
-        return (
-            records.repartitionById(self.n_partitions, F.col("partition"))
-            .sortWithinPartitions(*sort_columns(self.source), "number")
-            .select(*names, "partition")
+        ordered = records.repartitionById(self.n_partitions, F.col("partition")).sortWithinPartitions(
+            *sort_columns(self.source), "number"
         )
+        return ordered.select(*names, "partition"), unpack
 
-    @staticmethod
-    def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
-        """The records of an Arrow batch, each run of them that has one partition."""
-        partitions = batch.column("partition").to_numpy()
-        starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
-        for start, end in pairwise(starts):
-            if end > start:
-                yield int(partitions[start]), columns_of(batch.slice(start, end - start))
+
+def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
+    """The records of an Arrow batch, each run of them that has one partition."""
+    partitions = batch.column("partition").to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
+    for start, end in pairwise(starts):
+        if end > start:
+            yield int(partitions[start]), columns_of(batch.slice(start, end - start))
 
 
 def _with_partitions(records: Any, n_partitions: int) -> Any:

@@ -1,8 +1,8 @@
 """The way of an import past the JVM: Parquet that tasks read themselves, a slice of row groups each.
 
 Spark is asked which files the source has and what their columns are; the driver looks into their footers. A task reads
-its slice and packs what goes to one partition into cells (`import_cells.py`). Spark's shuffle carries cells, never
-records, and the task of a partition gets them in order.
+its slice and packs what goes to one partition into cells (`import_cells.py`), which it puts into scratch files. Spark
+carries only where they lie; the task of a partition reads its own, in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from keytail.format.encode import RecordColumns
+from keytail.log.fs import LOCAL
 from keytail.spark import import_cells as cells
-from keytail.spark.import_cells import Piece, Slice
-from keytail.spark.import_records import Load
+from keytail.spark.import_cells import Piece, Scratch, Slice
+from keytail.spark.import_records import Load, Unpack, attempt_name
 from keytail.spark.import_source import Source, chosen_columns
+from keytail.spark.tasks import explained
 
 # As Parquet's footers have it; a task takes a second or less for it.
 SLICE_BYTES = 64 << 20
@@ -66,26 +69,63 @@ class Slices:
         """Reads keys and values of the whole source once; by partition, ascending."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
-        counted = self._on_slices(cells.count_slice, (), cells.COUNTS_SCHEMA)
+        work = partial(cells.count_slice, columns=self.columns, n_partitions=self.n_partitions)
+        counted = self._on_slices(partial(cells.on_slices, slices=self.slices, work=work), cells.COUNTS_SCHEMA)
         names = ("records", "key_bytes", "value_bytes", "keyless")
         rows = counted.groupBy("partition").agg(*(F.sum(name).alias(name) for name in names)).collect()
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
-    def by_partition(self, passed: Collection[int]) -> Any:
-        """What `unpack` takes, in the task of its partition and in order; nothing of the partitions in `passed`."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
-
-        packed = self._on_slices(cells.pack_slice, tuple(passed), cells.CELLS_SCHEMA)
-        by_task = packed.repartitionById(self.n_partitions, F.col("task"))
-        return by_task.sortWithinPartitions("place").select("partition", "cell")
-
-    def _on_slices(self, work: Callable[..., Iterator[Any]], passed: Collection[int], schema: str) -> Any:
-        task = partial(
-            cells.on_slices, slices=self.slices, work=work, columns=self.columns, n_partitions=self.n_partitions,
-            passed=passed,
+    def by_partition(self, passed: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
+        """Reads the source once, into `scratch`. A frame of a task a partition, in which the other finds the records
+        of its partition, in order; nothing of the partitions in `passed`."""
+        store = partial(
+            _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, passed=passed,
+            scratch=scratch,
         )  # fmt: skip
+        found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
+        for row in self._on_slices(store, cells.PLACES_SCHEMA).collect():
+            found[row["task"]].append(cells.Cell(*row))
+        for of_task in found:
+            of_task.sort(key=lambda cell: cell.place)
+        return self.spark.range(0, self.n_partitions, 1, self.n_partitions), partial(_load, found=found)
+
+    def _on_slices(self, task: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> Any:
         n = len(self.slices)
         return self.spark.range(0, n, 1, max(n, 1)).mapInArrow(task, schema)
+
+
+def _store(
+    batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
+    passed: Collection[int], scratch: Scratch,
+) -> Iterator[Any]:  # fmt: skip
+    """What a Spark task does that reads: batches of PLACES_SCHEMA."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    def work(one: Slice) -> Iterator[Any]:
+        try:
+            stored = cells.store_slice(LOCAL, one, columns, n_partitions, passed, scratch.path(one, attempt_name()))
+        except OSError as problem:
+            raise explained(problem) from problem
+        columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(column, kind) for column, kind in zip(columns_of_cells, _kinds(), strict=True)],
+            list(cells.Cell._fields),
+        )
+
+    yield from cells.on_slices(batches, slices=slices, work=work)
+
+
+def _kinds() -> tuple[Any, ...]:
+    """Of PLACES_SCHEMA."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    small, large = pyarrow.int32(), pyarrow.int64()
+    return small, large, small, pyarrow.string(), large, large
+
+
+def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tuple[int, RecordColumns]]:
+    for number in batch.column(0).to_pylist():
+        yield from cells.load(LOCAL, found[number])
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
