@@ -112,7 +112,7 @@ def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monk
         ]
 
     monkeypatch.setattr(rebuild, "run_bundle", dying)
-    monkeypatch.setattr(rebuild, "concurrent_tasks", lambda spark: 1)
+    monkeypatch.setattr(rebuild, "parallel_tasks", lambda spark: 1)
     session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     before = snapshot(log_dir / "t-3")
     outcomes = Rebuild(plans_of(log_dir, rebuild_all=True, execute=True), session).run()
