@@ -21,6 +21,7 @@ from tests.spark.cluster import ELSEWHERE, ROOT, Cluster, cluster
 pytestmark = pytest.mark.spark
 
 PARTITIONS = 4
+SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 # What is said of a partition by a host that sees the files.
 GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compacted"}}
 
@@ -31,7 +32,9 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize(("how", "speculation"), [("1:slow", "forced"), ("1:executor,2:worker", "asked for")])
+@pytest.mark.parametrize(
+    ("how", "speculation"), [("1:slow", "forced"), *([("1:executor,2:worker", "asked for")] if SOAK else [])]
+)
 def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)})
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(PARTITIONS)}
@@ -56,7 +59,7 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
 
 
 @pytest.mark.parametrize(
-    ("how", "speculation"), [("merge:executor", "asked for"), ("scan:slow,merge:slow", "forced")]
+    ("how", "speculation"), [("merge:executor", "asked for"), *([("scan:slow,merge:slow", "forced")] if SOAK else [])]
 )
 def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
     """With the executor go the key runs that it had made for others; copies of tasks write the same beside them."""
