@@ -5,8 +5,14 @@ import os
 
 import pytest
 
+from keytail.log import freeing as module
 from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
+
+
+@pytest.fixture(autouse=True)
+def _all_files_are_large(monkeypatch):
+    monkeypatch.setattr(module, "LARGE_BYTES", 0)
 
 
 class Refusing(FileSystem):
@@ -45,3 +51,22 @@ def test_what_cannot_be_removed_is_told_and_not_left_open(tmp_path):
         freeing.unlink(str(path))
     assert path.exists()
     assert open_below(tmp_path) == []
+
+
+def test_a_small_file_is_freed_where_it_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LARGE_BYTES", 2)
+    for name, size in (("small", 1), ("large", 2)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    closed = []
+
+    class Noting(FileSystem):
+        def close(self, fd):
+            closed.append(fd)
+            super().close(fd)
+
+    with Freeing(Noting()) as freeing:
+        freeing.unlink(str(tmp_path / "small"))
+        assert closed == []
+        freeing.unlink(str(tmp_path / "large"))
+    assert len(closed) == 1
+    assert list(tmp_path.iterdir()) == []
