@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from keytail.clean.handing_on import hand_on, take_over
 from keytail.clean.plan import segments_between
 from keytail.clean.producers import ActiveProducers
-from keytail.clean.proof import prove
+from keytail.clean.proof import ProofReport, prove
 from keytail.clean.proof_keys import table_bytes
-from keytail.clean.proof_state import ProofSoFar
+from keytail.clean.proof_state import PartOfProof, ProofSoFar
 from keytail.clean.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.rounds import rewrite_groups
 from keytail.clean.survivors import Progress, Survivors
-from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals
+from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals, result_of
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
@@ -65,7 +65,7 @@ def clean_partition(
             groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
         untouched_records = findings.unread_records + survivors.records_from(end)
         totals = _totals(task, survivors, groups, counts, writer)
-        result = _result(task, survivors, stop, groups, totals, untouched_records)
+        result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
         known = task.handed_on.survivors if task.handed_on else None
         if stop < end and known is None:
             if task.segments[stop].base_offset >= task.first_dirty_offset:
@@ -222,44 +222,38 @@ def _totals(
     )
 
 
-def _result(
-    task: CleaningTask,
-    survivors: Survivors,
-    stop: int,
-    groups: tuple[GroupOutput, ...],
-    totals: Totals,
-    untouched_records: int,
-) -> CleaningResult:
-    untouched = task.segments[stop:]
-    return CleaningResult(
-        end_offset=survivors.end_offset,
-        groups=groups,
-        segments_before=len(task.segments),
-        segments_after=totals.segments + len(untouched),
-        bytes_before=sum(segment.log_bytes for segment in task.segments),
-        bytes_after=totals.bytes + sum(segment.log_bytes for segment in untouched),
-        records_before=totals.records_read + untouched_records,
-        records_after=totals.records + untouched_records,
-        tombstones_removed=totals.tombstones_removed,
-        markers_removed=totals.markers_removed,
-        keys=totals.keys,
-        limits_met=totals.limits_met,
-        large_batches=totals.large_batches,
-    )
-
-
 def _prove(
     fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
 ) -> ProofSoFar | None:
     """What the next round's proof goes on with, if there is one."""
     so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
-    report = prove(
+    report = prove_for(
+        fs, task, result.groups, producers, end_offset=result.end_offset, round_of=round_of, so_far=so_far,
+        expected_keys=result.keys,
+    )  # fmt: skip
+    return report.so_far
+
+
+def prove_for(
+    fs: FileSystem,
+    task: CleaningTask,
+    groups: Sequence[GroupOutput],
+    producers: ActiveProducers,
+    *,
+    end_offset: int,
+    round_of: tuple[int, int],
+    so_far: ProofSoFar | None = None,
+    part: PartOfProof | None = None,
+    expected_keys: int = 0,
+) -> ProofReport:
+    """`prove` with what the task says."""
+    return prove(
         fs,
         task.partition_path,
         task.segments,
-        result.groups,
+        groups,
         first_dirty_offset=task.first_dirty_offset,
-        end_offset=result.end_offset,
+        end_offset=end_offset,
         first_uncleanable_offset=task.first_uncleanable_offset,
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
@@ -271,6 +265,6 @@ def _prove(
         active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
         round_of=round_of,
         so_far=so_far,
-        expected_keys=result.keys,
+        part=part,
+        expected_keys=expected_keys,
     )
-    return report.so_far

@@ -34,7 +34,7 @@ from keytail.clean.proof import refuse_unjustified
 from keytail.clean.proof_keys import table_bytes
 from keytail.clean.reading import PhaseClock, contradicting, refuse_keyless
 from keytail.clean.rounds import source_bytes
-from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, Totals
+from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, Totals, result_of
 from keytail.errors import CorruptLog
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
@@ -255,25 +255,9 @@ def _result(
         limits_met=before.limits_met + sum(part.splits for part in parts),
         large_batches=before.large_batches + sum(part.counts.large_batches for part in parts),
     )
-    untouched = task.segments[stop:]
-    untouched_records = found.records_of(end, len(task.segments))
     rest = None
     if left:
         rest = FannedOut(stop, tuple(left), found.settled, found.markers, found.slices, found.bits, tables, totals)
-    return CleaningResult(
-        end_offset=task.first_uncleanable_offset,
-        groups=groups,
-        segments_before=len(task.segments),
-        segments_after=totals.segments + len(untouched),
-        bytes_before=sum(segment.log_bytes for segment in task.segments),
-        bytes_after=totals.bytes + sum(segment.log_bytes for segment in untouched),
-        records_before=totals.records_read + untouched_records,
-        records_after=totals.records + untouched_records,
-        tombstones_removed=totals.tombstones_removed,
-        markers_removed=totals.markers_removed,
-        keys=totals.keys,
-        limits_met=totals.limits_met,
-        large_batches=totals.large_batches,
-        rest=rest,
-        phases_s=clock.seconds,
-    )
+    untouched_records = found.records_of(end, len(task.segments))
+    result = result_of(task, task.first_uncleanable_offset, stop, groups, totals, untouched_records)
+    return replace(result, rest=rest, phases_s=clock.seconds)

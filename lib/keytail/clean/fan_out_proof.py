@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from keytail.clean.cleaner import prove_for
 from keytail.clean.fan_out_slices import Cell, Settled
 from keytail.clean.handing_on import hand_on, take_over
-from keytail.clean.proof import prove
 from keytail.clean.proof_keys import SLOT_BYTES, Keys
 from keytail.clean.proof_markers import collect_markers
 from keytail.clean.proof_state import SOURCE_REMEDY, PartOfProof
@@ -134,23 +134,12 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
                 sent += 1
 
     keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), spill=spill)
-    producers = settled.producers
-    prove(
+    prove_for(
         fs,
-        task.partition_path,
-        task.segments,
+        task,
         part.groups,
-        first_dirty_offset=task.first_dirty_offset,
+        settled.producers,
         end_offset=task.first_uncleanable_offset,
-        first_uncleanable_offset=task.first_uncleanable_offset,
-        now_ms=task.now_ms,
-        delete_retention_ms=task.config.delete_retention_ms,
-        index_interval_bytes=task.config.index_interval_bytes,
-        drop_keyless=task.drop_keyless,
-        memory_bytes=task.map_memory_bytes,
-        log_start_offset=task.log_start_offset,
-        segment_index_bytes=task.config.segment_index_bytes,
-        active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
         round_of=part.numbers,
         part=PartOfProof(
             keys, take_over(fs, task, part.markers) if part.markers else None, task.segments[slice(*part.present)]

@@ -170,3 +170,30 @@ class CleaningResult:
     large_batches: int = 0
     rest: HandedOn | FannedOut | None = None
     phases_s: dict[str, float] = field(default_factory=dict)
+
+
+def result_of(
+    task: CleaningTask,
+    end_offset: int,
+    stop: int,
+    groups: tuple[GroupOutput, ...],
+    totals: Totals,
+    untouched_records: int,
+) -> CleaningResult:
+    """Of a round that took the segments up to `stop`; the others have `untouched_records`."""
+    untouched = task.segments[stop:]
+    return CleaningResult(
+        end_offset=end_offset,
+        groups=groups,
+        segments_before=len(task.segments),
+        segments_after=totals.segments + len(untouched),
+        bytes_before=sum(segment.log_bytes for segment in task.segments),
+        bytes_after=totals.bytes + sum(segment.log_bytes for segment in untouched),
+        records_before=totals.records_read + untouched_records,
+        records_after=totals.records + untouched_records,
+        tombstones_removed=totals.tombstones_removed,
+        markers_removed=totals.markers_removed,
+        keys=totals.keys,
+        limits_met=totals.limits_met,
+        large_batches=totals.large_batches,
+    )
