@@ -44,9 +44,10 @@ class Processes:
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()  # of the control socket
         self._numbers = iter(range(2**63))
+        driver = os.getpid()
         self._forker = os.fork()
         if self._forker == 0:
-            _be_child(lambda: _fork_on_demand(theirs, function), keep=theirs.fileno())
+            _be_child(lambda: _fork_on_demand(theirs, function), keep=theirs.fileno(), parent=driver)
         theirs.close()
         self._threads = [
             threading.Thread(target=self._serve, name=f"worker-{number}", daemon=True) for number in range(count)
@@ -141,16 +142,18 @@ class _Job:
         self.answer: Future[Any] = Future()
 
 
-def _be_child(main: Callable[[], None], keep: int) -> None:
-    """After a fork: `main`, with the descriptor `keep` and no other of the parent's, then the end."""
+def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
+    """After a fork by `parent`: `main`, with the descriptor `keep` and no other of the parent's, then the end.
+
+    Descriptors go first: until then the child has a share of the driver's locks, also of one that has been killed.
+    """
     try:
-        parent = os.getppid()
+        os.closerange(3, keep)
+        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
         for number in (signal.SIGINT, signal.SIGTERM):  # they come to the whole group; the driver sees to it
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # what the driver has made is not looked at again, and so its pages stay shared
-        os.closerange(3, keep)
-        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         main()
     finally:
         os._exit(0)
@@ -166,6 +169,7 @@ def _end_with_parent(parent: int) -> None:
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
     """The one child that forks: it has no threads, so that none can hold a lock that a fork would copy held."""
     workers: set[int] = set()
+    forker = os.getpid()
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         for pid in [pid for pid in workers if os.waitpid(pid, os.WNOHANG)[0]]:
@@ -175,7 +179,7 @@ def _fork_on_demand(control: socket.socket, function: Any) -> None:
             pid = os.fork()
             if pid == 0:
                 jobs = Connection(descriptor)
-                _be_child(partial(_work, jobs, function), keep=descriptor)
+                _be_child(partial(_work, jobs, function), keep=descriptor, parent=forker)
             os.close(descriptor)
             workers.add(pid)
             control.send(pid.to_bytes(_PID_BYTES, "big"))
