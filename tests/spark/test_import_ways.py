@@ -20,11 +20,12 @@ import pytest
 from keytail.app import import_
 from keytail.app.import_ import ImportRow
 from keytail.errors import KeytailError, Refused
+from keytail.format.cells import opened
 from keytail.format.names import parse_file_name
 from keytail.log.fs import LOCAL
 from keytail.spark import import_ as on_spark
 from keytail.spark import import_cells, import_slices
-from keytail.spark.import_cells import Scratch, load, pack_slice, store_slice, unpack
+from keytail.spark.import_cells import Scratch, load, pack_slice, store_slice
 from keytail.spark.import_slices import SourceFile, _look_into, cut, rows_needed, rows_needed_by_types
 from keytail.spark.import_source import Columns, Source
 from tests.reference.murmur2 import partition as partition_of
@@ -140,7 +141,7 @@ def split_by_hand(path: Path, **sizes: int) -> list[tuple[int, int, list[tuple[A
     cells = []
     for one in slices:
         for task, place, partition, packed in pack_slice(one, columns, PARTITIONS, (2,) if "passed" in sizes else ()):
-            records = unpack(packed)
+            records = opened(packed)
             rows = zip(records.keys.to_list(), records.timestamps_ms.tolist(), strict=True)
             cells.append((place, partition, task, list(rows)))
     assert len({cell[0] for cell in cells}) == len(cells)
@@ -153,7 +154,6 @@ def test_cells_in_the_order_of_their_places_are_the_source(
 ) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(import_cells, "CHUNK_BYTES", rng.choice((1, 500, 1 << 20)))
-    monkeypatch.setattr(import_cells, "CELL_BYTES", rng.choice((1, 100, 1 << 20)))
     monkeypatch.setattr(import_slices, "LEAST_SLICE_BYTES", rng.choice((1, 2000)))
     keys = [None if rng.random() < 0.3 else b"%d" % rng.randrange(50) for _ in range(rng.randrange(1, 400))]
     own = [rng.choice((None, None, 0, 1, 2)) for _ in keys]
@@ -193,7 +193,7 @@ def test_a_large_row_group_is_never_whole_in_memory(tmp_path: Path, monkeypatch:
     before, most, records = pa.total_allocated_bytes(), 0, 0
     for _, _, _, packed in pack_slice(one, columns, PARTITIONS, ()):
         most = max(most, pa.total_allocated_bytes() - before)
-        records += len(unpack(packed))
+        records += len(opened(packed))
     assert records == 60_000
     assert most < 12 << 20, f"{most} bytes, of 60 MB"
 

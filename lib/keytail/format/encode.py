@@ -178,8 +178,7 @@ def _compressed(
     A batch that only compression makes longer than `max_message_bytes` stays as it is (BATCH.md 6).
     """
     view, at = memoryview(plain), 0
-    parts: list[bytes | memoryview] = []
-    free = bytes(HEADER_BYTES)
+    blocks: list[bytes | memoryview] = []
     for row in table:
         start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
         block: memoryview | bytes = compress(codec, view[start:end], level)
@@ -189,10 +188,15 @@ def _compressed(
             if HEADER_BYTES + end - start > max_message_bytes:
                 raise _too_large(int(row["base_offset"]) + row_of_offset_0, max_message_bytes, size)
             block, row["attributes"] = view[start:end], NONE
-        parts += (free, block)
+        blocks.append(block)
         row["position"], row["size_bytes"] = at, HEADER_BYTES + len(block)
         at += HEADER_BYTES + len(block)
-    return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+    target = np.empty(at, np.uint8)
+    whole, end = memoryview(target), 0
+    for block in blocks:
+        start, end = end + HEADER_BYTES, end + HEADER_BYTES + len(block)
+        whole[start:end] = block
+    return target
 
 
 def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
@@ -226,10 +230,10 @@ def _arrays(columns: RecordColumns) -> tuple:
         _require_length("header keys", headers.keys, len(headers.keys.valid))
         _require_length("header values", headers.values, len(headers.keys.valid))
     return (
-        _frozen(columns.timestamps_ms, np.int64),
+        frozen(columns.timestamps_ms, np.int64),
         _column(columns.keys),
         _column(columns.values),
-        (_frozen(headers.offsets, np.int64), _column(headers.keys), _column(headers.values)),
+        (frozen(headers.offsets, np.int64), _column(headers.keys), _column(headers.values)),
     )
 
 
@@ -239,10 +243,11 @@ def _require_length(name: str, column: BytesColumn, n: int) -> None:
 
 
 def _column(column: BytesColumn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return _frozen(column.data, np.uint8), _frozen(column.offsets, np.int64), _frozen(column.valid, np.bool_)
+    return frozen(column.data, np.uint8), frozen(column.offsets, np.int64), frozen(column.valid, np.bool_)
 
 
-def _frozen(array: np.ndarray, dtype: type) -> np.ndarray:
+def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
+    """`array` as kernels take columns, whatever the caller has: read-only, aligned, contiguous."""
     view: np.ndarray = np.require(array, dtype, ["C", "ALIGNED"]).view()  # columns of a cell begin anywhere
     view.flags.writeable = False
     return view

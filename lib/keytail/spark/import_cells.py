@@ -1,7 +1,7 @@
 """Tasks of the way past the JVM: they read a slice of Parquet, split it by partition, and pack it into cells.
 
-A cell is an Arrow stream of one batch: records of one partition, in the order of the source. The cells of a partition
-in the order of their places are its records. They lie in scratch files of partition directories, one a slice, where
+A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition in the order
+of their places are its records. They lie in scratch files of partition directories, one a slice, where
 the tasks that write partitions read them: log dirs are at the same path for all tasks, and what goes through Spark's
 shuffle is copied in the JVM six times (measured: 1.4 of 2.8 s of CPU a million records).
 """
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keytail.errors import KeytailError, Refused
-from keytail.format import names
+from keytail.format import cells, names
+from keytail.format.columns import BytesColumn
 from keytail.format.encode import RecordColumns
 from keytail.kernels.murmur2 import partition_of_keys
 from keytail.log.fs import FileSystem
-from keytail.spark.import_records import bytes_column, columns_of
+from keytail.spark.import_records import columns_of
 
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
 CHUNK_BYTES = 16 << 20  # split at once
-CELL_BYTES = 4 << 20
 # Parquet is decoded so many rows at a time, however large they turn out to be: as many as Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
@@ -94,14 +94,14 @@ def store_slice(
     fs: FileSystem, one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
 ) -> list[Cell]:
     """`pack_slice` into a new file at `path`, of which nothing is left after an error."""
-    cells: list[Cell] = []
+    stored: list[Cell] = []
     position = 0
     try:
         fd = fs.create(path, fs.stat(os.path.dirname(path)))
         try:
             for task, place, partition, packed in pack_slice(one, columns, n_partitions, passed):
                 size_bytes = fs.write(fd, packed)
-                cells.append(Cell(task, place, partition, path, position, size_bytes))
+                stored.append(Cell(task, place, partition, path, position, size_bytes))
                 position += size_bytes
         finally:
             fs.close(fd)
@@ -109,14 +109,14 @@ def store_slice(
         with contextlib.suppress(OSError):  # the driver removes it, or the next run
             fs.unlink(path)
         raise
-    return cells
+    return stored
 
 
-def load(fs: FileSystem, cells: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
+def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
     """Of each cell the partition that its records are for, and them."""
     path, fd = "", -1
     try:
-        for cell in cells:
+        for cell in stored:
             if cell.path != path:
                 if fd >= 0:
                     fs.close(fd)
@@ -128,7 +128,7 @@ def load(fs: FileSystem, cells: Sequence[Cell]) -> Iterator[tuple[int, RecordCol
                     "a scratch file of this import ends early", path=path, byte_position=cell.position,
                     remedy="Run the import again; nothing of it is in the partitions",
                 )  # fmt: skip
-            yield cell.partition, unpack(packed)
+            yield cell.partition, cells.opened(packed)
     finally:
         if fd >= 0:
             fs.close(fd)
@@ -136,19 +136,30 @@ def load(fs: FileSystem, cells: Sequence[Cell]) -> Iterator[tuple[int, RecordCol
 
 def pack_slice(
     one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
-) -> Iterator[tuple[int, int, int, Any]]:
-    """Task, place, partition and bytes of each cell: what of the slice is not for the partitions in `passed`.
+) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """Task, place, partition and bytes of each cell: what of the slice is not for the partitions in `passed`. The
+    bytes hold until the next cell.
 
     Records for a partition that the topic does not have are left out; a cell without records, where the first of them
     was, says so to the task that such a number would have.
     """
+    divider = cells.Divider(n_partitions)
     place = one.number << 32
     for piece in one.pieces:
-        for row, batch, own in _chunks(piece, columns):
-            found = partitions_of(batch.column("key"), own, piece.file_number + row, n_partitions)
-            for partition, records in _split(batch, found, n_partitions, passed):
-                yield partition % n_partitions, place, partition, _packed(records)
+        for chunk in _chunks(piece, columns, n_partitions):
+            records, found = [records for records, _ in chunk], [numbers for _, numbers in chunk]
+            wrong = np.unique(np.concatenate([numbers[~_exists(numbers, n_partitions)] for numbers in found]))
+            told = {int(number) % n_partitions: int(number) for number in wrong[::-1]}
+            for numbers in found:
+                numbers[~_exists(numbers, n_partitions) | np.isin(numbers, list(passed))] = _NO_PARTITION
+            empty = [(number, cells.empty_cell()) for number in told.values()]
+            for partition, cell in (*empty, *divider.divide(records, found)):
+                yield partition % n_partitions, place, partition, cell
                 place += 1
+
+
+def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
+    return (numbers >= 0) & (numbers < n_partitions)
 
 
 def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
@@ -157,13 +168,13 @@ def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> It
 
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
     for piece in one.pieces:
-        for row, batch, own in _chunks(piece, counted):
-            found = partitions_of(batch.column("key"), own, piece.file_number + row, n_partitions)
-            numbers, of = np.unique(found, return_inverse=True)
-            keys, values = (bytes_column(batch.column(role)) for role in ("key", "value"))
-            weights = [np.ones(len(found), np.int64), np.diff(keys.offsets), np.diff(values.offsets), ~keys.valid]
-            sums = [np.zeros(len(numbers), np.int64) for _ in weights]
-            for total, weight in zip(sums, weights, strict=True):
+        for chunk in _chunks(piece, counted, n_partitions):
+            numbers, of = np.unique(np.concatenate([found for _, found in chunk]), return_inverse=True)
+            keys = np.concatenate([np.diff(records.keys.offsets) for records, _ in chunk])
+            values = np.concatenate([np.diff(records.values.offsets) for records, _ in chunk])
+            keyless = np.concatenate([~records.keys.valid for records, _ in chunk])
+            sums = [np.zeros(len(numbers), np.int64) for _ in range(4)]
+            for total, weight in zip(sums, (np.ones(len(of), np.int64), keys, values, keyless), strict=True):
                 np.add.at(total, of, weight)
             yield pyarrow.RecordBatch.from_arrays(
                 [pyarrow.array(column) for column in (numbers, *sums)],
@@ -171,19 +182,10 @@ def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> It
             )
 
 
-def unpack(packed: Any) -> RecordColumns:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    return columns_of(pyarrow.ipc.open_stream(pyarrow.py_buffer(packed)).read_next_batch())
-
-
-def partitions_of(
-    keys: Any, own: Numbers | None, first_turn: int, n_partitions: int
-) -> np.ndarray:
+def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
     """int32 a record: its own number (values and which of them count), else that of its key, else its turn."""
-    column = bytes_column(keys)
-    found: np.ndarray = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
-    keyless = np.flatnonzero(~column.valid)
+    found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
+    keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
     if own is not None:
         numbers, valid = own
@@ -192,21 +194,23 @@ def partitions_of(
     return found
 
 
-def _chunks(piece: Piece, columns: Mapping[str, str]) -> Iterator[tuple[int, Any, Numbers | None]]:
-    """Of about CHUNK_BYTES each: the number of the first row in its file, the records, the partitions they name."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
+def _chunks(
+    piece: Piece, columns: Mapping[str, str], n_partitions: int
+) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
+    """Of about CHUNK_BYTES each: small runs of records, with the partition of each record."""
     row, pending_bytes = piece.first_row, 0
-    pending: list[Any] = []
+    pending: list[tuple[RecordColumns, np.ndarray]] = []
     for batch in _decoded(piece, columns):
         if pending and pending_bytes + batch.nbytes > CHUNK_BYTES:
-            whole = pyarrow.concat_batches(pending)
-            yield row, *_own_apart(whole)
-            row, pending, pending_bytes = row + len(whole), [], 0
-        pending.append(batch)
+            yield pending
+            pending, pending_bytes = [], 0
+        records = columns_of(batch)
+        numbers = partitions_of(records.keys, _own(batch), piece.file_number + row, n_partitions)
+        pending.append((records, numbers))
         pending_bytes += batch.nbytes
+        row += len(batch)
     if pending:
-        yield row, *_own_apart(pyarrow.concat_batches(pending))
+        yield pending
 
 
 def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
@@ -244,44 +248,13 @@ def _plain(array: Any) -> Any:
     return array
 
 
-def _own_apart(batch: Any) -> tuple[Any, Numbers | None]:
-    """The records without the column of partitions; its numbers, and which of them count."""
+def _own(batch: Any) -> Numbers | None:
+    """The partitions that records name, and which of these numbers count."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     at = batch.schema.get_field_index("partition")
     if at < 0:
-        return batch, None
+        return None
     column = batch.column(at)
     numbers = column.cast(pyarrow.int64()).fill_null(0).to_numpy()
-    return batch.remove_column(at), (numbers, column.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _split(batch: Any, found: np.ndarray, n_partitions: int, passed: Collection[int]) -> Iterator[tuple[int, Any]]:
-    """Records by partition, in parts of about CELL_BYTES; of numbers that do not exist the first of each task, with
-    no records."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    wrong = np.unique(found[(found < 0) | (found >= n_partitions)])
-    for partition in {int(number) % n_partitions: int(number) for number in wrong[::-1]}.values():
-        yield partition, batch.slice(0, 0)
-    small = np.uint16 if n_partitions <= 1 << 16 else np.uint32  # 16 bits are sorted by counting
-    left = np.flatnonzero((found >= 0) & (found < n_partitions) & ~np.isin(found, list(passed)))
-    if not len(left):
-        return
-    order = left[np.argsort(found[left].astype(small), kind="stable")]
-    ordered, numbers = batch.take(pyarrow.array(order)), found[order]
-    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-        records = ordered.slice(start, end - start)
-        rows = -(-len(records) // -(-records.nbytes // CELL_BYTES))
-        for at in range(0, len(records), rows):
-            yield int(numbers[start]), records.slice(at, rows)
-
-
-def _packed(records: Any) -> Any:
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, records.schema) as stream:
-        stream.write_batch(records)
-    return sink.getvalue()
+    return numbers, column.is_valid().to_numpy(zero_copy_only=False)

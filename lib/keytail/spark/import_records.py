@@ -38,9 +38,11 @@ def attempt_name() -> str:
 def columns_of(batch: Any) -> RecordColumns:
     """Of an Arrow batch with key, value, perhaps timestamp (whole ms) and headers. Bytes are not copied."""
     names = batch.schema.names
-    times = np.full(len(batch), -1, np.int64)
     if "timestamp" in names:
-        times = batch.column("timestamp").fill_null(-1).to_numpy(zero_copy_only=False)
+        given = batch.column("timestamp")
+        times = (given.fill_null(-1) if given.null_count else given).to_numpy(zero_copy_only=False)
+    else:
+        times = np.full(len(batch), -1, np.int64)
     headers = _headers(batch.column("headers")) if "headers" in names else None
     return RecordColumns(times, bytes_column(batch.column("key")), bytes_column(batch.column("value")), headers)
 

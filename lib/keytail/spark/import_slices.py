@@ -63,7 +63,6 @@ class Slices:
     columns: Mapping[str, str]
     n_partitions: int
     told: str = field(default="tasks read Parquet themselves", init=False)
-    unpack = staticmethod(cells.unpack)
 
     def measure(self) -> list[Load]:
         """Reads keys and values of the whole source once; by partition, ascending."""
