@@ -24,7 +24,7 @@ from keytail.app.progress import Reporter
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import Selection
 from keytail.log.partition import SegmentFacts
-from keytail.spark import compact as driver
+from keytail.spark import bundles
 from keytail.spark.processes import Processes
 
 GIB = 1 << 30
@@ -43,7 +43,7 @@ def test_ways() -> None:
     room = int(GIB / MAP_BYTES_A_KEY)
     assert expected(1 << 20, room).way == "packed"
     assert expected(1 << 20, room + 2).way == "maybe fan-out"
-    assert 2 * PACKED_BYTES <= driver.BUNDLE_BYTES, "two that are packed share a job"
+    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two that are packed share a job"
 
 
 @given(st.integers(10, 1 << 34))

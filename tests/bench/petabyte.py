@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.clean.offset_map import LOAD_FACTOR, SLOT_BYTES
-from keytail.spark.compact import MOST_THREADS
+from keytail.spark.bundles import MOST_BUNDLES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 
@@ -168,15 +168,13 @@ def _time_table(m: Measured, a: Assumed) -> str:
 
 
 def _driver_table(m: Measured, a: Assumed) -> str:
-    in_flight, log_dirs = MOST_THREADS, a.partitions / a.partitions_a_log_dir
-    tasks_s = PETABYTE / 1e9 * m.cpu_s_a_gb / in_flight
+    in_flight = MOST_BUNDLES
     rows = [
         ("looking at all partitions, one after the other", a.partitions * m.survey_s_a_partition),
         ("replacing, one after the other", a.segments * a.kept_share * m.replace_s_a_segment),
         (f"replacing, {in_flight} at a time", a.segments * a.kept_share * m.replace_s_a_segment / in_flight),
-        ("checkpoints, one entry after the other", a.partitions * m.checkpoint_s),
-        (f"tasks of one partition each, {in_flight} in flight, at the pace of a core", tasks_s),
-        (f"the same, with a driver for each of {log_dirs:.0f} log dirs", tasks_s / log_dirs),
+        ("checkpoints, each entry by itself", a.partitions * m.checkpoint_s),
+        (f"checkpoints, {in_flight} entries at a time", a.partitions * m.checkpoint_s / in_flight),
     ]  # fmt: skip
     body = [f"| {what} | {_hours(seconds)} |" for what, seconds in rows]
     return "\n".join(["### The one driver", "", "| What | Time |", "|---|---|", *body])

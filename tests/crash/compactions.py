@@ -253,10 +253,9 @@ class LogDir:
         if self.keep_in:
             driver.keeper = Keeper(fs, Originals(str(root.parent / self.keep_in), self.copies))
         outcomes = [attempt_one(lambda task, _: clean_partition(fs, task), task, "") for task in tasks]
-        for task, outcome in zip(tasks, outcomes, strict=True):
-            row = driver._finish(task, outcome)  # the driver's own order of install and checkpoint
-            if row.status != "compacted":
-                told.append(row.error)
+        answers = list(zip(tasks, outcomes, strict=True))
+        rows = driver._finish(answers)  # the driver's own order of install and checkpoint
+        told += [row.error for row in rows if row.status != "compacted"]
         assert not told or fs is not LOCAL, told
         return Failed(tuple(told))
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keytail.errors import CorruptLog
-from keytail.log.checkpoint import read_epochs, read_offsets, update_offset, write_offsets
+from keytail.log import checkpoint
+from keytail.log.checkpoint import read_epochs, read_offsets, update_offset, update_offsets, write_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from tests.crash.driver import Counts, State, for_every_stop_and_fault
 
@@ -93,6 +97,28 @@ def test_what_was_written_is_read(entries: dict, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["checkpoint"]
 
 
+_odd_lines = st.text("ab1 0+-9\t\x0b.é", max_size=14) | st.builds(
+    "{} {} {}".format, st.text("aé.", max_size=3), st.integers(-1, 2**32), st.integers(-(2**64), 2**64)
+)
+
+
+@given(lines=st.lists(_odd_lines, max_size=4))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_plain_lines_are_read_as_all_others_are(lines: list[str], tmp_path: Path) -> None:
+    """Nearly every line is plain, and read by one expression; here all are looked at field by field, too."""
+    path = _write(tmp_path, "".join(f"{line}\n" for line in ["0", str(len(lines)), *lines]))
+    found = _read(path)
+    with patch.object(checkpoint, "_PLAIN_ENTRY", re.compile("(?!)")):
+        assert _read(path) == found
+
+
+def _read(path: str) -> Any:
+    try:
+        return read_offsets(LOCAL, path)
+    except CorruptLog as problem:
+        return str(problem)
+
+
 def test_the_form_is_kafkas(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     write_offsets(LOCAL, str(path), {("orders", 1): 12, ("orders", 0): 308})
@@ -103,6 +129,59 @@ def test_an_update_keeps_the_others_but_those_not_hosted_any_more(tmp_path: Path
     path = _write(tmp_path, "0\n3\na 0 1\nb 0 2\nc 0 3\n")
     update_offset(LOCAL, path, ("a", 0), 9, hosted={("a", 0), ("b", 0)})
     assert read_offsets(LOCAL, path) == {("a", 0): 9, ("b", 0): 2}
+
+
+def test_several_entries_are_one_replacement_of_the_file(tmp_path: Path) -> None:
+    path = _write(tmp_path, "0\n3\na 0 1\nb 0 2\nc 0 3\n")
+    fs = Watched()
+    update_offsets(fs, path, {("a", 0): 9, ("b", 0): None, ("d", 1): 7}, hosted={("a", 0), ("b", 0), ("d", 1)})
+    assert read_offsets(LOCAL, path) == {("a", 0): 9, ("d", 1): 7}
+    assert fs.replaced == 1
+
+
+class Watched(FileSystem):
+    """Counts replacements; the first waits until `go` is set, and fails if it is told to."""
+
+    def __init__(self, go: threading.Event | None = None, *, fails: bool = False) -> None:
+        super().__init__()
+        self.go, self.fails, self.begun, self.replaced = go, fails, threading.Event(), 0
+
+    def rename(self, source: str, target: str) -> None:
+        is_first, self.replaced = self.replaced == 0, self.replaced + 1
+        if is_first and self.go is not None:
+            self.begun.set()
+            assert self.go.wait(20)
+            if self.fails:
+                raise OSError(5, "Input/output error", target)
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_comes_while_one_writes_is_written_at_once(fails: bool, tmp_path: Path) -> None:
+    """20 threads, two replacements; where the first fails, only its own thread hears of it."""
+    path = _write(tmp_path, "0\n1\ngone 0 1\n")
+    fs, failed = Watched(go := threading.Event(), fails=fails), []
+
+    def work(number: int) -> None:
+        try:
+            update_offset(fs, path, ("t", number), number, hosted={("t", n) for n in range(20)})
+        except OSError:
+            failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    threads[0].start()
+    assert fs.begun.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    while len(checkpoint._changing[path].waiting) < 20:
+        pass
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert failed == [0] * fails
+    assert read_offsets(LOCAL, path) == {("t", number): number for number in range(20) if number not in failed}
+    assert fs.replaced == 2
+    assert not checkpoint._changing[path].waiting
 
 
 def test_updates_from_many_threads_are_all_there(tmp_path: Path) -> None:

@@ -177,6 +177,83 @@ def test_sources_that_change_after_planning_are_refused_with_the_host(spark: Any
     assert snapshot(log_dir / "t-0") == untouched
 
 
+def answers(tasks: list[CleaningTask]) -> list[tuple[CleaningTask, Outcome[CleaningResult]]]:
+    return [(task, Outcome(clean_partition(LOCAL, task), None)) for task in tasks]
+
+
+class Checkpoints(FileSystem):
+    """What each replacement of a checkpoint found: names of files that a replacement still needs. `failing` fail."""
+
+    def __init__(self, failing: str = "none") -> None:
+        super().__init__()
+        self.failing, self.replaced, self.unfinished = failing, list[str](), list[str]()
+
+    def rename(self, source: str, target: str) -> None:
+        if target.endswith("cleaner-offset-checkpoint"):
+            log_dir = Path(target).parent
+            self.replaced.append(log_dir.name)
+            self.unfinished += [p.name for p in log_dir.rglob("*") if p.name.endswith((".clean", ".swap", ".deleted"))]
+            if log_dir.name == self.failing:
+                raise OSError(5, "Input/output error", target)
+        super().rename(source, target)
+
+
+def test_the_checkpoints_of_a_bundle_move_once_for_each_log_dir(tmp_path: Path) -> None:
+    """After all of its segments are in place."""
+    one, first = make(tmp_path / "one", count=3)
+    two, second = make(tmp_path / "two", count=2)
+    fs = Checkpoints()
+    hosts = {str(one): {("t", n) for n in range(3)}, str(two): {("t", n) for n in range(2)}}
+    driver = Compaction(None, [*first, *second], ScratchSpace(LOCAL), hosts, fs=fs)
+    rows = driver._finish(answers([first[0], second[0], *first[1:], second[1]]))
+    assert [row.status for row in rows] == ["compacted"] * 5
+    assert fs.replaced == ["one", "two"]
+    assert fs.unfinished == []
+    for log_dir, tasks in ((one, first), (two, second)):
+        assert checkpoint(log_dir) == {("t", task.partition): task.first_uncleanable_offset for task in tasks}
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir(tmp_path: Path) -> None:
+    one, first = make(tmp_path / "one", count=2)
+    two, second = make(tmp_path / "two", count=1)
+    hosts = {str(one): {("t", n) for n in range(2)}, str(two): {("t", 0)}}
+    driver = Compaction(None, [*first, *second], ScratchSpace(LOCAL), hosts, fs=Checkpoints(failing="one"))
+    rows = driver._finish(answers([*first, *second]))
+    assert [row.status for row in rows] == ["failed", "failed", "compacted"]
+    for row in rows[:2]:
+        assert "Input/output error" in row.error
+        assert "1 of 1 groups done, safe to start the broker; the next run goes on from there" in row.error
+    assert checkpoint(one) == {}
+    assert checkpoint(two) == {("t", 0): second[0].first_uncleanable_offset}
+
+
+def test_a_partition_that_fails_keeps_no_checkpoint_from_the_others_of_its_bundle(tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=3)
+    given = answers(tasks)
+    given[1] = (tasks[1], Outcome(None, CorruptLog("a byte is wrong", path="x")))
+    rows = compaction(None, log_dir, tasks)._finish(given)
+    assert [row.status for row in rows] == ["compacted", "corrupt", "compacted"]
+    assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 2)}
+
+
+def test_a_bundle_that_is_stopped_moves_the_checkpoints_of_what_is_done(tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=3)
+    untouched = snapshot(log_dir / "t-2")
+
+    class Stopping(FileSystem):
+        def unlink(self, path: str) -> None:
+            super().unlink(path)
+            if "/t-1/" in path and path.endswith(".log.cleaned"):
+                driver._stopped = True  # in the middle of its group, behind its commit
+
+    driver = compaction(None, log_dir, tasks, fs=Stopping())
+    given = answers(tasks[:2])
+    rows = driver._finish([*given, (tasks[2], Outcome(None, CorruptLog("never looked at")))])
+    assert [row.status for row in rows] == ["compacted", "compacted"]
+    assert checkpoint(log_dir) == {("t", n): tasks[n].first_uncleanable_offset for n in (0, 1)}
+    assert snapshot(log_dir / "t-2") == untouched
+
+
 class FullDisk(FileSystem):
     """The driver's file system, on which checkpoints can be written but segments not replaced."""
 
@@ -194,7 +271,7 @@ def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     notes: list[str] = []
     task = replace(task, config=tight)
     result = clean_partition(LOCAL, task)
-    row = compaction(None, log_dir, [task], on_note=notes.append)._finish(task, Outcome(result, None))
+    row = compaction(None, log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
     assert row.status == "compacted"
     assert result.limits_met > 1
     assert notes == [
@@ -210,7 +287,7 @@ def test_batches_rebuilt_beyond_the_largest_message_are_told(tmp_path: Path) -> 
     notes: list[str] = []
     result = clean_partition(LOCAL, replace(task, config=replace(CONFIG, max_message_bytes=70)))
     assert result.large_batches > 0
-    compaction(None, log_dir, [task], on_note=notes.append)._finish(task, Outcome(result, None))
+    compaction(None, log_dir, [task], on_note=notes.append)._finish([(task, Outcome(result, None))])[0]
     assert [note.split(": ")[1] for note in notes] == [
         f"{result.large_batches} rebuilt batches are larger than max.message.bytes"
     ]

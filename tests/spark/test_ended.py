@@ -18,10 +18,13 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.accumulators import AccumulatorTCPServer
 
 from keytail.app.stopping import Stopped, stoppable
+from keytail.clean.rounds import least_scratch_bytes
 from keytail.clean.task import CleaningTask
 from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL
 from keytail.spark import compact, ended, session
 from keytail.spark.ended import SparkEnded, await_signal, quiet_py4j, text_of
+from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import attempt_one, run_bundle
 from tests.spark.test_compact import compaction
 from tests.spark.test_rounds import clean_here, in_rounds, no_margin  # noqa: F401
@@ -148,7 +151,7 @@ def ends_in_round(number: int, log_dir: Path, task: CleaningTask, monkeypatch: p
 
     monkeypatch.setattr(compact, "run_bundle", bundle)
     context = SimpleNamespace(defaultParallelism=1, master="local[1]")
-    space = compact.ScratchSpace(compact.LOCAL, compact.least_scratch_bytes(task))
+    space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     return compaction(SimpleNamespace(sparkContext=context), log_dir, [task], clean=clean_here, space=space)
 
 

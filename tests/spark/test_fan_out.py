@@ -14,6 +14,7 @@ import pytest
 
 from keytail.clean import fan_out as stages
 from keytail.clean.fan_out import Sizes
+from keytail.clean.rounds import least_scratch_bytes
 from keytail.clean.task import CleaningTask
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL, FileSystem
@@ -54,7 +55,7 @@ def test_many_tasks_leave_what_one_leaves(spark: Any, small: None, bound: int | 
     log_dir, tasks = make(tmp_path / "logs", count=2)
     expected = with_one_task(spark, log_dir, tmp_path, tasks)
     tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
-    space = ScratchSpace(LOCAL, limit_bytes=compact.least_scratch_bytes(tasks[1])) if bound else ScratchSpace(LOCAL)
+    space = ScratchSpace(LOCAL, limit_bytes=least_scratch_bytes(tasks[1])) if bound else ScratchSpace(LOCAL)
     notes: list[str] = []
     rows = compaction(spark, log_dir, tasks, space=space, on_note=notes.append).run()
     assert [row.status for row in rows] == ["compacted"] * 2, rows

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from keytail.clean import rounds
-from keytail.clean.cleaner import clean_partition
+from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
@@ -62,14 +62,14 @@ def finish(
     space = ScratchSpace(LOCAL, least_scratch_bytes(task))
     space.device(str(log_dir))
     driver = compaction(None, log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
-    return driver, driver._finish(task, attempt_one(clean_here, task, "a0"))
+    return driver, driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
 
 
 def whole(task: CleaningTask, tmp_path: Path) -> dict[str, bytes]:
     """The logs that one round leaves, by name."""
     shutil.copytree(task.partition_path, tmp_path / "whole")
     task = replace(task, partition_path=str(tmp_path / "whole"))
-    compact.install(LOCAL, task, clean_here(task, "w"))
+    install(LOCAL, task, clean_here(task, "w"))
     return logs(tmp_path / "whole")
 
 
@@ -203,7 +203,7 @@ def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: P
     small = Disk()
     small.size = int(large.written * part)
     outcome = attempt_one(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
-    row = compaction(None, log_dir, [task])._finish(task, outcome)
+    row = compaction(None, log_dir, [task])._finish([(task, outcome)])[0]
     assert row.status == "failed"
     assert "No space left" in row.error
     assert "Nothing was replaced, safe to start the broker" in row.error
@@ -221,7 +221,7 @@ def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTa
                 driver._stopped = True  # in the middle of a group, behind its commit
 
     driver = compaction(None, log_dir, [task], fs=Stopping())
-    row = driver._finish(task, attempt_one(clean_here, task, "a0"))
+    row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
     assert row.status == "skipped"
     assert "interrupted. 1 of 3 groups done, safe to start the broker" in row.error
     assert checkpoint(log_dir) == {}

@@ -191,14 +191,16 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
 
 def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
     """A checkpoint outside its log is set to the first dirty offset, also where no round is due."""
-    from keytail.spark.compact import move_checkpoint  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.spark.compact import move_checkpoints  # noqa: PLC0415 (--help and --version stay fast)
 
-    of_dir = {log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs}
+    mended: dict[str, dict[tuple[str, int], int]] = {}
     for plan in planned:
         if plan.mended_checkpoint is not None:
-            facts = plan.facts
-            key = (facts.topic, facts.partition)
-            move_checkpoint(fs, facts.log_dir, key, plan.mended_checkpoint, of_dir[facts.log_dir])
+            key = (plan.facts.topic, plan.facts.partition)
+            mended.setdefault(plan.facts.log_dir, {})[key] = plan.mended_checkpoint
+    for log_dir in chosen.log_dirs:
+        if log_dir.path in mended:
+            move_checkpoints(fs, log_dir.path, mended[log_dir.path], hosted([log_dir]))
 
 
 def _compaction(

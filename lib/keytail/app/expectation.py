@@ -34,7 +34,7 @@ MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
 # Index entries, of 8 and 12 bytes, each index.interval.bytes of 4096, and closing ones.
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
-# Half of a bundle (spark/compact.py).
+# Half of a bundle (spark/bundles.py).
 PACKED_BYTES = 1 << 29
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from keytail.errors import CorruptLog
@@ -20,33 +21,57 @@ from keytail.log.fs import FileStat, FileSystem
 Offsets: TypeAlias = dict[tuple[str, int], int]
 
 _VERSION = 0
+# Of a topic's partition, as nearly every line is; all others are looked at field by field.
+_PLAIN_ENTRY = re.compile(r"([a-zA-Z0-9._-]+) ([0-9]{1,9}) ([0-9]{1,18})")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _MOST_DIGITS = 19  # of 2^63, zeros in front not counted
 
-# Threads of one driver finish partitions of the same log dir at the same time.
-_updating = threading.Lock()
+
+@dataclass(eq=False)
+class _Change:
+    """What one thread wants of a file."""
+
+    entries: Mapping[tuple[str, int], int | None]
+    hosted: Collection[tuple[str, int]] | None
+    is_done: bool = False
+
+
+@dataclass
+class _Changing:
+    """One file: who may write it, and what nobody has written yet."""
+
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    waiting: list[_Change] = field(default_factory=list)
+
+
+# By path. Threads of one driver finish partitions of the same log dir at the same time.
+_changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
     """Offset by (topic, partition). A missing or empty file holds none; of duplicates the last one counts."""
     offsets: Offsets = {}
-    for number, fields in _read_lines(fs, path, fields_wanted=3):
-        partition = _integer(fields[1], path, number, 2**31, "partition")
-        offsets[fields[0], partition] = _integer(fields[2], path, number, 2**63, "offset")
+    for number, line in _read_lines(fs, path):
+        if plain := _PLAIN_ENTRY.fullmatch(line):
+            topic, partition, offset = plain.groups()
+            offsets[topic, int(partition)] = int(offset)
+            continue
+        fields = _fields(line, path, number, fields_wanted=3)
+        of_partition = _integer(fields[1], path, number, 2**31, "partition")
+        offsets[fields[0], of_partition] = _integer(fields[2], path, number, 2**63, "offset")
     return offsets
 
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
     """Leader epochs and their start offsets, in the file's order. A missing or empty file holds none."""
-    return [
-        (
-            _integer(fields[0], path, number, 2**31, "epoch"),
-            _integer(fields[1], path, number, 2**63, "start offset"),
-        )
-        for number, fields in _read_lines(fs, path, fields_wanted=2)
-    ]
+    epochs = []
+    for number, line in _read_lines(fs, path):
+        fields = _fields(line, path, number, fields_wanted=2)
+        epoch = _integer(fields[0], path, number, 2**31, "epoch")
+        epochs.append((epoch, _integer(fields[1], path, number, 2**63, "start offset")))
+    return epochs
 
 
 def write_offsets(
@@ -77,19 +102,56 @@ def update_offset(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Sets the entry of `key` (topic, partition), or takes it out (None).
+    """As `update_offsets`, of one entry."""
+    update_offsets(fs, path, {key: offset}, hosted=hosted, like=like)
 
-    Of the others, only partitions not `hosted` any more go (None: none goes).
 
-    Safe among threads of this process; other processes are kept out by the log dir's lock.
+def update_offsets(
+    fs: FileSystem,
+    path: str,
+    entries: Mapping[tuple[str, int], int | None],
+    *,
+    hosted: Collection[tuple[str, int]] | None,
+    like: FileStat | None = None,
+) -> None:
+    """Sets these entries, by (topic, partition), or takes out those that are None, in one replacement of the file.
+
+    Of the others, only partitions not `hosted` any more go (None: none goes). Durable when it returns.
+
+    Safe among threads of this process; other processes are kept out by the log dir's lock. The file is written as a
+    whole, which takes long where it has many entries: what comes from other threads meanwhile waits, and the first of
+    them writes it all at once. Where a write fails, the thread that wrote is told, and the next one tries anew.
     """
-    with _updating:
-        entries = {key: value for key, value in read_offsets(fs, path).items() if hosted is None or key in hosted}
-        if offset is None:
-            entries.pop(key, None)
-        else:
-            entries[key] = offset
-        write_offsets(fs, path, entries, like)
+    change = _Change(entries, hosted)
+    file = _changing.setdefault(path, _Changing())
+    file.waiting.append(change)
+    with file.writing:
+        if change.is_done:
+            return
+        together = list(file.waiting)
+        try:
+            write_offsets(fs, path, _changed(read_offsets(fs, path), together), like)
+        except BaseException:
+            file.waiting.remove(change)
+            raise
+        del file.waiting[: len(together)]
+        for one in together:
+            one.is_done = True
+
+
+def _changed(offsets: Offsets, changes: Iterable[_Change]) -> Offsets:
+    """After all changes, in their order."""
+    swept_by = None
+    for change in changes:
+        if change.hosted is not None and change.hosted is not swept_by:
+            offsets = {key: offset for key, offset in offsets.items() if key in change.hosted}
+            swept_by = change.hosted
+        for key, offset in change.entries.items():
+            if offset is None:
+                offsets.pop(key, None)
+            else:
+                offsets[key] = offset
+    return offsets
 
 
 def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileStat | None) -> None:
@@ -104,12 +166,12 @@ def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileSt
     fs.fsync_dir(directory)
 
 
-def _read_lines(fs: FileSystem, path: str, fields_wanted: int) -> list[tuple[int, list[str]]]:
-    """Line number and fields of every entry, after the checks that Kafka makes, in Kafka's order."""
+def _read_lines(fs: FileSystem, path: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every entry. All is checked that Kafka checks, in its order, the count last."""
     try:
         data = fs.read_bytes(path, whole=True)  # to be cut off may look like an empty file
     except FileNotFoundError:
-        return []
+        return
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -117,23 +179,24 @@ def _read_lines(fs: FileSystem, path: str, fields_wanted: int) -> list[tuple[int
     if lines[-1] == "":
         lines.pop()  # every line is terminated; a missing last line end is tolerated
     if not lines:
-        return []
+        return
     if _integer(lines[0], path, 1, 2**31, "version") != _VERSION:
         raise _corrupt(path, 1, f"has version {lines[0]}, not {_VERSION}")
     if len(lines) == 1:
-        return []
+        return
     count = _integer(lines[1], path, 2, 2**31, "entry count")
-    entries = []
-    for number, line in enumerate(lines[2:], start=3):
-        fields = _SPACE.split(line)
-        while fields and fields[-1] == "":  # as Java's split, which drops empty fields at the end only
-            fields.pop()
-        if len(fields) != fields_wanted:
-            raise _corrupt(path, number, f"has {len(fields)} fields, not {fields_wanted}: {line!r}")
-        entries.append((number, fields))
-    if len(entries) != count:
-        raise _corrupt(path, 2, f"says {count} entries, but {len(entries)} follow")
-    return entries
+    yield from enumerate(lines[2:], start=3)
+    if len(lines) - 2 != count:
+        raise _corrupt(path, 2, f"says {count} entries, but {len(lines) - 2} follow")
+
+
+def _fields(line: str, path: str, number: int, fields_wanted: int) -> list[str]:
+    fields = _SPACE.split(line)
+    while fields and fields[-1] == "":  # as Java's split, which drops empty fields at the end only
+        fields.pop()
+    if len(fields) != fields_wanted:
+        raise _corrupt(path, number, f"has {len(fields)} fields, not {fields_wanted}: {line!r}")
+    return fields
 
 
 def _integer(text: str, path: str, line_number: int, limit: int, what: str) -> int:

@@ -63,11 +63,14 @@ class ScratchSpace:
     fs: FileSystem
     limit_bytes: int | None = None
     reserved_bytes: dict[int, int] = field(default_factory=dict)
+    _device_of: dict[str, int] = field(default_factory=dict)
     _path_of: dict[int, str] = field(default_factory=dict)
     _half_free: dict[int, int] = field(default_factory=dict)
 
     def device(self, log_dir: str) -> int:
-        number = self.fs.stat(log_dir).device
+        if log_dir in self._device_of:
+            return self._device_of[log_dir]
+        number = self._device_of[log_dir] = self.fs.stat(log_dir).device
         if number not in self._path_of:
             self._path_of[number] = log_dir
             self._half_free[number] = self.fs.free_bytes(log_dir) // 2
