@@ -31,7 +31,14 @@ HOSTS = ("127.0.0.1", "localhost")
 LONGEST_START_S = 120.0
 # What the second worker's host is called there.
 ELSEWHERE = "elsewhere"
-EXECUTOR = {"spark.executor.cores": "1", "spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+# As of a session of ours on one machine: here too a JVM only hands out ids and collects small cells.
+LEAN_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+EXECUTOR = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": LEAN_JAVA,
+    "spark.driver.memory": "512m",
+}
 # Who is not root may be so in a user namespace of its own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
@@ -63,7 +70,7 @@ class Cluster:
         conf.mkdir(exist_ok=True)
         lines = {**EXECUTOR, **(settings or {})}
         (conf / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
-        return self._environment() | {"SPARK_CONF_DIR": str(conf)}
+        return self._environment() | {"SPARK_CONF_DIR": str(conf), "SPARK_SUBMIT_OPTS": LEAN_JAVA}
 
     def executors(self) -> list[int]:
         """Process ids of the executors' JVMs that live."""
@@ -85,7 +92,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.work_dir / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": LEAN_JAVA,
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
         }

@@ -1,4 +1,4 @@
-"""One real Spark session of two cores for all Spark tests."""
+"""One real Spark session of two cores for all Spark tests, and one cluster for those of what only a cluster does."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from keytail.spark.session import local_session
+from tests.spark.cluster import Cluster, cluster
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,9 @@ def spark() -> Iterator[Any]:
     session = local_session("local[2]", "keytail tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made

@@ -26,7 +26,8 @@ from keytail.clean.fan_out import Sizes
 from keytail.log.fs import FileSystem
 from keytail.spark import compact, session
 from keytail.spark.fan_out import fan_out_on_spark
-from tests.spark.on_cluster import DUPLICATES, LONGEST_S, _executor, _is_first, _wait_for
+from tests.spark.disturbed import LONGEST_S, executor, is_first, wait_for
+from tests.spark.speculating import DUPLICATES
 
 SECOND = 1
 
@@ -34,11 +35,11 @@ SECOND = 1
 def go_wrong(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
     """When everything of this task is done, the first time that it is run."""
     (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
-    if number == SECOND and _is_first(Path(notes) / f"{stage}.first"):
+    if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
         if kind == "slow":
-            _wait_for(Path(notes) / f"{stage}.done")
+            wait_for((Path(notes) / f"{stage}.done").exists)
         else:
-            os.kill(_executor(), signal.SIGKILL)
+            os.kill(executor(), signal.SIGKILL)
             time.sleep(LONGEST_S)
     if number == SECOND:
         (Path(notes) / f"{stage}.done").touch()

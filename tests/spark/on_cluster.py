@@ -24,15 +24,8 @@ from keytail.clean.cleaner import clean_partition
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL
 from keytail.spark import compact, session
-
-DUPLICATES = {
-    "spark.speculation": "true",
-    "spark.speculation.interval": "50ms",
-    "spark.speculation.multiplier": "1.1",
-    "spark.speculation.quantile": "0.1",
-    "spark.speculation.minTaskRuntime": "50ms",
-}
-LONGEST_S = 60.0
+from tests.spark.disturbed import LONGEST_S, executor, is_first, wait_for
+from tests.spark.speculating import DUPLICATES
 
 
 def clean_badly(
@@ -42,36 +35,16 @@ def clean_badly(
     number = str(task.partition)
     (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
     result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
-    if number in how and _is_first(Path(notes) / f"{number}.first"):
+    if number in how and is_first(Path(notes) / f"{number}.first"):
         if how[number] == "slow":  # until a copy of it has ended
-            _wait_for(Path(notes) / f"{number}.done")
+            wait_for((Path(notes) / f"{number}.done").exists)
         elif how[number] == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         elif how[number] == "executor":
-            os.kill(_executor(), signal.SIGKILL)
+            os.kill(executor(), signal.SIGKILL)
             time.sleep(LONGEST_S)
     (Path(notes) / f"{number}.done").touch()
     return result
-
-
-def _is_first(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _wait_for(path: Path) -> None:
-    last_s = time.monotonic() + LONGEST_S
-    while not path.exists() and time.monotonic() < last_s:
-        time.sleep(0.02)
-
-
-def _executor() -> int:
-    """The JVM above this worker and its daemon."""
-    pid = os.getppid()
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main() -> None:

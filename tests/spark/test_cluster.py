@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from keytail.log.lock import is_held
 from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
-from tests.spark.cluster import ELSEWHERE, ROOT, Cluster, cluster
+from tests.spark.cluster import ELSEWHERE, ROOT, Cluster
 
 pytestmark = pytest.mark.spark
 
@@ -24,12 +23,6 @@ PARTITIONS = 4
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 # What is said of a partition by a host that sees the files.
 GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compacted"}}
-
-
-@pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keytail.app.import_target import Partition, Target, find_target
@@ -22,6 +23,7 @@ from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import survey_partition
+from keytail.spark.ended import sweep
 from keytail.spark.import_source import Source, delta_settings
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
@@ -107,6 +109,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request)
+        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         with Reporter("import", len(target.partitions), 0) as reporter:
             reporter.note("starting Spark")
             spark = session_of_run(
@@ -122,7 +125,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
                 reporter.note(f"counting {request.source.path}: {records.told}")
                 return _dry_run(request, target, planned, records.measure(), import_id)
             reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
-            return _execute(request, fs, target, planned, records, import_id, reporter)
+            return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
 
 
 def _extra_settings(source: Source) -> Mapping[str, str]:
@@ -244,11 +247,14 @@ def _execute(
     records: Any,
     import_id: str,
     reporter: Reporter,
+    at_end: contextlib.ExitStack,
 ) -> list[ImportRow]:
     from keytail.spark.import_ import Import  # noqa: PLC0415 (--help stays fast)
 
     run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
     plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
+    is_local = records.spark.sparkContext.master.startswith("local")
+    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
     rows = {one.partition.number: one.row(request, import_id=import_id) for one in planned}
     notes = {one.partition.number: one.notes for one in planned}
 
@@ -272,6 +278,23 @@ def _execute(
         fs,
     ).run()
     return [rows[number] for number in sorted(rows)]
+
+
+def _remove_late_scratch(
+    fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
+) -> None:
+    """What tasks have written behind the tidying at the end of a run, until their session had stopped.
+
+    Those of a job that was given up, and on a cluster those whose copies were sooner, or whose executor counts as
+    lost. Where all is well on one host there are none.
+    """
+    from keytail.maintenance.rebuild import remove_scratch  # noqa: PLC0415 (brings in the kernels)
+
+    if problem is None and is_local:
+        return
+    paths = [replica.path for plan in plans for replica in plan.replicas]
+    with contextlib.suppress(OSError):  # the next run removes it too
+        sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
 
 
 def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:
