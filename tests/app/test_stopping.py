@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 
@@ -47,18 +49,24 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", {"orders-0": large_records(), "orders-1": large_records(40)}, segments=16)
 
 
-def start(command: list[str], tmp_path: Path) -> subprocess.Popen[str]:
+def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
+    """Also where a shell runs the tests in the background, and so has turned SIGINT off."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with (tmp_path / "stderr").open("w") as errors:
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
-        )
+    environment |= variables
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (tmp_path / "stderr").open("w") as errors:
+            return subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+            )
+    finally:
+        signal.signal(signal.SIGINT, heard)
 
 
 def wait_for(there: Callable[[], object], run: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not there():
         assert run.poll() is None, "the run ended before it could be stopped"
         assert time.monotonic() < deadline
@@ -78,13 +86,18 @@ def group_members(group: int) -> list[int]:
     return found
 
 
+def wait_until_gone(group: int) -> None:
+    deadline = time.monotonic() + 60
+    while group_members(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def ended(run: subprocess.Popen[str]) -> tuple[list[dict[str, Any]], float]:
     """Its rows, and the seconds until nothing of it was left."""
     start_s = time.monotonic()
     output, _ = run.communicate(timeout=60)
-    while group_members(run.pid):
-        assert time.monotonic() < start_s + 60
-        time.sleep(0.02)
+    wait_until_gone(run.pid)
     return json.loads(output), time.monotonic() - start_s
 
 
@@ -142,14 +155,12 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     else:
         os.kill(run.pid, signal.SIGTERM)
     run.communicate(timeout=60)
-    deadline = time.monotonic() + 30
-    while group_members(run.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not group_members(run.pid)
+    wait_until_gone(run.pid)
     errors = (tmp_path / "stderr").read_text()
     assert run.returncode in (130, 143), errors
     if to_group:
         assert "interrupted by SIGINT" in errors
+        assert "Exception" not in errors, "words of the JVM, which was told at the same time"
     else:  # its session is stopped under the driver, which may end by that before it hears of the JVM's end
         assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
     assert "Traceback" not in errors
@@ -177,6 +188,39 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
     assert {row["status"] for row in rows} == {"skipped"}
     check_left(log_dir, before)
     assert snapshot(log_dir) == untouched
+
+
+@pytest.mark.spark
+def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
+    """Its tasks make a new file every moment, and Spark gives them seconds before it kills them."""
+    print("seed", SEED)
+    chance = random.Random(SEED)
+    table = pa.table({"key": [b"%d" % n for n in range(3000)], "value": [chance.randbytes(1000) for _ in range(3000)]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    logs = write_log_dir(tmp_path / "logs", {})
+    (logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.python.daemon.module tests.spark.disturbed\n")
+    flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--segment-bytes", "64k"]
+    run = start(
+        [str(KEYTAIL), "import", str(tmp_path / "s.parquet"), *flags, "--execute", "--master", "local[2]"], tmp_path,
+        SPARK_CONF_DIR=str(tmp_path / "conf"), PYTHONPATH=str(ROOT), KEYTAIL_NOTES=str(tmp_path / "notes"),
+        KEYTAIL_DISTURBED="write-0:slowly,write-1:slowly",
+    )  # fmt: skip
+    wait_for(lambda: list(logs.rglob("*.log.*.clean")), run)
+    time.sleep(chance.uniform(0, 1))
+    os.killpg(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)
+    wait_until_gone(run.pid)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 130, errors
+    assert "interrupted by SIGINT" in errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+    check_left(logs, {})
+    assert [log.stat().st_size for log in logs.rglob("*.log")] == [0, 0]
 
 
 @command.reported
@@ -233,14 +277,15 @@ def test_a_signal_while_an_error_is_told_ends_in_one_message(
     assert "interrupted by SIGTERM. What is reported as done is done" in err
 
 
-def test_a_parents_end_is_told_only_to_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
+def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before anything has begun, nor after the last word: there SIGTERM would end the process without one."""
-    parents = iter([1, 1, 2])
+    parents = iter(seen)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     monkeypatch.setattr(stopping, "_PARENT_LOOKED_FOR_S", 0.01)
     handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
     try:
-        stop_with_parent()
+        stop_with_parent(1)
         time.sleep(0.1)
         with pytest.raises(Stopped), stoppable():
             for _ in range(500):

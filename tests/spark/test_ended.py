@@ -126,6 +126,21 @@ def test_an_error_that_was_made_of_one_of_sparks_counts_as_one(monkeypatch: pyte
         raise KeytailError("Spark lost the job that reads the source") from java_error()
 
 
+def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it interrupts a call of py4j, and leaving that call asks the JVM for something more."""
+    monkeypatch.setattr(session, "submitted_session", lambda: session_that(False))
+    with pytest.raises(Stopped) as stopped, contextlib.ExitStack() as run:
+        session.session_of_run(run, None, submitted=True)
+        try:
+            try:
+                raise Stopped(signal.SIGINT)
+            finally:
+                raise Py4JNetworkError("Answer from Java side is empty")
+        except Exception as lost:
+            raise KeytailError("Spark lost the job that reads the source") from lost
+    assert stopped.value.exit_status == 130
+
+
 def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from keytail.errors import UsageProblem
+from keytail.spark import session
 from keytail.spark.session import java_version, require_java
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +56,37 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageProblem, match=r"No Java was found.*Install a JDK 17"):
         require_java()
+
+
+def test_what_the_jvm_of_spark_submit_says_comes_through_us(capfd: pytest.CaptureFixture[str]) -> None:
+    """The JVM is a double. Nothing of it is passed on once a stop has begun."""
+    streams: list[Any] = []
+    io = SimpleNamespace(FileOutputStream=lambda path: open(path, "wb", 0), PrintStream=lambda stream, flushes: stream)
+    java = SimpleNamespace(io=io, lang=SimpleNamespace(System=SimpleNamespace(setErr=streams.append)))
+    session._hear(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
+    [jvm] = streams
+    jvm.write(b"ERROR of a task\n")
+    heard, last_s = "", time.monotonic() + 10
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.02)
+        heard = capfd.readouterr().err
+    assert heard == "ERROR of a task\n"
+    try:
+        jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
+        session._unheard.set()
+        jvm.close()
+        time.sleep(2 * session.HELD_BACK_S)
+        assert capfd.readouterr().err == ""
+    finally:
+        session._unheard.clear()
+
+
+def test_a_jvm_that_ends_already_says_nothing_more() -> None:
+    before = set(threading.enumerate())
+    session._hear(SimpleNamespace())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_submitted_jobs_log_as_quietly_as_the_command_line() -> None:

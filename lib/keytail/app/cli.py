@@ -75,21 +75,22 @@ for name, verb in VERBS.items():
     app.command(name)(verb)
 
 
-def _separate_standard_error() -> None:
+def _separate_standard_error(parent: int) -> None:
     """spark-submit sends both streams of its Python driver to standard output; rows must be alone there.
 
     Its own standard error is that of the parent process. Where that cannot be opened, all stays together.
     """
     with contextlib.suppress(OSError):
-        fd = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
+        fd = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND)
         os.dup2(fd, 2)
         os.close(fd)
 
 
 def run_as_job(verb: str) -> NoReturn:
     """The `verb` with the flags of this process, in a Spark session of spark-submit's making."""
-    _separate_standard_error()
-    stop_with_parent()
+    parent = os.getppid()  # once: it may end at any moment
+    _separate_standard_error(parent)
+    stop_with_parent(parent)
     main([verb, *sys.argv[1:]], submitted=True)
 
 

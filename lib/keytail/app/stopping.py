@@ -72,12 +72,12 @@ def die_quietly() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def stop_with_parent() -> None:
-    """Have SIGTERM sent to this process once the one that started it has ended, as spark-submit's JVM may.
+def stop_with_parent(parent: int) -> None:
+    """Have SIGTERM sent to this process once `parent`, which started it, has ended, as spark-submit's JVM may.
 
-    What runs is told of it, before it has said its last word.
+    What runs is told of it, before it has said its last word. A parent that has ended already counts too.
     """
-    parent, main = os.getppid(), threading.main_thread().ident
+    main = threading.main_thread().ident
     assert main is not None
 
     def look() -> None:

@@ -59,6 +59,13 @@ def is_of_spark(problem: BaseException | None) -> bool:
     return False
 
 
+def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
+    """The signal that `problem` came of: where one interrupts a call, what the client then asks of Spark can fail."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__cause__ or problem.__context__
+    return problem
+
+
 def await_signal() -> None:
     """Under spark-submit the end of its JVM also comes as a signal (app/stopping.py), soon after what fails by it.
 

@@ -33,6 +33,7 @@ from keytail.spark.ended import (
     is_of_spark,
     quiet_py4j,
     raise_if_ended,
+    signal_of,
     text_of,
 )
 from keytail.spark.processes import Processes
@@ -128,7 +129,7 @@ def session_of_run(
     """spark-submit's session where there is one, else one on `master` with `extra` settings; stopped with `run`.
 
     A cluster calls a submitted application that never makes one failed. Where the session ends beneath the run, what
-    fails by that is SparkEnded, or the signal that comes with it.
+    fails by that is SparkEnded, or the signal that comes with it. What fails by a signal is the signal.
     """
     if submitted:
         spark = submitted_session()
@@ -141,6 +142,8 @@ def session_of_run(
 
 
 def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: Any) -> None:
+    if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
+        raise stop from None
     if isinstance(problem, SparkEnded):
         if problem.rows is None:  # else it has been waited for
             await_signal()
@@ -170,8 +173,6 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
     if spark is not None:
         with contextlib.suppress(Exception):  # its JVM may have ended
             spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
-            java = spark.sparkContext._jvm.java  # and without any logging, where the JVM's words pass no filter of ours
-            java.lang.System.setErr(java.io.PrintStream(java.io.OutputStream.nullOutputStream()))
     while is_one_alive() and time.monotonic() < last_s:
         if spark is not None:
             with contextlib.suppress(Exception):  # its JVM may have ended
@@ -182,10 +183,12 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
 def submitted_session(app_name: str = "keytail") -> Any:
     """The session of a job under spark-submit, which has already chosen master, memory and logging."""
     try:
-        return _build(app_name, {}, None)
+        spark = _build(app_name, {}, None)
     except KeytailError:
         await_signal()
         raise
+    _hear(spark)
+    return spark
 
 
 def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
@@ -310,6 +313,23 @@ def _without_start_noise() -> Iterator[None]:
         started.set()
         sys.stderr.flush()
         os.dup2(real, 2)
+
+
+def _hear(spark: Any) -> None:
+    """Have spark-submit's JVM, whose standard error is not of our making, write it through us, as our own does.
+
+    Where that cannot be had it writes on where it did. What it logs comes this way too, if its appender follows.
+    """
+    _unheard.clear()
+    reader, writer = os.pipe()
+    real, started = os.dup(2), threading.Event()
+    started.set()
+    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
+    with contextlib.suppress(Exception):  # no /proc, or a JVM that ends already
+        java = spark.sparkContext._jvm.java
+        stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
+        java.lang.System.setErr(java.io.PrintStream(stream, True))
+    os.close(writer)  # the thread ends with the JVM, or now
 
 
 def _pass_on(reader: int, real: int, started: threading.Event) -> None:
