@@ -100,6 +100,16 @@ class FileStat:
     links: int = 1  # names that the file has
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Names of a directory, unsorted: regular files with size in bytes and modification time in ns, regular files of
+    which neither was asked for, and all else."""
+
+    sized: list[tuple[str, int, int]]
+    regular: list[str]
+    others: list[str]
+
+
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
 
@@ -132,11 +142,10 @@ class FileSystem:
         """The names in a directory, unsorted; names that vanish meanwhile are left out."""
         return self._look("scan", (path,), lambda: _scan(path))
 
-    def scan_sizes(self, path: str, suffix: str) -> list[tuple[str, bool, int, int]]:
-        """Of each name in a directory, unsorted: whether it is a regular file; size and modification time in ns of
-        those that end with `suffix`, -1 of the others.
+    def scan_sizes(self, path: str, suffix: str) -> Sizes:
+        """The names in a directory, with size and modification time of regular files that end with `suffix` only.
 
-        A third of the cost of `scan` where most names are of other files. Names that vanish meanwhile are left out.
+        A fourth of the cost of `scan` where most names are of other files. Names that vanish meanwhile are left out.
         """
         return self._look("scan", (path,), lambda: _scan_sizes(path, suffix))
 
@@ -390,18 +399,26 @@ def _scan(path: str) -> list[DirEntry]:
     return found
 
 
-def _scan_sizes(path: str, suffix: str) -> list[tuple[str, bool, int, int]]:
-    found = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            name = entry.name
-            if not name.endswith(suffix):
-                found.append((name, entry.is_file(follow_symlinks=False), -1, -1))
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                facts = entry.stat(follow_symlinks=False)
-                found.append((name, stat_bits.S_ISREG(facts.st_mode), facts.st_size, facts.st_mtime_ns))
-    return found
+def _scan_sizes(path: str, suffix: str) -> Sizes:
+    """By a descriptor: the kernel then need not follow the path for each file, nor Python make one."""
+    sizes = Sizes([], [], [])
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    sizes.others.append(entry.name)
+                elif entry.name.endswith(suffix):
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    sizes.sized.append((entry.name, facts.st_size, facts.st_mtime_ns))
+                else:
+                    sizes.regular.append(entry.name)
+    finally:
+        os.close(fd)
+    return sizes
 
 
 def _exists(path: str) -> bool:

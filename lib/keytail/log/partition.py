@@ -28,6 +28,7 @@ CHECKPOINTS = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
+_INDEXES = frozenset({names.INDEX, names.TIME_INDEX, names.TXN_INDEX})
 _LOG_DIR_FILES = {names.META_PROPERTIES, *CHECKPOINTS}
 
 _PREFIX = struct.Struct(">qi")
@@ -258,17 +259,27 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
     """
     segments, snapshots = [], []
     try:
-        for name, is_regular, log_bytes, mtime_ns in fs.scan_sizes(entry.path, names.LOG):
+        listed = fs.scan_sizes(entry.path, names.LOG)
+        odd = listed.others
+        numbers = set()  # as names have them
+        for name, log_bytes, mtime_ns in listed.sized:
+            base = names.base_of_live(name)
+            if base is None or log_bytes > MAX_LOG_BYTES:
+                odd.append(name)
+                continue
+            segments.append(SegmentFacts(base, log_bytes, mtime_ns, None, None, None, mtime_ns // 1_000_000, -1))
+            numbers.add(name[: -len(names.LOG)])
+        for name in listed.regular:
+            number, dot, suffix = name.partition(".")
+            if number in numbers and dot + suffix in _INDEXES:
+                continue
             base = names.base_of_live(name)
             if base is None:
-                if names.parse_file_name(name).kind not in ("other", "partition"):
-                    return None
-            elif not is_regular or log_bytes > MAX_LOG_BYTES:
-                return None
-            elif log_bytes >= 0:
-                segments.append(SegmentFacts(base, log_bytes, mtime_ns, None, None, None, mtime_ns // 1_000_000, -1))
+                odd.append(name)
             elif name.endswith(names.SNAPSHOT):
                 snapshots.append(base)
+        if any(names.parse_file_name(name).kind not in ("other", "partition") for name in odd):
+            return None
         if entry.problems or not segments:
             return None
         segments.sort(key=lambda segment: segment.base_offset)

@@ -96,7 +96,7 @@ def newest_snapshot(
 
 def load_producers(
     fs: FileSystem,
-    reader: SegmentReader,
+    reader: SegmentReader | None,
     partition_path: str,
     segments: Sequence[SegmentFacts],
     snapshots: Sequence[int],
@@ -107,7 +107,9 @@ def load_producers(
     expiration_ms: int,
     now_ms: int,
 ) -> ProducerStates:
-    """The state a broker would have after loading the log at `now_ms`."""
+    """The state a broker would have after loading the log at `now_ms`. Without a `reader` one is made if it is needed:
+    its buffers cost more than all else where the newest snapshot is that of the log end.
+    """
     found = newest_snapshot(fs, partition_path, snapshots, log_end_offset)
     if found is None and clean_shutdown:
         return ProducerStates()  # a broker starts with no producers then, whatever the log holds
@@ -119,6 +121,7 @@ def load_producers(
         if start < log_end_offset and is_behind and segment.base_offset < log_end_offset:
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             torn_tail = is_last and not clean_shutdown
+            reader = reader or SegmentReader(fs)
             for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
                 producers.replay(stride.table, start, log_end_offset)
     return producers
@@ -143,10 +146,9 @@ def first_unstable(
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
         limit = min(limit, facts.high_watermark)
-    reader = SegmentReader(fs)
     producers = load_producers(
         fs,
-        reader,
+        None,
         facts.path,
         facts.segments,
         facts.snapshots,
@@ -169,7 +171,7 @@ def first_unstable(
     else:
         why = f"the transaction from offset {offset} on ended at or above the high watermark {limit}"
     if offset < facts.log_start_offset:
-        offset = _batch_at_or_after(reader, facts, facts.log_start_offset)
+        offset = _batch_at_or_after(SegmentReader(fs), facts, facts.log_start_offset)
     return Unstable(offset, why)
 
 
