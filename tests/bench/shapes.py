@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
 import shutil
@@ -84,9 +85,11 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
+    if options.one_core:  # both sides are started from here, and take turns
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     started = machine()
     flags = [f"--shapes={','.join(options.shapes)}", f"--scale={options.scale}", f"--runs={options.runs}"]
-    flags.append(f"--seed={options.seed}")
+    flags += [f"--seed={options.seed}", *(["--one-core"] if options.one_core else [])]
     print("command:", shlex.join([sys.executable, "-m", "tests.bench.shapes", *flags]), flush=True)
     rows = []
     for name in options.shapes:
@@ -168,6 +171,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="times the records of each shape")
     parser.add_argument("--runs", type=int, default=3, metavar="N")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
+    parser.add_argument("--one-core", action="store_true", help="keep both sides, all their threads, to the same one")
     parser.add_argument("--dir", type=Path, help="where the logs and their copies go")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure, as JSON")
     return parser.parse_args(arguments)

@@ -26,6 +26,7 @@ from keytail.clean.task import CleaningTask
 from keytail.log.checkpoint import update_offset
 from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.heap import keep_freed_memory
 from keytail.log.partition import survey_log_dirs, survey_partition
 from keytail.spark.rebuild import Rebuild
 from tests.bench.limits import limits
@@ -217,6 +218,7 @@ def rebuild_indexes(log_dir: str) -> dict[str, Any]:
 
 def main() -> None:
     commands = {"task": whole_task, "kernels": kernels_alone, "limits": limits, "rebuild": rebuild_indexes}
+    keep_freed_memory()  # as a task's process does
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(commands[request.pop("command")](**request)), flush=True)

@@ -96,8 +96,12 @@ def test_lookup_ends_in_a_table_without_a_free_slot__checklist_3():
     assert kernels.put_all(slots, 0, 4, low, high, ordinals, 4, 0) == (4, 4)
     found = np.empty(6, np.int64)
     wanted_low, wanted_high, wanted = columns([*((i, i << 40, 0) for i in range(4)), (77, 77, 0), (78, 2**63, 0)])
-    kernels.get_all(slots, wanted_low, wanted_high, wanted, 6, found)
-    assert found.tolist() == [0, 1, 2, 3, -1, -1]
+    all_set, noted = np.full(1, 255, np.uint8), np.zeros(16, np.uint8)
+    kernels.note_present(slots, noted)
+    for present in (all_set, noted):
+        found[:] = 7
+        kernels.get_all(slots, present, wanted_low, wanted_high, wanted, 6, found)
+        assert found.tolist() == [0, 1, 2, 3, -1, -1]
 
 
 def test_utilization_is_used_over_slots__checklist_5():

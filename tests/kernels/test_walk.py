@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from keytail.kernels import proof, verify, walk
 from keytail.kernels.jit import kernel
+from keytail.kernels.opening import TOOLS
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch, encode_record
 from tests.reference.varints import encode_varint, encode_varlong
@@ -143,7 +144,7 @@ def test_the_proofs_step_stays_inside_its_windows(is_all):
             state[proof.END_OFFSET], state[proof.NEXT_OUTPUT_BASE] = 100, 1 << 40
             state[proof.SOURCE_LAST_OFFSET] = state[proof.OUTPUT_LAST_OFFSET_SEEN] = -1
             windows = [guarded(first), guarded(second), nothing, nothing, nothing, nothing]
-            code = proof.step(*windows, pending, keys, none, none, state)
+            code = proof.step(*windows, pending, keys, none, none, np.zeros(TOOLS, np.int64), state)
             assert 0 <= code < proof.FIRST_VIOLATION + 40
 
 

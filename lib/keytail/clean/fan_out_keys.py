@@ -185,7 +185,7 @@ def merge(
 ) -> ShardBits:
     """What survives of the keys of one shard; `cells` ascend, so that all puts come first, in the order of the log.
 
-    Memory: the map, and a sixth of it beside it, whatever the probes are. Leaves a scratch file of this attempt.
+    Memory: the map, and a quarter of it beside it, whatever the probes are. Leaves a scratch file of this attempt.
     """
     offset_map = OffsetMap(task.map_memory_bytes)
     room = max(_LEAST_RUN, min(_RUN, task.map_memory_bytes // (6 * 8)))

@@ -7,6 +7,8 @@ grow no more it is full, and the round ends there as Kafka's does (format/CLEANI
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from keytail.kernels import offset_map as kernels
@@ -15,6 +17,7 @@ from keytail.kernels.memory import zeros
 SLOT_BYTES = kernels.SLOT.itemsize
 LOAD_FACTOR = 0.9
 _FIRST_SLOTS = 1 << 14
+_MOST_PRESENT_BYTES = 4 << 20  # of the bits beside the table that tell most of what is not in it
 
 
 class OffsetMap:
@@ -30,7 +33,11 @@ class OffsetMap:
         while slots > _FIRST_SLOTS:
             slots = (slots + 1) // 2
         self._slots = zeros(max(2, slots), kernels.SLOT)
+        self._present: np.ndarray | None = None  # made when it is first asked for
         self.used = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_present": None}
 
     @property
     def slots(self) -> np.ndarray:
@@ -61,6 +68,7 @@ class OffsetMap:
         Returns how many were done: fewer than `n` means that the map was full in front of that item.
         """
         done = 0
+        self._present = None
         while True:
             done, self.used = kernels.put_all(
                 self._slots, self.used, self._limit(), low, high, ordinals, n, done
@@ -73,10 +81,15 @@ class OffsetMap:
         self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
     ) -> None:
         """Ordinals of the first `n` hashes into `found` (int64): -1 where absent or `wanted` is below 0."""
-        kernels.get_all(self._slots, low, high, wanted, n, found)
+        if self._present is None:
+            n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # 8 bits a slot and more
+            self._present = np.zeros(n_bytes, np.uint8)
+            kernels.note_present(self._slots, self._present)
+        kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
 
     def clear(self) -> None:
         self._slots[:] = 0
+        self._present = None
         self.used = 0
 
     def check(self) -> None:

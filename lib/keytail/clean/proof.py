@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keytail.clean.proof_messages import prove_message
-from keytail.clean.proof_output import NEVER_READ, finish_output, open_block, open_checked, start_output
+from keytail.clean.proof_output import finish_output, open_block, open_checked, start_output
 from keytail.clean.proof_rest import note_segment
 from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar
 from keytail.errors import CorruptLog, KeytailError
@@ -185,7 +185,6 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
     state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), segment.base_offset - 1)
     state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
     proof.bytes_read += segment.log_bytes
-    source_block = output_block = NEVER_READ
     while True:
         proof.show_windows()
         current = proof.current
@@ -193,14 +192,15 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
         code = kernels.step(
             source.bytes,
             output.bytes,
-            source_block,
-            output_block,
+            proof.source_block,
+            proof.output_block,
             current.index,
             current.time_index,
             proof.keys.notes.pending,
             proof.keys.notes.keys,
             proof.markers,
             proof.producers,
+            proof.decoders.tools,
             state,
         )
         if code == kernels.SOURCE_DONE:
@@ -212,11 +212,13 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             output.advance(int(state[kernels.OUTPUT_FROM]), int(state[kernels.WANTED_BYTES]))
             state[kernels.OUTPUT_FROM] = 0
         elif code == kernels.NEED_SOURCE_BLOCK:
-            source_block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
-            state[kernels.SOURCE_BLOCK_BYTES] = len(source_block)
+            block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
+            proof.source_block = _put(block, proof.source_block)
+            state[kernels.SOURCE_BLOCK_BYTES] = len(block)
         elif code == kernels.NEED_OUTPUT_BLOCK:
-            output_block = open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
-            state[kernels.OUTPUT_BLOCK_BYTES] = len(output_block)
+            block = open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
+            proof.output_block = _put(block, proof.output_block)
+            state[kernels.OUTPUT_BLOCK_BYTES] = len(block)
         elif code == kernels.NEED_NOTES:
             proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
         elif code == kernels.NEED_MARKERS:
@@ -231,6 +233,14 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             prove_message(proof, segment)
         else:
             proof.fail(code)
+
+
+def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """`room`, or a larger one, that begins with the block."""
+    if len(room) < len(block):
+        room = np.empty(len(block), np.uint8)
+    room[: len(block)] = block
+    return room
 
 
 def refuse_unjustified(

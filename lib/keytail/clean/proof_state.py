@@ -16,6 +16,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.kernels import proof_markers as marker_kernels
+from keytail.kernels.opening import Decoders
 from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from keytail.clean.proof_output import Output
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import OutputSegment
+
+_BLOCK_BYTES = 1 << 20  # of a batch decompressed: larger ones are opened one by one
 
 SOURCE = {
     kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
@@ -125,6 +128,9 @@ class Proof:
         self.legacy_horizon_ms = 0
         self.source = Window(fs)
         self.output = Window(fs)
+        self.decoders = Decoders()
+        self.source_block = np.empty(_BLOCK_BYTES, np.uint8)
+        self.output_block = np.empty(_BLOCK_BYTES, np.uint8)
         self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
         self.bytes_read = 0
         if part is not None and part.markers is not None:

@@ -15,9 +15,10 @@ from keytail.clean.producers import ActiveProducers
 from keytail.clean.survivors import Progress, Survivors
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, DELETE_HORIZON, HEADER_BYTES, TRANSACTIONAL
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES
 from keytail.format.compression import compress
 from keytail.kernels import rewrite as kernels
+from keytail.kernels import rows as row_kernels
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
@@ -83,10 +84,15 @@ class Rewriter:
         self._survivors = survivors
         self._transactions = transactions
         self._producers = producers
+        self._facts = np.zeros(row_kernels.FACTS, np.int64)
+        self._facts[row_kernels.LATEST_OFFSET] = survivors.latest_offset
+        self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
+        self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
+        self._facts[row_kernels.NOW_MS] = now_ms
+        # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing, and the
+        # map itself is asked (CLEANING.md, "Aborted data and the map").
+        self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
         self._seed = seed
-        self._first_dirty = first_dirty_offset
-        self._first_uncleanable = first_uncleanable_offset
-        self._now_ms = now_ms
         self._old_horizon_ms = old_horizon_ms
         self._max_message_bytes = max_message_bytes
         # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
@@ -126,70 +132,43 @@ class Rewriter:
         old_tombstones_go: bool,
         writer: OutputWriter,
     ) -> None:
-        rows = self._decide_rows(stride, number, records, batches)
-        is_old = stride.table["magic"] < 2
-        if is_old.any():
-            rows.tombstones_go[is_old] = old_tombstones_go
+        rows = self._decide_rows(stride, number, records, batches, old_tombstones_go)
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
                 self._decide_chunk(chunk, rows)
                 self._emit(chunk, rows, writer)
 
-    def _decide_rows(self, stride: Stride, number: int, records: int, batches: int) -> _Rows:
+    def _decide_rows(
+        self, stride: Stride, number: int, records: int, batches: int, old_tombstones_go: bool
+    ) -> _Rows:
         """What can be said about each row without opening it; `records` and `batches` came before it."""
-        table, known = stride.table, self._survivors
-        n = len(table)
-        counts = table["record_count"].astype(np.int64)
-        before = records + np.cumsum(counts) - counts
-        decided_by = np.full(n, kernels.BY_MAP, np.int8)
-        decided_by[table["base_offset"] > known.latest_offset] = kernels.BEYOND
-        by_bits = (table["base_offset"] >= self._first_dirty) & (table["last_offset"] <= known.latest_offset)
-        if known.starts_inside_segment:
-            # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing,
-            # and the map itself is asked (CLEANING.md, "Aborted data and the map").
-            by_bits &= (table["attributes"] & TRANSACTIONAL) == 0
-        decided_by[by_bits] = kernels.BY_BITS
-        first_bit = np.full(n, -1, np.int64)
-        has_null = np.ones(n, bool)
-        if by_bits.any():
-            k = number - known.first_segment
-            first_bit[by_bits] = known.record_start[k] + before[by_bits]
-            bit = known.batch_start[k] + batches + np.flatnonzero(by_bits)
-            has_null[by_bits] = (known.null_bits[bit >> 3] >> (bit & 7).astype(np.uint8)) & 1 != 0
-        live = np.empty(n, np.int64)
-        kernels.count_bits(known.bits, first_bit, counts, n, live)
-        retain_empty = (
-            table["last_offset"] + 1 == self._first_uncleanable
-        ) | self._producers.ends_a_producer(table)
-        dead = np.where(retain_empty, kernels.EMPTY, kernels.DROP)
-        has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
-        waits = has_horizon & (self._now_ms < table["base_timestamp_ms"])
-        action = np.full(n, kernels.OPEN, np.int8)
-        is_new = table["magic"] == 2  # the older formats are never copied: what stays of them becomes v2
-        action[by_bits & is_new & (live == counts) & (~has_null | waits)] = kernels.COPY
-        action[(decided_by == kernels.BEYOND) & has_horizon] = kernels.COPY
-        is_control = (table["attributes"] & CONTROL) != 0
+        table, known, facts = stride.table, self._survivors, self._facts
+        n, k = len(table), number - known.first_segment
+        facts[row_kernels.SEGMENT], facts[row_kernels.RECORDS] = number, records
+        facts[row_kernels.RECORD_BIT] = -1
+        if 0 <= k < len(known.record_start):
+            facts[row_kernels.RECORD_BIT] = known.record_start[k]
+            facts[row_kernels.BATCH_BIT] = known.batch_start[k] + batches
+        facts[row_kernels.OLD_TOMBSTONES_GO] = old_tombstones_go
         unneeded = self._transactions.unneeded_markers(table)
-        decided_by[is_control] = kernels.BEYOND
-        first_bit[is_control] = -1
-        action[is_control] = np.where(has_horizon[is_control], kernels.COPY, kernels.OPEN)
-        expired = unneeded & has_horizon & (table["base_timestamp_ms"] <= self._now_ms)
-        is_dead = (counts == 0) | (by_bits & (live == 0) & ~is_control) | expired | self._transactions.aborted(table)
-        action[is_dead] = dead[is_dead]
-        self.counts.markers_removed += int(np.count_nonzero(is_control & (counts > 0) & is_dead))
-        zeros = np.zeros(n, np.int64)
-        first_ordinal = (number << 32) + before
-        return _Rows(
-            decided_by,
-            first_bit,
-            first_ordinal,
-            retain_empty,
-            unneeded,
-            has_horizon & ~waits,
-            action,
-            zeros,
-            zeros.copy(),
+        rows = _Rows(
+            decided_by=np.empty(n, np.int8),
+            first_bit=np.empty(n, np.int64),
+            first_ordinal=np.empty(n, np.int64),
+            retain_empty=np.empty(n, bool),
+            marker_horizon=unneeded,
+            tombstones_go=np.empty(n, bool),
+            action=np.empty(n, np.int8),
+            kept=np.zeros(n, np.int64),
+            kept_nulls=np.zeros(n, np.int64),
         )
+        _, markers = row_kernels.decide_rows(
+            table, facts, known.bits, known.null_bits, self._producers.ends_a_producer(table), unneeded,
+            self._transactions.aborted(table), rows.decided_by, rows.first_bit, rows.first_ordinal,
+            rows.retain_empty, rows.tombstones_go, rows.action,
+        )  # fmt: skip
+        self.counts.markers_removed += markers
+        return rows
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
         """Decide record by record over the opened rows of the chunk, and with that over the rows."""

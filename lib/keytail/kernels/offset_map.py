@@ -62,14 +62,35 @@ def put_all(slots, used, limit, low, high, ordinals, n, start):
 
 
 @kernel
-def get_all(slots, low, high, wanted, n, found):
-    """`found[i]` = ordinal of hash i, or -1 when absent or when `wanted[i]` is below 0."""
+def note_present(slots, present):
+    """Set a bit of `present` (uint8, a power of two of them) for each used slot."""
+    mask = np.uint64(8 * present.shape[0] - 1)
+    for i in range(slots.shape[0]):
+        if slots[i].value != 0:
+            bit = slots[i].low & mask
+            present[bit >> np.uint64(3)] |= np.uint8(1 << (bit & np.uint64(7)))
+
+
+@njit(inline="always")
+def _may_be_present(present, low, mask):
+    bit = low & mask
+    return (present[bit >> np.uint64(3)] >> np.uint8(bit & np.uint64(7))) & 1 != 0
+
+
+@kernel
+def get_all(slots, present, low, high, wanted, n, found):
+    """`found[i]` = ordinal of hash i, or -1 when absent or when `wanted[i]` is below 0.
+
+    `present` is what `note_present` made of the slots: in a table this full it takes a dozen slots to see that a hash
+    is not there, and most of what a clean section holds is not.
+    """
     capacity = slots.shape[0]
+    mask = np.uint64(8 * present.shape[0] - 1)
     for i in range(n):
-        if i + _AHEAD < n:
+        if i + _AHEAD < n and _may_be_present(present, low[i + _AHEAD], mask):
             prefetch(slots, _home(high[i + _AHEAD], capacity))
         found[i] = -1
-        if wanted[i] >= 0:
+        if wanted[i] >= 0 and _may_be_present(present, low[i], mask):
             slot = _find(slots, low[i], high[i], capacity)
             if slot >= 0:
                 found[i] = slots[slot].value - 1

@@ -12,6 +12,7 @@ from numba.extending import register_jitable
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes, crc32c
+from keytail.kernels.opening import NOT_PLAIN, SNAPPY, decompress_plain
 from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSET, OUTPUT, next_marker
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
 from keytail.kernels.walk import (
@@ -455,11 +456,14 @@ def _output_at(output, state, index, time_index):
 
 
 @kernel
-def step(source, output, s_block, o_block, index, time_index, pending, keys, markers, producers, state):
+def step(
+    source, output, s_block, o_block, index, time_index, pending, keys, markers, producers, tools, state
+):  # fmt: skip
     """Prove as many source batches as the windows hold; a code from the list above.
 
     Keys are noted in `pending` (where in `keys`, length, offset, fate), to be put into the table by the caller:
-    all of them, in this order, when NEED_NOTES asks for room, and at the end.
+    all of them, in this order, when NEED_NOTES asks for room, and at the end. Plain blocks are decompressed by `tools`
+    into `s_block` and `o_block`; the caller puts there those that NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK ask for.
     """
     code = 0
     while True:
@@ -521,11 +525,21 @@ def step(source, output, s_block, o_block, index, time_index, pending, keys, mar
         compressed = be_16(source, p + 21) & 7 != 0 and count > 0
         o_compressed = q >= 0 and not whole and be_16(output, q + 21) & 7 != 0
         if compressed and not opened:
-            code = NEED_SOURCE_BLOCK
-            break
+            codec = be_16(source, p + 21) & 7
+            n = np.int64(NOT_PLAIN)
+            if codec != SNAPPY:  # whose decoder is this program's own, and the writer's: a mistake would hide in both
+                n = decompress_plain(tools, codec, source, p + HEADER_BYTES, size - HEADER_BYTES, s_block, 0)
+            if n < 0:
+                code = NEED_SOURCE_BLOCK
+                break
+            state[SOURCE_BLOCK_BYTES] = n
         if o_compressed and state[OUTPUT_BLOCK_BYTES] < 0:
-            code = NEED_OUTPUT_BLOCK
-            break
+            codec = be_16(output, q + 21) & 7
+            n = decompress_plain(tools, codec, output, q + HEADER_BYTES, q_size - HEADER_BYTES, o_block, 0)
+            if n < 0:
+                code = NEED_OUTPUT_BLOCK
+                break
+            state[OUTPUT_BLOCK_BYTES] = n
         s_data, s, s_end = source, p + HEADER_BYTES, p + size
         if compressed:
             s_data, s, s_end = s_block, np.int64(0), state[SOURCE_BLOCK_BYTES]

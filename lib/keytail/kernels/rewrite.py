@@ -48,29 +48,6 @@ REBUILT = np.dtype(
 
 
 @kernel
-def count_bits(bits, first_bit, counts, n, live):
-    """`live[i]` = set bits among the `counts[i]` bits from `first_bit[i]` on; nothing is read for first_bit -1."""
-    for i in range(n):
-        total = 0
-        bit = first_bit[i]
-        if bit >= 0:
-            end = bit + counts[i]
-            while bit < end and bit & 7:
-                total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
-                bit += 1
-            while bit + 8 <= end:
-                b = np.int64(bits[bit >> 3])
-                b = b - ((b >> 1) & 0x55)
-                b = (b & 0x33) + ((b >> 2) & 0x33)
-                total += (b + (b >> 4)) & 0x0F
-                bit += 8
-            while bit < end:
-                total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
-                bit += 1
-        live[i] = total
-
-
-@kernel
 def note_nulls(records, n, nulls, first_batch):
     """Set the bit of batch `first_batch + row` for every record with a null value (CLEANING.md, "Horizon")."""
     for i in range(n):

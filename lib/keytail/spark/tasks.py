@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from keytail.errors import KeytailError, of_system
+from keytail.log.heap import keep_freed_memory
 from keytail.spark.ended import raise_if_ended, text_of
 from keytail.spark.processes import Processes
 
@@ -126,6 +127,7 @@ def attempt_name() -> str:
 
 def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
     """Run `function` here and put what it returns or raises into an Outcome."""
+    keep_freed_memory()
     start_ms = time.time_ns() // 1_000_000
     value, problem, trace = None, None, ""
     try:

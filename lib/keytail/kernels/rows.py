@@ -1,0 +1,100 @@
+"""Decides about whole batches of a stride before any is opened: by bits, by the map, or by their headers.
+
+The rules are those of `format/CLEANING.md`; what a batch's records decide comes later (`kernels/rewrite.py`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from keytail.kernels.jit import kernel
+from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+
+_TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 0x10, 0x20, 0x40
+
+# What `decide_rows` is told of the round, and of what came before the stride (int64).
+(
+    LATEST_OFFSET,
+    FIRST_DIRTY,
+    FIRST_UNCLEANABLE,
+    NOW_MS,
+    ASK_MAP,  # 1: of transactional batches a bit that is not set says nothing
+    SEGMENT,  # number of the segment
+    RECORDS,  # of it before the stride
+    RECORD_BIT,  # of its first record, -1: it has none; and of its first batch
+    BATCH_BIT,
+    OLD_TOMBSTONES_GO,
+    FACTS,
+) = range(11)
+
+
+@njit
+def _count_bits(bits, bit, end):
+    total = np.int64(0)
+    while bit < end and bit & 7:
+        total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
+        bit += 1
+    while bit + 8 <= end:
+        b = np.int64(bits[bit >> 3])
+        b = b - ((b >> 1) & 0x55)
+        b = (b & 0x33) + ((b >> 2) & 0x33)
+        total += (b + (b >> 4)) & 0x0F
+        bit += 8
+    while bit < end:
+        total += (bits[bit >> 3] >> np.uint8(bit & 7)) & 1
+        bit += 1
+    return total
+
+
+@kernel
+def decide_rows(
+    table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
+    decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
+):  # fmt: skip
+    """What can be said about each row of a stride; (records in it, markers that go).
+
+    `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have an item a row, as do the last six, which are
+    filled. `first_bit` is that of the row's first record in `bits` where those decide, else -1. `null_bits` says of
+    each batch whether it may hold a null.
+    """
+    records, markers = facts[RECORDS], np.int64(0)
+    for i in range(table.shape[0]):
+        row = table[i]
+        attributes, count = np.int64(row.attributes), np.int64(row.record_count)
+        has_horizon = attributes & _DELETE_HORIZON != 0
+        is_control = attributes & _CONTROL != 0
+        by_bits = row.base_offset >= facts[FIRST_DIRTY] and row.last_offset <= facts[LATEST_OFFSET]
+        by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & _TRANSACTIONAL != 0)
+        waits = has_horizon and facts[NOW_MS] < row.base_timestamp_ms
+        rule = BEYOND if row.base_offset > facts[LATEST_OFFSET] else BY_MAP
+        bit, live, what = np.int64(-1), np.int64(0), OPEN
+        if is_control:
+            rule = BEYOND
+            if has_horizon:
+                what = COPY
+        elif by_bits:
+            rule = BY_BITS
+            bit = facts[RECORD_BIT] + records
+            live = _count_bits(bits, bit, bit + count)
+            if row.magic == 2 and live == count:  # the older formats are never copied: what stays becomes v2
+                batch = facts[BATCH_BIT] + i
+                has_null = (null_bits[batch >> 3] >> np.uint8(batch & 7)) & 1 != 0
+                if waits or not has_null:
+                    what = COPY
+        elif rule == BEYOND and has_horizon:
+            what = COPY
+        expired = unneeded[i] and has_horizon and row.base_timestamp_ms <= facts[NOW_MS]
+        retain = ends_a_producer[i] or row.last_offset + 1 == facts[FIRST_UNCLEANABLE]
+        if count == 0 or expired or aborted[i] or (by_bits and live == 0 and not is_control):
+            what = EMPTY if retain else DROP
+            if is_control and count > 0:
+                markers += 1
+        decided_by[i] = rule
+        first_bit[i] = bit
+        first_ordinal[i] = (facts[SEGMENT] << 32) + records
+        retain_empty[i] = retain
+        tombstones_go[i] = facts[OLD_TOMBSTONES_GO] != 0 if row.magic < 2 else has_horizon and not waits
+        action[i] = what
+        records += count
+    return records - facts[RECORDS], markers

@@ -1,0 +1,131 @@
+"""Blocks decompressed inside a kernel: what `format/compression.py` makes of them, or left to it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.format.compression import compress, decompress
+from keytail.kernels import native, opening
+from keytail.kernels.jit import kernel
+from tests.kernels.guard import guarded
+
+CODECS = [opening.GZIP, opening.SNAPPY, opening.LZ4, opening.ZSTD]
+SLOP = 16  # what the decoder of snappy may write behind its result
+
+decoders = opening.Decoders()
+
+
+@kernel
+def _open_block(tools, codec, data, out):
+    return opening.decompress_plain(tools, codec, data, 0, data.shape[0], out, 0)
+
+
+def opened(codec: int, packed: bytes, room: int) -> bytes | None:
+    """What the kernel makes of a block, with nothing readable or writable behind it and behind the room for it."""
+    out = guarded(bytes(room))
+    n = int(_open_block(decoders.tools, codec, guarded(packed), out))
+    return None if n == opening.NOT_PLAIN else out[:n].tobytes()
+
+
+def records(rng: random.Random, size: int) -> bytes:
+    """Bytes that compress as records do: some random, some the same again at all distances."""
+    data = bytearray()
+    while len(data) < size:
+        kind = rng.randrange(4)
+        if kind == 0 or not data:
+            data += rng.randbytes(rng.choice([1, 3, 20, 61, 70, 300, 70_000 if rng.random() < 0.02 else 5]))
+        elif kind == 1:
+            data += bytes([rng.randrange(256)]) * rng.randrange(1, 200)
+        else:
+            back = rng.randrange(1, min(len(data), rng.choice([8, 40, 3000, 40_000])) + 1)
+            n = rng.randrange(1, 90)
+            data += (bytes(data[-back:]) * (n // back + 1))[:n]
+    return bytes(data[:size])
+
+
+def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
+    assert (decoders.tools != 0).all() == native.NATIVE
+    monkeypatch.setenv("KEYTAIL_NATIVE", "0")
+    nothing = opening._wheels.__wrapped__()
+    assert (nothing.zstd, nothing.lz4, nothing.inflate) == (None, None, None)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    sizes = [1, 2, 15, 16, 17, 100, 5000, 32768, 32769, 65536, 65537, 200_000]
+    for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
+        data = records(rng, size)
+        packed = compress(codec, data)
+        want = data if native.NATIVE or codec == opening.SNAPPY else None
+        assert opened(codec, packed, size + SLOP) == want
+        assert opened(codec, packed, size - 1) is None
+        if codec != opening.SNAPPY:
+            assert opened(codec, packed, size) == want
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(CODECS), st.integers(1, 700), st.integers(0, 2**32 - 1))
+def test_what_is_damaged_is_opened_as_by_the_reader_or_not_at_all(codec, size, seed):
+    rng = random.Random(seed)
+    packed = bytearray(compress(codec, records(rng, size)))
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(min(len(packed), rng.choice([8, 30, 900])))
+        packed[at] = rng.choice([0, 1, 0x7F, 0xFF, rng.randrange(256)])
+    if rng.random() < 0.3:
+        del packed[rng.randrange(len(packed)) :]
+    elif rng.random() < 0.2:
+        packed += rng.randbytes(rng.randrange(1, 20))
+    found = opened(codec, bytes(packed), 4096)
+    if found is not None:
+        assert found == bytes(decompress(codec, bytes(packed), limit_bytes=4096))
+
+
+def test_other_framings_are_opened_as_by_the_reader_or_left_to_it():
+    rng = random.Random(5)
+    data = records(rng, 3000)
+    member = compress(opening.GZIP, data)
+    frame = zstandard.ZstdCompressor(write_content_size=True, write_checksum=True).compress(data)
+    lz4_options = [{"content_checksum": True}, {"block_linked": True}, {"store_size": True}, {"block_checksum": True}]
+    cases = [
+        (opening.GZIP, member + member),
+        (opening.GZIP, member[:3] + b"\x08" + member[4:10] + b"name\0" + member[10:]),
+        (opening.GZIP, zlib.compress(data)),
+        (opening.SNAPPY, bytes(cramjam.snappy.compress_raw(data))),
+        (opening.SNAPPY, compress(opening.SNAPPY, data) + compress(opening.SNAPPY, data)),
+        (opening.ZSTD, frame),
+        (opening.ZSTD, frame + frame),
+        (opening.ZSTD, b"\x50\x2a\x4d\x18\x03\0\0\0abc" + frame),
+        (opening.ZSTD, zstandard.ZstdCompressor().compress(b"")),
+        *((opening.LZ4, lz4.frame.compress(data, **{"block_linked": False, **options})) for options in lz4_options),
+        (opening.LZ4, lz4.frame.compress(data, block_size=7, block_linked=False, store_size=False)),
+        *((codec, compress(codec, b"")) for codec in CODECS),
+    ]
+    for codec, packed in cases:
+        found = opened(codec, packed, 1 << 16)
+        assert found is None or found == bytes(decompress(codec, packed))
+    assert opened(opening.ZSTD, frame, 1 << 16) == (data if native.NATIVE else None)
+
+
+def test_snappy_that_no_library_writes_is_opened_too():
+    """Long lengths, four-byte distances, and copies that overlap what they copy."""
+    literal = b"\xf4" + (299).to_bytes(2, "little") + bytes(i % 251 for i in range(300))  # the length in two bytes
+    copies = b"\x03" + (300).to_bytes(4, "little") + b"".join(b"\xfe" + bytes([back, 0]) for back in (1, 3, 16, 15))
+    block = b"\xad\x04" + literal + copies  # 300 + 1 + 4 * 64
+    framed = b"\x82SNAPPY\x00" + bytes(8) + len(block).to_bytes(4, "big") + block
+    found = opened(opening.SNAPPY, framed, 1000)
+    assert found is not None
+    assert found == bytes(cramjam.snappy.decompress_raw(block))
+    for damaged in (b"\xac\x04", b"\xae\x04", b"\xff\xff\xff\xff\x7f"):
+        bad = damaged + literal + copies
+        assert opened(opening.SNAPPY, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None

@@ -1,0 +1,84 @@
+"""What is decided about whole batches, against the same rules written row by row (CLEANING.md)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from keytail.format.batch import BATCH_TABLE, CONTROL, DELETE_HORIZON, TRANSACTIONAL
+from keytail.kernels import rows as kernels
+from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+
+
+def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
+    """(who decides, whether bits do, what becomes of it, whether an empty one stays, whether tombstones go)."""
+    horizon, control = bool(row["attributes"] & DELETE_HORIZON), bool(row["attributes"] & CONTROL)
+    mapped = facts[kernels.FIRST_DIRTY] <= row["base_offset"] and row["last_offset"] <= facts[kernels.LATEST_OFFSET]
+    if facts[kernels.ASK_MAP] and row["attributes"] & TRANSACTIONAL:
+        mapped = False
+    over = horizon and row["base_timestamp_ms"] <= facts[kernels.NOW_MS]
+    stays_empty = ends or row["last_offset"] + 1 == facts[kernels.FIRST_UNCLEANABLE]
+    if control:
+        rule, what = BEYOND, COPY if horizon else OPEN
+    elif mapped:
+        untouched = all(survives) and row["magic"] == 2 and (not has_null or (horizon and not over))
+        rule, what = BY_BITS, COPY if untouched else OPEN
+    elif row["base_offset"] > facts[kernels.LATEST_OFFSET]:
+        rule, what = BEYOND, COPY if horizon else OPEN
+    else:
+        rule, what = BY_MAP, OPEN
+    nothing_left = rule == BY_BITS and not any(survives)
+    if not row["record_count"] or nothing_left or (unneeded and over) or aborted:
+        what = EMPTY if stays_empty else DROP
+    tombstones_go = bool(facts[kernels.OLD_TOMBSTONES_GO]) if row["magic"] < 2 else over
+    return rule, rule == BY_BITS, what, stays_empty, tombstones_go
+
+
+def test_rows_are_decided_as_the_rules_say():
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    seen = set()
+    for _ in range(60):
+        n = rng.randrange(1, 25)
+        table = np.zeros(n, BATCH_TABLE)
+        offset = 0
+        for row in table:
+            row["base_offset"], row["last_offset"] = offset, offset + rng.randrange(4)
+            offset = row["last_offset"] + rng.randrange(1, 3)
+            row["record_count"] = rng.choice([0, 1, 1, 2, 9, 30])
+            row["attributes"] = rng.choice([0, 0, 0, TRANSACTIONAL, TRANSACTIONAL | CONTROL])
+            row["attributes"] |= rng.choice([0, 0, DELETE_HORIZON])
+            row["base_timestamp_ms"], row["magic"] = rng.randrange(97, 104), rng.choice([2, 2, 2, 1])
+        facts = np.zeros(kernels.FACTS, np.int64)
+        facts[kernels.FIRST_DIRTY], facts[kernels.LATEST_OFFSET] = rng.randrange(offset), rng.randrange(-1, offset)
+        facts[kernels.FIRST_UNCLEANABLE] = rng.choice(table["last_offset"]) + 1
+        facts[kernels.NOW_MS], facts[kernels.ASK_MAP] = 100, rng.random() < 0.3
+        facts[kernels.OLD_TOMBSTONES_GO] = rng.random() < 0.5
+        facts[kernels.SEGMENT], facts[kernels.RECORDS] = 3, 7
+        facts[kernels.RECORD_BIT], facts[kernels.BATCH_BIT] = rng.randrange(20), rng.randrange(20)
+        total = 7 + int(table["record_count"].sum())
+        all_or_none = rng.choice([0.0, 0.5, 0.97, 1.0])
+        survives = np.array([rng.random() < all_or_none for _ in range(facts[kernels.RECORD_BIT] + total)], bool)
+        nulls = np.array([rng.random() < 0.4 for _ in range(facts[kernels.BATCH_BIT] + n)], bool)
+        flags = [np.array([rng.random() < 0.2 for _ in range(n)], bool) for _ in range(3)]
+        out = [np.zeros(n, kind) for kind in (np.int8, np.int64, np.int64, bool, bool, np.int8)]
+        bits = [np.packbits(x, bitorder="little") for x in (survives, nulls)]
+        records, markers = kernels.decide_rows(table, facts, *bits, *flags, *out)
+
+        assert records == total - 7
+        before, gone = 7, 0
+        for i, row in enumerate(table):
+            bit = int(facts[kernels.RECORD_BIT]) + before
+            mine = survives[bit : bit + row["record_count"]].tolist()
+            rule, by_bits, what, stays_empty, go = _decided(
+                row, facts, mine, nulls[facts[kernels.BATCH_BIT] + i], *(flag[i] for flag in flags)
+            )
+            found = tuple(int(column[i]) for column in out)
+            assert found == (rule, bit if by_bits else -1, (3 << 32) + before, stays_empty, go, what), (i, row)
+            gone += bool(row["attributes"] & CONTROL) and row["record_count"] > 0 and what in (EMPTY, DROP)
+            before += int(row["record_count"])
+            seen.add((rule, what))
+        assert markers == gone
+    assert seen >= {(BY_BITS, OPEN), (BY_BITS, DROP), (BY_MAP, OPEN), (BEYOND, COPY), (BEYOND, EMPTY)}

@@ -1,0 +1,33 @@
+"""Freed memory is kept: in a process that asked for it, a large block is not faulted in again."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+_FAULTS = """
+import ctypes, resource, sys
+from keytail.log.heap import keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+if sys.argv[1] == "keep":
+    assert keep_freed_memory() and keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        block = libc.malloc(8 << 20)
+        ctypes.memset(block, 1, 8 << 20)
+        libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+libc.malloc(ctypes.c_size_t(33 << 20))  # larger than any that is kept: the threshold stays where it was put
+faults()
+print(faults())
+"""
+
+
+def test_blocks_are_used_again():
+    if "glibc" not in " ".join(platform.libc_ver()):
+        pytest.skip("the C library is not glibc")
+    command = [sys.executable, "-c", _FAULTS, "keep"]
+    assert int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) < 100
