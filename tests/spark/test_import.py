@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.reference.murmur2 import partition as partition_of
 
 pytestmark = pytest.mark.spark
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 
 
@@ -259,30 +261,72 @@ def test_what_a_topic_refuses_is_refused_and_nothing_else_is_imported(go: Callab
     assert "60 are allowed" in rows[0].error
 
 
-def test_a_delta_table(tmp_path: Path) -> None:
-    """In processes of their own: Delta's jars must be there when the JVM starts. The first one fetches them."""
-    logs = log_dir(tmp_path / "logs")
-    made = f"""
+def by_hand(table: Path) -> None:
+    """As Delta's protocol has it: a file of rows, another one behind it, and rows deleted by writing both anew."""
+    (table / "_delta_log").mkdir(parents=True)
+    types = {"key": "string", "value": "binary", "timestamp": "long"}
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    described = {"id": str(uuid.uuid4()), "format": {"provider": "parquet", "options": {}}, "schemaString": schema}
+    described |= {"partitionColumns": [], "configuration": {}, "createdTime": 0}
+    protocol = {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
+    gone = {"deletionTimestamp": 1, "dataChange": True}
+
+    def added(name: str, numbers: Sequence[int]) -> dict[str, Any]:
+        columns = {"key": [str(n) for n in numbers], "value": [b"%d" % (2 * n) for n in numbers], "timestamp": numbers}
+        pq.write_table(pa.table(columns), table / name)
+        size = (table / name).stat().st_size
+        return {"add": {"path": name, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}}
+
+    def commit(version: int, *actions: dict[str, Any]) -> None:
+        lines = [json.dumps(action) + "\n" for action in actions]
+        (table / "_delta_log" / f"{version:020d}.json").write_text("".join(lines))
+
+    commit(0, protocol, {"metaData": described}, added("first", range(600)))
+    commit(1, added("second", range(600, 1000)))
+    commit(2, {"remove": {"path": "first", **gone}}, {"remove": {"path": "second", **gone}},
+           added("third", [n for n in range(1000) if n % 10]))  # fmt: skip
+
+
+def by_delta(table: Path) -> None:
+    lines = f"""
 from keytail.spark.import_source import delta_settings
 from keytail.spark.session import local_session
 spark = local_session("local[2]", extra=delta_settings())
 columns = ["cast(id as string) key", "cast(cast(id * 2 as string) as binary) value", "id timestamp"]
 frame = spark.range(1000).selectExpr(*columns)
-frame.where("id < 600").write.format("delta").save({str(tmp_path / "table")!r})
-frame.where("id >= 600").write.format("delta").mode("append").save({str(tmp_path / "table")!r})
-spark.sql("DELETE FROM delta.`{tmp_path / "table"}` WHERE timestamp % 10 = 0")
+frame.where("id < 600").write.format("delta").save({str(table)!r})
+frame.where("id >= 600").write.format("delta").mode("append").save({str(table)!r})
+spark.sql("DELETE FROM delta.`{table}` WHERE timestamp % 10 = 0")
 spark.stop()
 """
-    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, timeout=600, check=False)
+    run_with_jars([sys.executable, "-c", lines], table.with_name("conf"))
+
+
+def run_with_jars(command: list[str], conf: Path) -> None:
+    """In a process of its own: Delta's jars must be there when the JVM starts. The first one fetches them.
+
+    Delta puts the state of a table, and Spark what it groups, into 50 and 200 tasks; here a few do.
+    """
+    conf.mkdir(exist_ok=True)
+    few = ("spark.databricks.delta.snapshotPartitions 2", "spark.sql.shuffle.partitions 2")
+    (conf / "spark-defaults.conf").write_text("".join(f"{line}\n" for line in few))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
+                          env=os.environ | {"SPARK_CONF_DIR": str(conf)})  # fmt: skip
     if done.returncode and ("unresolved dependency" in done.stderr or "download failed" in done.stderr):
         reason = f"Delta's jars could not be fetched: {done.stderr[-2000:]}"
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
             pytest.fail(f"KEYTAIL_NO_SKIP=1, and {reason}")
         pytest.skip(reason)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("write", [by_hand, *([by_delta] if SOAK else [])])
+def test_a_delta_table(write: Callable[[Path], None], tmp_path: Path) -> None:
+    logs = log_dir(tmp_path / "logs")
+    write(tmp_path / "table")
     command = ["import", str(tmp_path / "table"), "--format", "delta", "--topic", "orders", "--log-dirs", str(logs)]
     flags = ["--single-replica", "--topics-have-no-overrides", "--partition-count", "2", "--topic-id", TOPIC_ID]
-    keytail = Path(sys.executable).with_name("keytail")
-    subprocess.run([str(keytail), *command, *flags, "--execute"], check=True)
-    got = sorted(rec.timestamp for recs in found(tmp_path).values() for rec in recs)
-    assert got == [n for n in range(1000) if n % 10]
+    run_with_jars([str(Path(sys.executable).with_name("keytail")), *command, *flags, "--execute"], tmp_path / "conf")
+    got = sorted((rec.timestamp, rec.key, rec.value) for recs in found(tmp_path).values() for rec in recs)
+    assert got == [(n, b"%d" % n, b"%d" % (2 * n)) for n in range(1000) if n % 10]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -85,12 +86,13 @@ def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(spark: Any, tmp_path: Pat
     assert torn.with_suffix(".index").exists()
 
 
-def test_the_job_under_spark_submit(tmp_path: Path) -> None:
+def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path: Path) -> None:
+    other_python = shutil.which("python3", path="/usr/bin:/bin") is not None
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 200) for n in range(2)})
     for index in log_dir.glob("t-*/*.index"):
         index.unlink()
     flags = ("--log-dirs", str(log_dir), "--execute", "--output", "json")
-    done = submit("--master", "local[1]", str(ROOT / "jobs/rebuild_indexes.py"), *flags)
+    done = submit("--master", "local[1]", str(ROOT / "jobs/rebuild_indexes.py"), *flags, activated=not other_python)
     assert done.returncode == 0, done.stderr
     assert [row["status"] for row in json.loads(done.stdout)] == ["rebuilt", "rebuilt"]
     assert len(list(log_dir.glob("t-*/*.index"))) == 8
