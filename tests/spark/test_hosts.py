@@ -12,15 +12,20 @@ import pytest
 
 from keytail.app import compaction, rebuild
 from keytail.app.selection import Choice, read_configuration
+from keytail.clean.cleaner import clean_partition
+from keytail.clean.fan_out import fan_out
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.spark import compact
+from keytail.spark import fan_out as spark_fan_out
 from keytail.spark import rebuild as spark_rebuild
 from keytail.spark.hosts import refuse_network_here, refuse_other_logs, refuse_unseen, seen_logs
+from keytail.spark.tasks import Outcome
 from keytail.spark.verify import VerifyTask, verify_on_worker
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.bench.stage import plans_of
 from tests.bench.worker import task_of
+from tests.clean.in_process import InProcess
 
 HOST = os.uname().nodename
 
@@ -108,6 +113,48 @@ def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Pa
     assert snapshot(log_dir) == before
     assert clean(shared_storage=True).groups
     assert [outcome.problem for outcome in spark_rebuild.do_on_worker(work, "a", shared_storage=True)] == [None] * 4
+
+
+def test_a_stage_of_a_fan_out_writes_nothing_over_the_network(log_dir: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spark_fan_out, "LOCAL", OnNfs())
+    path = str(log_dir / "orders-0")
+    with pytest.raises(Refused, match=rf"\(nfs4\) for host {HOST}.*{log_dir}"):
+        spark_fan_out.Workers(path, 1, None, False).file_system()
+    assert spark_fan_out.Workers(path, 1, None, True).file_system()
+
+
+class FarAway(InProcess):
+    """The stages run here, and what the one called `lost` writes, if anything, arrives nowhere."""
+
+    def __init__(self, cells: Path, partition: Path, lost: str) -> None:
+        super().__init__(cells)
+        self.partition, self.lost = partition, lost
+        self.there = spark_fan_out.SparkEngine(None, spark_fan_out.Workers(str(partition), 1, None, False), "")
+
+    def run(self, name: str, *given: Any) -> Any:
+        return self._arrived(name, lambda: super(FarAway, self).run(name, *given))
+
+    def shuffle(self, name: str, *given: Any) -> Any:
+        return self._arrived(name, lambda: super(FarAway, self).shuffle(name, *given))
+
+    def _arrived(self, name: str, work: Any) -> Any:
+        before = set(self.partition.iterdir())
+        values = work()
+        if name == self.lost:
+            for path in set(self.partition.iterdir()) - before:
+                path.unlink()
+        return self.there._values([Outcome(value, None, "far") for value in values])
+
+
+@pytest.mark.parametrize("stage", ["survey", "keys", "groups", "none"])
+def test_what_a_stage_of_a_fan_out_has_written_must_be_here(stage: str, log_dir: Path, tmp_path: Path) -> None:
+    task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
+    engine = FarAway(tmp_path / "cells", log_dir / "orders-0", stage)
+    if stage == "none":
+        assert fan_out(LOCAL, task, engine).bytes_after == clean_partition(LOCAL, task).bytes_after
+        return
+    with pytest.raises(Refused, match=r"host far has written .*, which is not here"):
+        fan_out(LOCAL, task, engine)
 
 
 @pytest.mark.parametrize("verb", [compaction, rebuild])

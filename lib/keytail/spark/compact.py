@@ -176,7 +176,8 @@ class Compaction:
     def _in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
         name = planned_row(task).name
         if isinstance(self.spark, Processes):
-            self.on_note(f"{name}: {reason.what}: it is compacted as far as they do; --fan-out always takes all of it")
+            with_spark = "--master, or --fan-out always, starts Spark and takes all of it"
+            self.on_note(f"{name}: {reason.what}: it is compacted as far as they do; {with_spark}")
             [outcome] = self._run_tasks([replace(task, fan_out="never")], f"compact {name}, a part")
             return outcome
         self.on_note(f"{name}: {reason.what}: all tasks share it (fan-out)")

@@ -16,12 +16,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from keytail.clean.fan_out import Merging, Sizes, fan_out
-from keytail.clean.fan_out_slices import Cell
+from keytail.clean.fan_out_bits import ShardBits
+from keytail.clean.fan_out_proof import Verdict
+from keytail.clean.fan_out_slices import Cell, Survey
+from keytail.clean.fan_out_write import Written
 from keytail.clean.task import CleaningResult, CleaningTask
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
+from keytail.log.replace import CleanFile
 from keytail.spark.ended import raise_if_ended
-from keytail.spark.hosts import refuse_network_here
+from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.session import concurrent_tasks
 from keytail.spark.tasks import Outcome, answer_schema, attempt_name, attempt_one, lost, run_bundle
@@ -42,14 +46,14 @@ _SETTINGS = {
 class Workers:
     """What every task of a fan-out has to know of the run."""
 
-    log_dir: str
+    partition_path: str
     tasks_a_host: int
     throttle_bytes_per_s: int | None
     shared_storage: bool
 
     def file_system(self) -> FileSystem:
         if not self.shared_storage:
-            refuse_network_here(LOCAL, self.log_dir)
+            refuse_network_here(LOCAL, os.path.dirname(self.partition_path))
         if self.throttle_bytes_per_s is None:
             return LOCAL
         return PacedFileSystem(Pace(max(1, self.throttle_bytes_per_s // self.tasks_a_host)))
@@ -124,13 +128,15 @@ class SparkEngine:
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
-        """The values; the first problem is raised."""
+        """The values; the first problem is raised. Refused where a host has written files that are not here: the next
+        stage would look for them in vain, on hosts that are not the one to blame."""
         values = []
         for outcome in outcomes:
             if outcome.trace:
                 self.on_trace(outcome.trace)
             if outcome.problem is not None:
                 raise outcome.problem
+            refuse_unseen(LOCAL, self.workers.partition_path, _written(outcome.value), outcome.host)
             values.append(outcome.value)
         return values  # type: ignore[return-value]
 
@@ -147,8 +153,7 @@ def fan_out_on_spark(
     """One partition compacted by the tasks of all hosts, or a round of it: what one task would have answered."""
     start_ms = time.time_ns() // 1_000_000
     cores = concurrent_tasks(spark)
-    log_dir = os.path.dirname(task.partition_path)
-    workers = Workers(log_dir, cores, task.throttle_bytes_per_s, shared_storage)
+    workers = Workers(task.partition_path, cores, task.throttle_bytes_per_s, shared_storage)
     label = f"compact {os.path.basename(task.partition_path)} by fan-out"
     engine = SparkEngine(spark, workers, label, on_trace, stopped)
 
@@ -160,6 +165,22 @@ def fan_out_on_spark(
 
     outcome = attempt_one(work, task, "driver")
     return replace(outcome, start_ms=start_ms)
+
+
+def _written(answer: object) -> list[str]:
+    """Names of the scratch files that the answer of a stage tells of."""
+    files: list[CleanFile | None] = []
+    if isinstance(answer, CleanFile):
+        files = [answer]
+    elif isinstance(answer, Survey):
+        files = [answer.settled]
+    elif isinstance(answer, ShardBits):
+        files = [answer.file]
+    elif isinstance(answer, Verdict):
+        files = [answer.table]
+    elif isinstance(answer, Written):
+        files = [file for group in answer.groups for segment in group.segments for file in segment.files]
+    return [file.name for file in files if file is not None]
 
 
 def _memory(fs: FileSystem, tasks_a_host: int, attempt: str) -> int:
