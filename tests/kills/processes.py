@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.app.test_compact import KEYTAIL
 from tests.spark.test_submit import JOB, ROOT, SUBMIT
 
-LONGEST_S = 240.0
+LONGEST_S = 600.0
 
 
 @dataclass(frozen=True)

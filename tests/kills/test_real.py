@@ -48,6 +48,9 @@ def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytes
             text = f"seed {SEED}, kill {kills.killed}: {victim}, {moment}: {error}\n{said}"
             raise AssertionError(text) from error
         shutil.rmtree(tmp_path / "here")
+        if kills.killed % 10 == 0:  # a soak that is stopped has said how far it came
+            with capsys.disabled():
+                print(f"\nseed {SEED}, {time.monotonic() - start_s:.0f} s: {kills}", flush=True)
     kills.seconds = time.monotonic() - start_s
     with capsys.disabled():
         print(f"\nseed {SEED}: {kills}")
