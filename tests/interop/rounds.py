@@ -409,3 +409,16 @@ def newest_offsets(partition: Path, log_start_offset: int) -> set[int]:
                 if rec.key is not None and rec.offset >= newest.get(rec.key, (-1, None))[0]:
                     newest[rec.key] = (rec.offset, rec.value)
     return {offset for offset, value in newest.values() if value is not None and offset >= log_start_offset}
+
+
+def doubled_offsets(partition: Path, end_offset: int) -> set[int]:
+    """Offsets below `end_offset` of records whose key has a value and a tombstone there."""
+    offsets: dict[bytes, set[int]] = {}
+    values: dict[bytes, set[bool]] = {}
+    for path in sorted(partition.glob("*.log")):
+        for batch in decode_any_log(path.read_bytes()):
+            for rec in batch.records:
+                if rec.key is not None and not batch.control and rec.offset < end_offset:
+                    offsets.setdefault(rec.key, set()).add(rec.offset)
+                    values.setdefault(rec.key, set()).add(rec.value is None)
+    return {offset for key, of_key in offsets.items() if len(values[key]) == 2 for offset in of_key}

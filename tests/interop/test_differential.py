@@ -30,7 +30,7 @@ from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partit
 from keytail.log.producers import first_unstable
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
-from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round, newest_offsets
+from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round, doubled_offsets, newest_offsets
 from tests.interop.traffic import DAY_MS, random_traffic
 
 pytestmark = pytest.mark.interop
@@ -250,10 +250,13 @@ def in_rounds(task: CleaningTask, home: Path, *, stops: bool) -> tuple[int, int]
     before = newest_offsets(partition, task.log_start_offset)
 
     def nothing_lost(directory: Path, number: int) -> None:
-        lost = before ^ newest_offsets(directory, task.log_start_offset)
+        lost = (before ^ newest_offsets(directory, task.log_start_offset)) - doubled
         assert not lost or inside, f"newest of their keys, gone or back after round {number}: {sorted(lost)}"
 
     inside = task.first_dirty_offset not in [segment.base_offset for segment in task.segments]
+    # Where an earlier round began at a checkpoint that no cleaning had reached, what counts as clean may hold a
+    # value and its tombstone: the tombstone goes in time, and the value is back, as with Kafka's cleaner.
+    doubled = doubled_offsets(partition, task.first_dirty_offset)
     try:
         clean(replace(task, partition_path=str(whole), max_scratch_bytes=None))
     except KeytailError as refusal:
