@@ -162,12 +162,11 @@ class Rewriter:
             kept=np.zeros(n, np.int64),
             kept_nulls=np.zeros(n, np.int64),
         )
-        _, markers = row_kernels.decide_rows(
+        self.counts.markers_removed += row_kernels.decide_rows(
             table, facts, known.bits, known.null_bits, self._producers.ends_a_producer(table), unneeded,
             self._transactions.aborted(table), rows.decided_by, rows.first_bit, rows.first_ordinal,
             rows.retain_empty, rows.tombstones_go, rows.action,
         )  # fmt: skip
-        self.counts.markers_removed += markers
         return rows
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:

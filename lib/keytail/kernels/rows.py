@@ -10,8 +10,9 @@ from numba import njit
 
 from keytail.kernels.jit import kernel
 from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
 
-_TRANSACTIONAL, _CONTROL, _DELETE_HORIZON = 0x10, 0x20, 0x40
+_DELETE_HORIZON = 0x40
 
 # What `decide_rows` is told of the round, and of what came before the stride (int64).
 (
@@ -52,7 +53,7 @@ def decide_rows(
     table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
     decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
 ):  # fmt: skip
-    """What can be said about each row of a stride; (records in it, markers that go).
+    """What can be said about each row of a stride; how many markers go.
 
     `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have an item a row, as do the last six, which are
     filled. `first_bit` is that of the row's first record in `bits` where those decide, else -1. `null_bits` says of
@@ -63,9 +64,9 @@ def decide_rows(
         row = table[i]
         attributes, count = np.int64(row.attributes), np.int64(row.record_count)
         has_horizon = attributes & _DELETE_HORIZON != 0
-        is_control = attributes & _CONTROL != 0
+        is_control = attributes & CONTROL != 0
         by_bits = row.base_offset >= facts[FIRST_DIRTY] and row.last_offset <= facts[LATEST_OFFSET]
-        by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & _TRANSACTIONAL != 0)
+        by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & TRANSACTIONAL != 0)
         waits = has_horizon and facts[NOW_MS] < row.base_timestamp_ms
         rule = BEYOND if row.base_offset > facts[LATEST_OFFSET] else BY_MAP
         bit, live, what = np.int64(-1), np.int64(0), OPEN
@@ -97,4 +98,4 @@ def decide_rows(
         tombstones_go[i] = facts[OLD_TOMBSTONES_GO] != 0 if row.magic < 2 else has_horizon and not waits
         action[i] = what
         records += count
-    return records - facts[RECORDS], markers
+    return markers

@@ -131,7 +131,7 @@ def update_offsets(
         together = list(file.waiting)
         try:
             write_offsets(fs, path, _changed(read_offsets(fs, path), together), like)
-        except BaseException:
+        except BaseException:  # a signal too: what nobody is left to write must not be written for others
             file.waiting.remove(change)
             raise
         del file.waiting[: len(together)]
