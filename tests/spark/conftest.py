@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from keytail.spark import delta
 from keytail.spark.session import local_session
 from tests.spark.cluster import Cluster, cluster
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    session = local_session("local[2]", "keytail tests")
+    session = local_session("local[2]", "keytail tests", delta.session_settings(None))
     yield session
     session.stop()
 

@@ -302,6 +302,16 @@ CopyOriginals = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+DeltaJars = Annotated[
+    str | None,
+    typer.Option(
+        "--delta-jars",
+        metavar="DIR",
+        help="A folder with Delta's jars, where no Maven repository can be reached. Default: Spark fetches them once "
+        "(about 30 s) and keeps them. Under spark-submit: its own --packages or --jars.",
+        rich_help_panel=_RUN,
+    ),
+]
 Offset = Annotated[
     int | None,
     typer.Option(

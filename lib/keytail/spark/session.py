@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.errors import KeytailError, UsageProblem
+from keytail.spark.delta import IVY_NOISE, jars_problem
 from keytail.spark.ended import (
     HELD_BACK_S,
     SparkEnded,
@@ -93,14 +94,16 @@ def local_session(
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
     settings |= extra or {}
     before = _children()
-    with _without_start_noise():
+    with _without_start_noise(IVY_NOISE if "spark.jars.packages" in settings else None) as withheld:
         try:
             return _build(app_name, settings, master)
-        except BaseException:
+        except BaseException as problem:
             # An interrupted start keeps no handle of its JVM, which then may wait for ever.
             for pid in _children() - before:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            if isinstance(problem, KeytailError) and (jars := jars_problem(b"".join(withheld))) is not None:
+                raise jars from problem
             raise
 
 
@@ -290,25 +293,28 @@ def java_version(java: str) -> int | None:
 
 
 @contextlib.contextmanager
-def _without_start_noise() -> Iterator[None]:
+def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
     """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
+
+    Those of them that match `also` are collected in what is given.
 
     The JVM inherits descriptor 2 when it is launched and keeps it: the pipe stays until the process ends. Once a stop
     has begun nothing is passed on: what is cancelled or shut down fails, with long words that no logging level holds.
     """
     if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None:
-        yield
+        yield []
         return
     _unheard.clear()
     started = threading.Event()
+    withheld: list[bytes] = []
     reader, writer = os.pipe()
     sys.stderr.flush()
     real = os.dup(2)
     os.dup2(writer, 2)
     os.close(writer)
-    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
+    threading.Thread(target=_pass_on, args=(reader, real, started, also, withheld), daemon=True).start()
     try:
-        yield
+        yield withheld
     finally:
         started.set()
         sys.stderr.flush()
@@ -332,7 +338,13 @@ def _hear(spark: Any) -> None:
     os.close(writer)  # the thread ends with the JVM, or now
 
 
-def _pass_on(reader: int, real: int, started: threading.Event) -> None:
+def _pass_on(
+    reader: int,
+    real: int,
+    started: threading.Event,
+    also: re.Pattern[bytes] | None = None,
+    withheld: list[bytes] | None = None,
+) -> None:
     """While the JVM starts at once, then with some delay: the signal that ends a run may come to it and to its workers
     a moment before it comes to the driver."""
     begun = b""  # of a line
@@ -344,8 +356,12 @@ def _pass_on(reader: int, real: int, started: threading.Event) -> None:
             continue
         whole, newline, begun = (begun + data).rpartition(b"\n")
         for line in (whole + newline).splitlines(keepends=True):
-            if not _START_NOISE.match(line):
-                os.write(real, line)
+            if _START_NOISE.match(line):
+                continue
+            if also is not None and withheld is not None and not started.is_set() and also.match(line):
+                withheld.append(line)
+                continue
+            os.write(real, line)
     os.close(reader)
     if begun and not _unheard.is_set():
         os.write(real, begun)
