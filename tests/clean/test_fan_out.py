@@ -124,7 +124,7 @@ def test_an_index_that_lies_changes_nothing(index: bytes, tmp_path: Path) -> Non
     task = some_log(tmp_path / "t-0")
     for segment in task.segments[:-1]:
         Path(task.path(segment.base_offset, ".index")).write_bytes(index)
-    segments = tuple(replace(segment, index_bytes=len(index) or 8) for segment in task.segments)
+    segments = tuple(segment._replace(index_bytes=len(index) or 8) for segment in task.segments)
     task = replace(task, segments=segments)
     expected = one_task(task, tmp_path / "other")
     fan_out_rounds(task, InProcess(tmp_path / "cells"), SMALL)
@@ -235,7 +235,7 @@ def test_an_output_that_meets_a_limit_is_laid_out_by_one_task(tmp_path: Path) ->
 
 def test_measured_ranges_are_those_of_the_dull_rule(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
-    segments = [replace(task.segments[0], base_offset=n, log_bytes=1) for n in range(9)]
+    segments = [task.segments[0]._replace(base_offset=n, log_bytes=1) for n in range(9)]
     config = replace(task.config, segment_bytes=100)
     task = replace(task, segments=tuple(segments), config=config)
     sizes = [(60, 60), (40, 40), (1, 1), (0, 0), (250, 50), (50, 50), (51, 51), (0, 0), (0, 0)]

@@ -32,6 +32,9 @@ class InMemory(FileSystem):
             raise FileNotFoundError(2, "No such file or directory", path)
         return FileStat(path, len(self.files[path]), MTIME_NS, 0, 0, 0o644, 1, 1, False, True)
 
+    def size(self, path: str) -> int:
+        return self.stat(path).size_bytes
+
     def exists(self, path: str) -> bool:
         return path in self.files
 
@@ -58,6 +61,9 @@ class InMemory(FileSystem):
 
     def fd_stat(self, fd: int) -> FileStat:
         return self.stat(self._path_of[fd])
+
+    def fd_size(self, fd: int) -> int:
+        return len(self._open[fd])
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
         view = mmap.mmap(-1, size_bytes)

@@ -45,8 +45,8 @@ def both(log_dir: Path) -> tuple[PartitionFacts | None, PartitionFacts]:
 
 def as_listed(segment: SegmentFacts) -> SegmentFacts:
     """What a listing cannot know, as `list_partition` says it."""
-    unknown = {"index_bytes": None, "time_index_bytes": None, "txn_index_bytes": None, "first_batch_timestamp_ms": -1}
-    return dataclasses.replace(segment, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000, **unknown)
+    segment = segment._replace(index_bytes=None, time_index_bytes=None, txn_index_bytes=None)
+    return segment._replace(first_batch_timestamp_ms=-1, largest_timestamp_ms=segment.log_mtime_ns // 1_000_000)
 
 
 def test_all_but_indexes_and_times_is_as_surveyed(log_dir: Path) -> None:
@@ -76,9 +76,11 @@ def test_names_that_speak_against_it(name: str, log_dir: Path) -> None:
     assert surveyed.problems or surveyed.leftovers
 
 
-@pytest.mark.parametrize("name", [f"{0:020d}.log", f"{0:020d}.index", f"{240:020d}.snapshot"])
+@pytest.mark.parametrize(
+    "name", [f"{0:020d}.log", f"{0:020d}.index", f"{240:020d}.snapshot", names.LEADER_EPOCHS, names.PARTITION_METADATA]
+)
 def test_files_that_are_none(name: str, log_dir: Path) -> None:
-    (log_dir / "orders-0" / name).unlink()
+    (log_dir / "orders-0" / name).unlink(missing_ok=True)
     (log_dir / "orders-0" / name).symlink_to("elsewhere")
     assert both(log_dir)[0] is None
 

@@ -87,17 +87,9 @@ class Planned:
 
     def planned_row(self, map_memory_bytes: int) -> ResultRow:
         """The row of a plan."""
-        expected = self.expected(map_memory_bytes)
-        if expected is None:
-            return self.row()
-        return replace(
-            self.row(),
-            way=expected.way,
-            expected_s=round(expected.seconds, 2),
-            expected_scratch_bytes=expected.scratch_bytes,
-        )
+        return self.row(expected=self.expected(map_memory_bytes))
 
-    def row(self, *, executed: bool = False) -> ResultRow:
+    def row(self, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
         """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""
         selection = self.decision.selection
         segments, size_bytes = self.segments_and_bytes
@@ -111,6 +103,9 @@ class Planned:
             end_dirty_offset=selection.first_uncleanable_offset if selection else None,
             segments_before=segments,
             bytes_before=size_bytes,
+            way=expected.way if expected else None,
+            expected_s=round(expected.seconds, 2) if expected else None,
+            expected_scratch_bytes=expected.scratch_bytes if expected else None,
             problem=self.problem,
         )
         if self.wanted:
@@ -159,8 +154,7 @@ def plan_one(
     """
     facts = None
     try:
-        resolved = configuration.of(entry.topic)
-        config = CompactionConfig.from_values(resolved.values())
+        resolved, config = configuration.for_compaction(entry.topic)
         if by_listing and not _needs_times(config):
             facts = list_partition(fs, log_dir, entry)
         facts = facts or survey_partition(fs, log_dir, entry)

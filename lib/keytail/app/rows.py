@@ -41,6 +41,11 @@ _STYLES = {
     "would-forget": "bold yellow",
     "salvaged": "green",
     "would-salvage": "bold yellow",
+    "done": "green",
+    "partly": "bold yellow",
+    "interrupted": "bold yellow",
+    "maintained": "green",
+    "would-maintain": "bold yellow",
     "good": "green",
     "slow": "bold yellow",
     "missing": "bold red",
@@ -87,13 +92,14 @@ def _console(stream: Any) -> Console:
 def print_json(rows: Iterable[Any]) -> None:
     """But for fields that `error` has in words (spark/rows.py)."""
     rows = list(rows)
-    told = ({name: value for name, value in asdict(row).items() if name not in NOT_TOLD} for row in rows)
+    told = ({name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD} for row in rows)
     if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
+        encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(told):
-            sys.stdout.write(f"{',' if number else '['}\n{json.dumps(row)}")
+            sys.stdout.write(f"{',' if number else '['}\n{encode(row)}")
         sys.stdout.write("\n]\n")
     else:
-        json.dump(list(told), sys.stdout, indent=2)
+        json.dump(list(told), sys.stdout, indent=2, default=asdict)
         sys.stdout.write("\n")
     sys.stdout.flush()
 

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keytail.clean.plan import CompactionConfig
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
 from keytail.config.resolve import CommandLine, Resolved, Setting, effective, from_broker, from_command_line
@@ -51,16 +52,25 @@ class Configuration:
     broker: Mapping[str, Setting] = field(default_factory=dict)
     topics_have_no_overrides: bool = False
     cluster: Cluster | None = None  # what the metadata log in the log dirs says, where there is one
-    _resolved: dict[str, Resolved] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def of(self, topic: str) -> Resolved:
-        """Kept for the other partitions of the topic, which mostly come next."""
-        if topic not in self._resolved:
+        """Raises Refused where settings contradict each other."""
+        return self.for_compaction(topic)[0]
+
+    def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:
+        """As `of`, and what compaction takes of it. Kept for the other partitions of the topic, which mostly come
+        next."""
+        found = self._resolved.get(topic)
+        if found is None:
             resolved = self._resolve(topic)
+            found = resolved, CompactionConfig.from_values(resolved.values())
             if len(self._resolved) >= _MOST_RESOLVED:
                 self._resolved.clear()
-            self._resolved[topic] = resolved
-        return self._resolved[topic]
+            self._resolved[topic] = found
+        return found
 
     def _resolve(self, topic: str) -> Resolved:
         return effective(
@@ -116,8 +126,8 @@ def choose(fs: FileSystem, choice: Choice) -> Chosen:
             raise UsageProblem(f"--topic {pattern} is no regular expression: {error}") from error
     surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
     entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
-    _check_named("--partitions", choice.partitions, {f"{e.topic}-{e.partition}" for _, e in entries})
-    _check_named("--topic-list", choice.topics, {e.topic for _, e in entries})
+    _check_named("--partitions", choice.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
+    _check_named("--topic-list", choice.topics, (e.topic for _, e in entries))
     taken = tuple((facts, entry) for facts, entry in entries if choice.takes(entry))
     if entries and not taken:
         topics = sorted({entry.topic for _, entry in entries})
@@ -128,7 +138,8 @@ def choose(fs: FileSystem, choice: Choice) -> Chosen:
     return Chosen(surveyed, taken)
 
 
-def _check_named(flag: str, named: Iterable[str], existing: set[str]) -> None:
+def _check_named(flag: str, named: Sequence[str], of_entries: Iterable[str]) -> None:
+    existing = set(of_entries) if named else set()
     for name in named:
         if name not in existing:
             near = get_close_matches(name, sorted(existing), n=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from keytail.durations import duration_text
@@ -95,6 +96,9 @@ class Decision:
     selection: Selection | None
 
 
+_base_offset = attrgetter("base_offset")
+
+
 def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
     """Index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
 
@@ -103,11 +107,10 @@ def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offs
     """
     if to_offset < from_offset:
         raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
-    bases = [segment.base_offset for segment in segments]
-    end = bisect_left(bases, to_offset)
+    end = bisect_left(segments, to_offset, key=_base_offset)
     if from_offset == to_offset:
         return end, end
-    return max(bisect_right(bases, from_offset) - 1, 0), end
+    return max(bisect_right(segments, from_offset, key=_base_offset) - 1, 0), end
 
 
 def group_segments(
@@ -282,8 +285,10 @@ def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
 
 def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int) -> bool:
     """Whether a dirty inactive segment's first batch is past the maximum lag; times 0 and -1 do not count."""
-    a, b = _inactive_from(segments, first_dirty)
     cut_ms = now_ms - max(max_compaction_lag_ms, 0)
+    if cut_ms <= 0:
+        return False
+    a, b = _inactive_from(segments, first_dirty)
     return any(0 < segment.first_batch_timestamp_ms < cut_ms for segment in segments[a:b])
 
 
@@ -317,7 +322,7 @@ def refusals(
             f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
             "a broker that starts here deletes the whole log"
         )
-    newest_ms = max((s.log_mtime_ns // 1_000_000 for s in facts.segments), default=now_ms)
+    newest_ms = max(s.log_mtime_ns for s in facts.segments) // 1_000_000 if facts.segments else now_ms
     if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
         reasons.append(
             f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} older than the newest segment "

@@ -204,6 +204,9 @@ def _invalid(key: Key, name: str, text: str, source: str, kind: type[KeytailErro
     return kind(f"{name} cannot be {text!r} in {source}", remedy=f"Allowed is {key.allowed}{in_unit}")
 
 
+_DEFAULTS = {name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()}
+
+
 def effective(
     topic: str,
     *,
@@ -221,15 +224,15 @@ def effective(
     """
     command_line = command_line or CommandLine()
     topics = topics or {}
-    possible: dict[str, tuple[Setting, ...]] = {
-        name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()
-    }
+    possible: dict[str, tuple[Setting, ...]] = dict(_DEFAULTS)
     own = command_line.by_topic.get(topic, {})
     for layer in (broker or {}, *dynamic, topics.get(topic, {}), command_line.everywhere, own):
         for name, said in layer.items():
             options = said if isinstance(said, tuple) else (said,)
             possible[name] = _over(possible[name], options)
-    settings = {name: _safest(name, options) for name, options in possible.items()}
+    settings = {
+        name: options[0] if len(options) == 1 else _safest(name, options) for name, options in possible.items()
+    }
     _check_lags(topic, settings)
     known = topics_have_no_overrides or topic in topics or bool(own)
     return Resolved(topic, settings, known)

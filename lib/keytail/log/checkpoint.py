@@ -23,6 +23,8 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 _VERSION = 0
 # Of a topic's partition, as nearly every line is; all others are looked at field by field.
 _PLAIN_ENTRY = re.compile(r"([a-zA-Z0-9._-]+) ([0-9]{1,9}) ([0-9]{1,18})")
+# Of leader epochs, as nearly every file is: the count, and lines of an epoch and its start offset.
+_PLAIN_EPOCHS = re.compile(rb"0\n([0-9]{1,9})\n((?:[0-9]{1,9} [0-9]{1,18}\n)*)")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -53,7 +55,7 @@ _changing: dict[str, _Changing] = {}
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
     """Offset by (topic, partition). A missing or empty file holds none; of duplicates the last one counts."""
     offsets: Offsets = {}
-    for number, line in _read_lines(fs, path):
+    for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
             topic, partition, offset = plain.groups()
             offsets[topic, int(partition)] = int(offset)
@@ -66,8 +68,13 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
     """Leader epochs and their start offsets, in the file's order. A missing or empty file holds none."""
+    data = _read(fs, path)
+    if plain := _PLAIN_EPOCHS.fullmatch(data):
+        numbers = list(map(int, plain[2].split()))
+        if len(numbers) == 2 * int(plain[1]):
+            return list(zip(numbers[::2], numbers[1::2], strict=True))
     epochs = []
-    for number, line in _read_lines(fs, path):
+    for number, line in _lines(data, path):
         fields = _fields(line, path, number, fields_wanted=2)
         epoch = _integer(fields[0], path, number, 2**31, "epoch")
         epochs.append((epoch, _integer(fields[1], path, number, 2**63, "start offset")))
@@ -166,12 +173,15 @@ def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileSt
     fs.fsync_dir(directory)
 
 
-def _read_lines(fs: FileSystem, path: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of every entry. All is checked that Kafka checks, in its order, the count last."""
+def _read(fs: FileSystem, path: str) -> bytes:
     try:
-        data = fs.read_bytes(path, whole=True)  # to be cut off may look like an empty file
+        return fs.read_bytes(path, whole=True)  # to be cut off may look like an empty file
     except FileNotFoundError:
-        return
+        return b""
+
+
+def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every entry. All is checked that Kafka checks, in its order, the count last."""
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:
