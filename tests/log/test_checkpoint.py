@@ -80,6 +80,23 @@ def test_epochs(tmp_path: Path) -> None:
     assert read_epochs(LOCAL, _write(tmp_path, "0\n2\n0 0\n5 100\n")) == [(0, 0), (5, 100)]
     with pytest.raises(CorruptLog, match="line 3"):
         read_epochs(LOCAL, _write(tmp_path, "0\n1\n0 0 0\n"))
+    assert read_epochs(LOCAL, _write(tmp_path, "0\r\n1\n+5\t100")) == [(5, 100)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("0\n1\n0 0\n5 100\n", "line 2 .* says 1 entries, but 2 follow"),
+        ("0\n3\n0 0\n5 100\n", "line 2 .* says 3 entries, but 2 follow"),
+        ("0\n1\n0 0\n\n", "line 4 .* has 0 fields"),
+        ("1\n1\n0 0\n", "line 1 .* has version 1"),
+        ("0\n1\n2147483648 0\n", "line 3 .* no number for the epoch"),
+        ("0\n1\n٣ 0\n", "line 3 .* no number for the epoch"),
+    ],
+)
+def test_epochs_that_no_broker_reads(text: str, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(CorruptLog, match=complaint):
+        read_epochs(LOCAL, _write(tmp_path, text))
 
 
 _topics = st.text("abcXYZ019._-", min_size=1, max_size=20)

@@ -79,6 +79,19 @@ def test_what_cannot_be_looked_up_neither_exists_nor_does_not(tmp_path: Path, mo
         LOCAL.exists(str(tmp_path / "none"))
 
 
+def test_names_and_what_they_are_of(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "to-directory").symlink_to("directory")
+    (tmp_path / "to-nowhere").symlink_to("nowhere")
+    assert sorted(LOCAL.scan_names(str(tmp_path))) == [
+        ("directory", True, False), ("file", False, False), ("to-directory", False, True), ("to-nowhere", False, True),
+    ]  # fmt: skip
+    assert LOCAL.size(str(tmp_path / "file")) == 1
+    with pytest.raises(FileNotFoundError, match="looking at it"):
+        LOCAL.size(str(tmp_path / "to-nowhere"))
+
+
 def test_a_file_read_whole_is_not_taken_for_shorter_than_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from keytail.app.selection import Chosen
+from keytail.app.selection import Chosen, uncollected
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -43,7 +43,8 @@ def of_each(chosen: Chosen, function: Callable[[LogDirFacts, PartitionEntry], A]
 
     answers: list[A] = []
     firsts = range(0, len(partitions), _A_TASK)
-    with Processes(min(_PROCESSES_A_CORE * cores, _MOST_PROCESSES), lambda n, a: attempt_one(of_some, n, a)) as workers:
+    count = min(_PROCESSES_A_CORE * cores, _MOST_PROCESSES)
+    with uncollected(), Processes(count, lambda n, a: attempt_one(of_some, n, a)) as workers:
         for outcome in workers.run(firsts):
             if outcome is None or outcome.value is None:
                 raise (outcome and outcome.problem) or KeytailError(

@@ -6,8 +6,10 @@ whether it was asked for. A selection that matches nothing is an error, since it
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -117,6 +119,18 @@ class Chosen:
     partitions: tuple[tuple[LogDirFacts, PartitionEntry], ...]
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles within it: of a large broker what is listed is a million objects, and all of them stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def choose(fs: FileSystem, choice: Choice) -> Chosen:
     """List the log dirs and take what was asked for; UsageProblem when something named does not exist."""
     for pattern in choice.topic_patterns:
@@ -124,8 +138,9 @@ def choose(fs: FileSystem, choice: Choice) -> Chosen:
             re.compile(pattern)
         except re.error as error:
             raise UsageProblem(f"--topic {pattern} is no regular expression: {error}") from error
-    surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
-    entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
+    with uncollected():
+        surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
+        entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
     _check_named("--partitions", choice.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
     _check_named("--topic-list", choice.topics, (e.topic for _, e in entries))
     taken = tuple((facts, entry) for facts, entry in entries if choice.takes(entry))
