@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import typer
 
 from keytail.app import options as o
-from keytail.app.command import SUBMITTED, choice_of, finish, refuse_master, reported
+from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, refuse_master, reported
 from keytail.app.quarantine import report
-from keytail.app.selection import read_configuration
 from keytail.spark.rows import ResultRow
 
 
@@ -35,7 +34,7 @@ def plan(
     """
     from keytail.app import compaction  # noqa: PLC0415 (--help stays fast)
 
-    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,
@@ -90,7 +89,7 @@ def compact(
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,

@@ -7,9 +7,8 @@ import typer
 from keytail.app import dump_options as d
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import SUBMITTED, choice_of, reported
+from keytail.app.command import SUBMITTED, choice_of, configuration_of, reported
 from keytail.app.quarantine import report
-from keytail.app.selection import read_configuration
 
 
 @reported
@@ -30,7 +29,7 @@ def verify(
     """
     from keytail.app import verification  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = read_configuration(config, (), False)
+    configuration = configuration_of(config, None)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     with report(quarantine_report, choice.log_dirs) as told:
         rows = verification.verify(choice, master=master, submitted=context.obj == SUBMITTED)
@@ -64,7 +63,7 @@ def describe(
     from keytail.app import describe as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.app.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     rows = verb.describe(
         choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration,
@@ -100,7 +99,7 @@ def lookup(
     """
     from keytail.app import lookup as story  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = read_configuration(config, (), False)
+    configuration = configuration_of(config, None)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     rows = story.lookup(choice, offset=offset, timestamp=timestamp, explain=explain)
     if output is o.Output.json:

@@ -6,9 +6,8 @@ import typer
 
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import SUBMITTED, choice_of, refuse_master, reported
+from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
 from keytail.app.quarantine import report
-from keytail.app.selection import read_configuration
 
 
 @reported
@@ -38,7 +37,7 @@ def rebuild_index(
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = read_configuration(config, topic_config or (), False)
+    configuration = configuration_of(config, topic_config)
     request = rebuild.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,
@@ -86,7 +85,7 @@ def expire(
     """
     from keytail.app import expire as verb  # noqa: PLC0415 (--help stays fast)
 
-    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     request = verb.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,

@@ -7,8 +7,7 @@ import typer
 from keytail.app import import_options as i
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import SUBMITTED, refuse_master, reported
-from keytail.app.selection import chosen_log_dirs, read_configuration
+from keytail.app.command import SUBMITTED, configuration_of, refuse_master, reported
 
 
 @reported
@@ -48,11 +47,12 @@ def import_logs(
     keytail import orders.parquet --topic orders --log-dirs /var/kafka --codec zstd --execute
     """
     from keytail.app import import_, import_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.app.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
     from keytail.spark.import_source import Columns, Source  # noqa: PLC0415 (--help stays fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = read_configuration(config, topic_config or (), topics_have_no_overrides)
+    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     request = import_.Request(
         source=Source(source, format_.value, columns, o.comma_lists(sort_by)),

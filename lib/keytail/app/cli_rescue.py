@@ -9,8 +9,7 @@ import typer
 
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import choice_of, reported
-from keytail.app.selection import read_configuration
+from keytail.app.command import choice_of, configuration_of, reported
 from keytail.errors import UsageProblem
 
 To = Annotated[
@@ -72,7 +71,7 @@ def salvage(
     """
     from keytail.app import salvage as verb  # noqa: PLC0415 (--help stays fast)
 
-    configuration = read_configuration(config, topic_config or (), False)
+    configuration = configuration_of(config, topic_config)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     rows = verb.salvage(verb.Request(choice=choice, to=to, configuration=configuration, execute=execute))
     if output is o.Output.json:

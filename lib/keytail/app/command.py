@@ -8,18 +8,20 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
 
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.selection import Choice, Configuration, chosen_log_dirs
 from keytail.app.stopping import Stopped, stoppable
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow, exit_status
+
+if TYPE_CHECKING:
+    from keytail.app.selection import Choice, Configuration
 
 SUBMITTED = "under spark-submit"
 
@@ -87,6 +89,14 @@ def _stop_writing() -> None:
     os.close(nowhere)
 
 
+def configuration_of(
+    config: str | None, topic_config: list[str] | None, topics_have_no_overrides: bool = False
+) -> Configuration:
+    from keytail.app.selection import read_configuration  # noqa: PLC0415 (--help and --version stay fast)
+
+    return read_configuration(config, topic_config or (), topics_have_no_overrides)
+
+
 def choice_of(
     configuration: Configuration,
     log_dirs: list[str] | None,
@@ -94,6 +104,8 @@ def choice_of(
     topic_list: list[str] | None,
     partitions: list[str] | None,
 ) -> Choice:
+    from keytail.app.selection import Choice, chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
+
     return Choice(
         log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
         topic_patterns=tuple(topic or ()),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from io import BytesIO
 
-import javaproperties
-
 from keytail.config.keys import file_names
 from keytail.config.resolve import Setting
 from keytail.errors import UsageProblem
@@ -31,6 +29,8 @@ def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
 
 
 def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
+    import javaproperties  # noqa: PLC0415 (brings in parsers of XML and HTTP; most commands read no such file)
+
     try:
         properties: dict[str, str] = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load of a stream
     except ValueError as error:
