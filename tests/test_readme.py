@@ -16,6 +16,7 @@ import typer.main
 from keytail.app.cli import app
 from keytail.app.describe import DescribeRow
 from keytail.app.expire import ExpireRow
+from keytail.app.history import PartitionRow, RunRow
 from keytail.app.import_ import ImportRow
 from keytail.app.lookup import LookupRow
 from keytail.app.rebuild import RebuildRow, SegmentRow
@@ -25,6 +26,7 @@ from keytail.app.undo import KeptRun, UndoRow
 from keytail.app.verification import VerifyRow
 from keytail.maintenance.expire import ExpiredSegment, Finding
 from keytail.maintenance.salvage import Loss, OpenTransaction
+from keytail.spark.ledger_maintain import MaintainRow
 from keytail.spark.rows import ResultRow
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +63,7 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
     "row",
     [
         ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment,
-        Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun,
+        Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun, RunRow, PartitionRow, MaintainRow,
     ],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:

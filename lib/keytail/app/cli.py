@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from keytail import __version__
-from keytail.app import cli_cleaning, cli_doctor, cli_inspection, cli_maintenance, cli_moving, cli_rescue
+from keytail.app import cli_cleaning, cli_doctor, cli_inspection, cli_ledger, cli_maintenance, cli_moving, cli_rescue
 from keytail.app.command import SUBMITTED
 from keytail.app.stopping import die_quietly, stop_with_parent
 
@@ -40,6 +40,7 @@ VERBS = {
     "import": cli_moving.import_logs,
     "salvage": cli_rescue.salvage,
     "undo": cli_rescue.undo,
+    "history": cli_ledger.history,
     "doctor": cli_doctor.doctor,
 }
 

@@ -8,6 +8,7 @@ import typer
 
 from keytail.app import options as o
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, refuse_master, reported
+from keytail.app.ledger import LedgerFlags
 from keytail.app.quarantine import report
 from keytail.spark.rows import ResultRow
 
@@ -75,6 +76,8 @@ def compact(
     keep_originals: o.KeepOriginals = None,
     copy_originals: o.CopyOriginals = False,
     shared_storage: o.SharedStorage = False,
+    ledger: o.LedgerFlag = None,
+    delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
@@ -110,6 +113,7 @@ def compact(
         shared_storage=shared_storage,
         keep_originals=keep_originals,
         copy_originals=copy_originals,
+        ledger=LedgerFlags(ledger, delta_jars),
         submitted=submitted,
     )
     named = o.comma_lists(partitions)

@@ -7,12 +7,14 @@ differs. Locks are held from before the first decision to after the last checkpo
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from keytail.app.each_partition import of_each
+from keytail.app.ledger import LedgerFlags, recording, run_id_at
 from keytail.app.metadata import with_metadata
 from keytail.app.originals import make_directory, originals_of, tell, tell_kept
 from keytail.app.planning import (
@@ -69,6 +71,7 @@ class Request:
     shared_storage: bool = False
     keep_originals: str | None = None
     copy_originals: bool = False
+    ledger: LedgerFlags = field(default_factory=LedgerFlags)
     submitted: bool = False  # under spark-submit, which has chosen the master
 
     def rules(self) -> Rules:
@@ -124,47 +127,61 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = request.rules()
         choose(fs, request.choice)  # mistakes in flags, before any lock
         originals = request.originals(fs)
+        flags = request.ledger.checked(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
+        if spark is not None:
+            flags = flags.in_session(spark, fs, request.choice.log_dirs)
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
-        planned = _plan_resolved(fs, chosen, _with_metadata(fs, request), rules)
+        configuration = _with_metadata(fs, request)
+        planned = _plan_resolved(fs, chosen, configuration, rules)
         _mend_checkpoints(fs, chosen, planned)
-        settings = request.task_settings()
-        if not any(p.wanted for p in planned):
+        run_id = secrets.token_hex(4)
+        tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
+        if not tasks and flags.path is None:
             return [p.row(executed=True) for p in planned]
         deadline_s = None
         if request.deadline_minutes is not None:
             deadline_s = started_s + request.deadline_minutes * 60
-        tasks = cleaning_tasks(planned, rules, settings)
         size = sum(segment.log_bytes for task in tasks for segment in task.segments)
         with Reporter("compact", len(tasks), size) as reporter:
             if spark is None:
-                spark = _workers(run, reporter, planned, request)
-            compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
-            if originals is not None:
-                make_directory(fs, originals, request.choice.log_dirs[0])
-                compaction.keeper = _keeper(fs, originals)
-                at_end.callback(tell_kept, fs, originals, tasks[0].run_id)
-            try:
-                rows = compaction.run()
-            except (Stopped, SparkEnded) as stop:
-                stop.rows = _in_order(planned, compaction.rows_so_far())
-                at_end.callback(compaction.remove_scratch)
-                raise
-        return _in_order(planned, rows)
+                spark = _workers(run, reporter, planned, request, flags)
+            recorded = recording(
+                flags, spark, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
+                now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,
+                on_note=reporter.note, fs=fs,
+            )  # fmt: skip
+            with recorded as record:
+                compaction = _compaction(spark, fs, chosen, tasks, request, reporter, deadline_s)
+                compaction.ledger = record.ledger
+                if originals is not None and tasks:
+                    make_directory(fs, originals, request.choice.log_dirs[0])
+                    compaction.keeper = _keeper(fs, originals)
+                    at_end.callback(tell_kept, fs, originals, run_id)
+                try:
+                    rows = compaction.run()
+                except (Stopped, SparkEnded) as stop:
+                    stop.rows = _in_order(planned, compaction.rows_so_far())
+                    at_end.callback(compaction.remove_scratch)
+                    raise
+                record.rows = _in_order(planned, rows)
+        return record.recorded(record.rows)
 
 
 def _workers(
-    run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request
+    run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request, flags: LedgerFlags
 ) -> Any:
     """Spark, or less where that is sooner."""
     expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
     may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
-    needs_spark = may_fan_out or request.fan_out == "always"
-    return workers_of_run(run, reporter, request.master, [one.seconds for one in expected], needs_spark=needs_spark)
+    needs_spark = may_fan_out or request.fan_out == "always" or flags.path is not None
+    seconds = [one.seconds for one in expected]
+    extra = flags.session_settings()
+    return workers_of_run(run, reporter, request.master, seconds, needs_spark=needs_spark, extra=extra)
 
 
 def _with_metadata(fs: FileSystem, request: Request) -> Configuration:

@@ -302,6 +302,16 @@ CopyOriginals = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+LedgerFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        metavar="PATH",
+        help="A folder of Delta tables to which the run appends what it is about to do and what it did; made if it is "
+        "not there. Many runs may share it. `keytail history` reads it. Starts Spark. A dry run writes nothing.",
+        rich_help_panel=_RUN,
+    ),
+]
 DeltaJars = Annotated[
     str | None,
     typer.Option(

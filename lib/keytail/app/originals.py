@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keytail.app import rows as show
+from keytail.app.outside import refuse_in_log_dirs
 from keytail.errors import UsageProblem
-from keytail.format import names
 from keytail.log.fs import FileSystem
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def originals_of(
     from keytail.log.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
 
     path = os.path.realpath(directory)
-    _refuse_log_dirs(fs, path, log_dirs)
+    refuse_in_log_dirs(fs, path, log_dirs, "--keep-originals")
     parent = os.path.dirname(path)
     if not fs.exists(parent):
         raise UsageProblem("the directory that --keep-originals is to be made in does not exist", path=parent)
@@ -38,18 +38,6 @@ def originals_of(
     if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
         raise other_file_system(path)
     return Originals(path, copies)
-
-
-def _refuse_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str]) -> None:
-    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
-    for log_dir in map(os.path.realpath, log_dirs):
-        if os.path.commonpath([path, log_dir]) in (path, log_dir):
-            raise UsageProblem("--keep-originals is inside of a log dir, or holds one", path=path, remedy=remedy)
-    above = path
-    while above != os.path.dirname(above):
-        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
-            raise UsageProblem(f"--keep-originals is inside of {above}, which is a log dir", path=path, remedy=remedy)
-        above = os.path.dirname(above)
 
 
 def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:

@@ -251,11 +251,13 @@ class TaskSettings:
     throttle_bytes_per_s: int | None = None  # of a host
 
 
-def cleaning_tasks(planned: Iterable[Planned], rules: Rules, settings: TaskSettings) -> list[CleaningTask]:
+def cleaning_tasks(
+    planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
+) -> list[CleaningTask]:
     """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
     from keytail.clean.task import CleaningTask  # noqa: PLC0415 (brings in the kernels)
 
-    run_id, hash_seed = secrets.token_hex(4), secrets.randbits(63)
+    hash_seed = secrets.randbits(63)
     tasks = []
     for plan in planned:
         selection = plan.decision.selection

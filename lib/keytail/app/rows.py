@@ -26,7 +26,7 @@ from keytail.spark.rows import ResultRow
 # Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-NOT_TOLD = ("problem", "places")
+NOT_TOLD = ("problem", "places", "recorded")
 _STYLES = {
     "compacted": "green",
     "would-compact": "green",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keytail.app.expectation import is_worth_spark, run_seconds
@@ -30,12 +30,14 @@ def workers_of_run(
     *,
     submitted: bool = False,
     needs_spark: bool = False,
+    extra: Mapping[str, str] | None = None,
 ) -> Any:
-    """A session, or Processes in its place, that ends with `run`; `each_s` is what each task is expected to take."""
+    """A session, or Processes in its place, that ends with `run`; `each_s` is what each task is expected to take,
+    `extra` are settings of a session that is started."""
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"about {seconds:.0f} s of work, without Spark" if seconds >= 1 else "a short run, without Spark")
         return run.enter_context(Processes(cores()))
     if not submitted:
         reporter.note("starting Spark")
-    return session_of_run(run, master, submitted=submitted)
+    return session_of_run(run, master, submitted=submitted, extra=extra)

@@ -27,6 +27,7 @@ from keytail.spark.bundles import Bundle, BundleSize, Waiting, bundles_in_flight
 from keytail.spark.ended import SparkEnded, await_signal, sweep
 from keytail.spark.fan_out import fan_out_on_spark
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
+from keytail.spark.ledger import Ledger
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
 from keytail.spark.processes import Processes
@@ -48,7 +49,8 @@ from keytail.spark.tasks import Outcome, explained, run_bundle
 class Compaction:
     """One run over many partitions. `on_row` hears of each as it ends, from any thread but one at a time.
 
-    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback.
+    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback. A `ledger`
+    hears of each bundle before it is begun, which is not where that cannot be written, and after its last commit.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
     time.monotonic() after which no bundle and no round begins. `shared_storage` states that no broker can reach log
@@ -72,10 +74,12 @@ class Compaction:
     fs: FileSystem = LOCAL
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None
     keeper: Keeper | None = None
+    ledger: Ledger | None = None
     _rows: dict[str, ResultRow] = field(default_factory=dict)
     _waiting: Waiting = field(init=False)
     _cleaning: int = 0  # partitions whose tasks have not answered
     _bundles: int = 0  # that have not ended
+    _begun: int = 0  # bundles, for the ledger
     _stopped: bool = False
     _crash: BaseException | None = None
     _ended: SparkEnded | None = None
@@ -158,20 +162,23 @@ class Compaction:
         )
 
     def _run(self, bundle: list[CleaningTask]) -> None:
-        assert self.clean is not None
+        with self._changed:
+            self._begun += 1
+            number = self._begun
         label = f"compact {os.path.basename(bundle[0].partition_path)}"
         label += f" and {len(bundle) - 1} more" if len(bundle) > 1 else ""
         try:
-            outcomes = self._run_tasks(bundle, label)
+            problem = self._intend(number, bundle)
+            outcomes = [Outcome(None, problem) for _ in bundle] if problem else self._run_tasks(bundle, label)
         finally:
             with self._changed:  # the next may begin while these are installed
                 self._cleaning -= len(bundle)
                 self._changed.notify_all()
         answers = list(zip(bundle, outcomes, strict=True))
-        self._finish_and_add([one for one in answers if not isinstance(one[1].problem, NeedsFanOut)])
+        self._finish_and_add(number, [one for one in answers if not isinstance(one[1].problem, NeedsFanOut)])
         for task, outcome in answers:
             if isinstance(outcome.problem, NeedsFanOut) and not self._stopped:
-                self._finish_and_add([(task, self._in_place_of_one_task(task, outcome.problem))])
+                self._finish_and_add(number, [(task, self._in_place_of_one_task(task, outcome.problem))])
 
     def _in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
         name = planned_row(task).name
@@ -228,14 +235,25 @@ class Compaction:
             self._rows[task.partition_path] = row
             self.on_row(row)
 
-    def _finish_and_add(self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> None:
-        for (task, _), row in zip(answers, self._finish(answers), strict=False):  # a stopped run begins no more of them
-            self._add(task, row)
+    def _intend(self, number: int, bundle: Sequence[CleaningTask]) -> KeytailError | None:
+        try:
+            if self.ledger is not None:
+                self.ledger.intend(number, [planned_row(task) for task in bundle])
+        except KeytailError as problem:
+            return problem
+        return None
 
-    def _finish(self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> list[ResultRow]:
+    def _finish_and_add(self, number: int, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> None:
+        begun = self._finish(answers)  # a stopped run begins no more of them
+        if self.ledger is not None:
+            self.ledger.conclude(number, [one.row for one in begun], {one.row.name: one.made for one in begun})
+        for (task, _), one in zip(answers, begun, strict=False):
+            self._add(task, one.row)
+
+    def _finish(self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> list[Replacing]:
         """Install what tasks wrote, one partition after the other, then move the checkpoints of all that are in place.
 
-        A row for each that was begun, which says how far it came.
+        One for each that was begun, whose row says how far it came.
         """
         begun: list[Replacing] = []
         for task, outcome in answers:
@@ -251,7 +269,7 @@ class Compaction:
                 for oddity in one.oddities():
                     self.on_note(oddity)
                 one.row = one.compacted_row()
-        return [one.row for one in begun]
+        return begun
 
     def _replace(self, one: Replacing, outcome: Outcome[CleaningResult]) -> None:
         """Round by round. What ends it is the partition's problem."""

@@ -47,6 +47,7 @@ class Replacing:
     _groups: int = 0
     _goes_on: bool = False
     _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
+    made: list[int] = field(default_factory=list)  # base offsets of segments that are in place
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """The groups of one round; the files that it needed go with it. Interrupted between two groups."""
@@ -139,7 +140,7 @@ class Replacing:
             )
 
     def _one_more(self) -> None:
-        self._waiting.pop(0)
+        self.made += [segment.base_offset for segment in self._waiting.pop(0).segments]
         self._groups_done += 1
 
     def _how_far(self) -> str:

@@ -68,10 +68,11 @@ LOCAL = {
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
-# Lines that a healthy start prints on standard error, from before any logging configuration is read.
+# Lines that a healthy start prints on standard error, from before any logging configuration is read; and what a VACUUM
+# of Delta prints.
 _START_NOISE = re.compile(
     rb"WARNING: Using incubator modules|Picked up (_?JAVA|JDK_JAVA)_|Using Spark's default log4j|"
-    rb"Setting default log level|To adjust logging level use"
+    rb"Setting default log level|To adjust logging level use|Deleted \d+ files and directories in a total of"
 )
 
 
@@ -298,8 +299,9 @@ def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list
 
     Those of them that match `also` are collected in what is given.
 
-    The JVM inherits descriptor 2 when it is launched and keeps it: the pipe stays until the process ends. Once a stop
-    has begun nothing is passed on: what is cancelled or shut down fails, with long words that no logging level holds.
+    What it writes to standard output goes to standard error too. The JVM inherits the descriptors when it is launched
+    and keeps them: the pipe stays until the process ends. Once a stop has begun nothing is passed on: what is cancelled
+    or shut down fails, with long words that no logging level holds.
     """
     if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None:
         yield []
@@ -308,8 +310,10 @@ def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list
     started = threading.Event()
     withheld: list[bytes] = []
     reader, writer = os.pipe()
+    sys.stdout.flush()
     sys.stderr.flush()
-    real = os.dup(2)
+    real_out, real = os.dup(1), os.dup(2)
+    os.dup2(writer, 1)  # standard output is for rows
     os.dup2(writer, 2)
     os.close(writer)
     threading.Thread(target=_pass_on, args=(reader, real, started, also, withheld), daemon=True).start()
@@ -318,6 +322,8 @@ def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list
     finally:
         started.set()
         sys.stderr.flush()
+        os.dup2(real_out, 1)
+        os.close(real_out)
         os.dup2(real, 2)
 
 

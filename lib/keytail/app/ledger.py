@@ -1,0 +1,160 @@
+"""`--ledger PATH` of a run that changes files: its session, its intent, and its end, whatever that is."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from keytail import __version__
+from keytail.app.outside import refuse_in_log_dirs
+from keytail.app.stopping import Stopped
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.spark.ended import SparkEnded
+from keytail.spark.rows import ResultRow, exit_status
+
+if TYPE_CHECKING:
+    from keytail.app.selection import Configuration
+    from keytail.spark.ledger import Ledger
+
+# Of spark-submit, as in conf/spark-delta.conf; Spark takes only keys that begin with its name.
+_CONF_KEY = "spark.keytail.ledger"
+_STATUS = {0: "done", 3: "partly", 1: "failed"}
+
+
+@dataclass(frozen=True)
+class LedgerFlags:
+    """What the command line says of a ledger. `jars`: a folder of Delta's jars."""
+
+    path: str | None = None
+    jars: str | None = None
+
+    def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
+        """With an absolute path, which is in no log dir; a URI stays as it is."""
+        if self.path is None or is_uri(self.path):
+            return self
+        path = os.path.realpath(self.path)
+        refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
+        return replace(self, path=path)
+
+    def session_settings(self) -> dict[str, str]:
+        """What a session that is started for this run needs beside the rest."""
+        if self.path is None:
+            return {}
+        from keytail.spark.delta import session_settings  # noqa: PLC0415 (brings in Spark)
+
+        return session_settings(self.jars)
+
+    def in_session(self, spark: Any, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
+        """Of spark-submit's session, whose conf may name a ledger where the flags do not. UsageProblem where it cannot
+        write one."""
+        from keytail.spark.delta import require_delta  # noqa: PLC0415 (as above)
+
+        named = spark.sparkContext.getConf().get(_CONF_KEY)
+        flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
+        if flags.path is not None:
+            require_delta(spark)
+        return flags
+
+
+def is_uri(path: str) -> bool:
+    """Such as s3a://bucket/ledger: for Spark's file systems, not this host's."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
+
+
+def run_id_at(now_ms: int, run_id: str) -> str:
+    """What the ledger calls a run: that of its scratch files behind the time, so that names sort by it."""
+    at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
+    return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
+
+
+@dataclass
+class Recording:
+    """What the run tells its ledger; without one, nothing. `rows` are given before it ends."""
+
+    ledger: Ledger | None = None
+    rows: Sequence[ResultRow] = ()
+
+    def recorded(self, rows: Sequence[ResultRow]) -> list[ResultRow]:
+        """The same rows, of a run that has told its ledger all, or of one that could not."""
+        lost = self.ledger is not None and self.ledger.lost
+        return [replace(row, recorded=not lost) for row in rows]
+
+
+@contextlib.contextmanager
+def recording(
+    flags: LedgerFlags,
+    spark: Any,
+    run_id: str,
+    *,
+    command: str,
+    log_dirs: Sequence[str],
+    now_ms: int,
+    configuration: Configuration,
+    shared_storage: bool = False,
+    on_note: Callable[[str], None],
+    fs: FileSystem = LOCAL,
+) -> Iterator[Recording]:
+    """The ledger of one run, from its intent to its end; with the locks of its log dirs held.
+
+    What runs before left open on these log dirs is told first. KeytailError where the ledger cannot be opened or
+    written: then nothing is to be begun.
+    """
+    if flags.path is None:
+        yield Recording()
+        return
+    from keytail.spark.ledger import Ledger  # noqa: PLC0415 (brings in the kernels)
+    from keytail.spark.ledger_repair import repair  # noqa: PLC0415 (as the line above)
+
+    ledger = Ledger(spark, flags.path, run_id, on_note=on_note)
+    ledger.open()
+    if mended := repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs):
+        on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
+    ledger.begin(
+        command=command,
+        arguments=sys.argv[1:],
+        log_dirs=list(log_dirs),
+        versions=_versions(),
+        now_ms=now_ms,
+        config=_given(configuration),
+    )
+    on_note(f"ledger: this is run {run_id}; keytail history --ledger {flags.path} --run {run_id}")
+    made = Recording(ledger)
+    try:
+        yield made
+    except (Stopped, SparkEnded) as stop:
+        ledger.end(_rows_of(stop), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
+        raise
+    except BaseException as problem:
+        ledger.end(made.rows, "failed", str(problem))
+        raise
+    ledger.end(made.rows, _STATUS[exit_status(made.rows)])
+
+
+def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:
+    return stop.rows or ()
+
+
+def _versions() -> Mapping[str, str]:
+    packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
+    return {"keytail": __version__, "python": platform.python_version(), **packages}
+
+
+def _given(configuration: Configuration) -> dict[str, str]:
+    """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows."""
+    given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
+    given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
+    for topic, settings in configuration.command_line.by_topic.items():
+        given |= {f"{topic}:{name}": setting.value for name, setting in settings.items()}
+    return {name: _text(value) for name, value in given.items()}
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,24 @@
+"""Directories that a flag names must lie outside of every log dir: a broker does not start on one with others in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from keytail.errors import UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+
+
+def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
+    """UsageProblem where `path` (absolute, links resolved) is in one of `log_dirs` or another log dir, or holds one of
+    them."""
+    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([path, log_dir]) in (path, log_dir):
+            raise UsageProblem(f"{flag} is inside of a log dir, or holds one", path=path, remedy=remedy)
+    above = path
+    while above != os.path.dirname(above):
+        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
+            raise UsageProblem(f"{flag} is inside of {above}, which is a log dir", path=path, remedy=remedy)
+        above = os.path.dirname(above)

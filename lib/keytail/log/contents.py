@@ -1,0 +1,123 @@
+"""What one segment holds, read from its files: for records of what was done, not for deciding.
+
+Reads the whole `.log` and checks it on the way, as every reader of strides does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
+from keytail.format.compression import CODECS
+from keytail.format.index import parse_offset_index, parse_time_index
+from keytail.kernels.native import file_digest
+from keytail.log.fs import FileSystem
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader
+
+
+@dataclass(frozen=True)
+class SegmentContents:
+    """Of one segment. `next_offset` is behind its last batch, `records` are those of producers, `tombstones` those
+    with a key and a null value; timestamps are the least and the largest that a consumer sees, None without records.
+
+    `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is of the `.log` file, in hexadecimal.
+    `index_status`: `good`, `missing`, or `bad` where an entry goes back or points out of the segment.
+    """
+
+    base_offset: int
+    next_offset: int
+    log_bytes: int
+    records: int
+    tombstones: int
+    min_timestamp_ms: int | None
+    max_timestamp_ms: int | None
+    xxh3_128: str
+    index_status: str
+    batches_by_codec: dict[str, int] = field(default_factory=dict)
+    batches_by_magic: dict[int, int] = field(default_factory=dict)
+
+
+def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
+    """Of the segment that begins at `base_offset`. CorruptLog where its bytes are no log, OSError where they cannot be
+    read."""
+    path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
+    log_bytes = fs.stat(path).size_bytes
+    digest, scanner = file_digest(), RecordScanner()
+    next_offset, records, tombstones = base_offset, 0, 0
+    least, largest = np.iinfo(np.int64).max, NO_TIMESTAMP
+    codecs: Counter[str] = Counter()
+    magics: Counter[int] = Counter()
+    for stride in reader.strides(path, log_bytes):
+        table = stride.table
+        digest.update(stride.raw)
+        next_offset = int(table["last_offset"][-1]) + 1
+        numbers, counts = np.unique(table["attributes"] & CODEC_MASK, return_counts=True)
+        codecs.update({_codec(int(number)): int(n) for number, n in zip(numbers, counts, strict=True)})
+        numbers, counts = np.unique(table["magic"], return_counts=True)
+        magics.update({int(number): int(n) for number, n in zip(numbers, counts, strict=True)})
+        of_producers = table["attributes"] & CONTROL == 0
+        for opened in reader.open_rows(stride, of_producers):
+            for chunk in scanner.chunks(stride, opened):
+                if len(found := chunk.records):
+                    records += len(found)
+                    tombstones += int(((found["key_bytes"] >= 0) & (found["value_bytes"] < 0)).sum())
+                    least = min(least, int(found["timestamp_ms"].min()))
+                    largest = max(largest, int(found["timestamp_ms"].max()))
+    return SegmentContents(
+        base_offset=base_offset,
+        next_offset=next_offset,
+        log_bytes=log_bytes,
+        records=records,
+        tombstones=tombstones,
+        min_timestamp_ms=int(least) if records else None,
+        max_timestamp_ms=int(largest) if records else None,
+        xxh3_128=digest.hexdigest(),
+        index_status=_index_status(fs, partition_path, base_offset, next_offset, log_bytes),
+        batches_by_codec=dict(codecs),
+        batches_by_magic=dict(magics),
+    )
+
+
+def _codec(number: int) -> str:
+    return CODECS[number] if number < len(CODECS) else str(number)
+
+
+def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_offset: int, log_bytes: int) -> str:
+    def read(suffix: str) -> bytes:
+        return fs.read_bytes(os.path.join(partition_path, names.segment_file(base_offset, suffix)), whole=True)
+
+    try:
+        offsets, times = parse_offset_index(read(names.INDEX)), parse_time_index(read(names.TIME_INDEX))
+    except FileNotFoundError:
+        return "missing"
+    except CorruptLog:
+        return "bad"
+    offsets, times = _before_zeros(offsets), _before_zeros(times)
+    span = next_offset - base_offset
+    good = (
+        _rises(offsets["relative_offset"], span)
+        and _rises(offsets["position"], log_bytes)
+        and _rises(times["relative_offset"], span, strictly=False)
+        and bool((np.diff(times["timestamp_ms"]) >= 0).all())
+    )
+    return "good" if good else "bad"
+
+
+def _before_zeros(entries: np.ndarray) -> np.ndarray:
+    """A broker keeps the index files of its active segment at their full size."""
+    used = np.flatnonzero(np.logical_or.reduce([entries[name] != 0 for name in entries.dtype.names or ()]))
+    return entries[: used[-1] + 1 if len(used) else 0]
+
+
+def _rises(column: np.ndarray, below: int, *, strictly: bool = True) -> bool:
+    if not len(column):
+        return True
+    steps = np.diff(column.astype(np.int64))
+    return bool(column[0] >= 0 and column[-1] < below and (steps >= int(strictly)).all())

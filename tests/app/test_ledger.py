@@ -1,0 +1,87 @@
+"""`--ledger` and `history` as an operator runs them: processes of their own, two at once on a new ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.log_dirs import random_records, snapshot, write_log_dir
+from tests.app.test_compact import CONFIG, KEYTAIL, keytail
+
+pytestmark = pytest.mark.spark
+
+
+def history(ledger: Path, *more: str) -> list[dict[str, Any]]:
+    done = keytail("history", "--ledger", ledger, "--output", "json", *more)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    log_dirs = [
+        write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)}) for name in "ab"
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    runs = [
+        subprocess.Popen(
+            [
+                str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[1]",
+                "--output", "json", "--ledger", str(ledger),
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for log_dir in log_dirs
+    ]  # fmt: skip
+    told = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], told
+    known = history(ledger)
+    assert [row["status"] for row in known] == ["done", "done"]
+    assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
+    for (out, err), log_dir in zip(told, log_dirs, strict=True):
+        [run] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
+        assert f"--run {run['run_id']}" in err, "it says what the ledger calls it"
+        assert "found io.delta" not in err, "Ivy is not heard"
+        rows = {(row["topic"], row["partition"]): row for row in json.loads(out)}
+        _, *of_run = history(ledger, "--run", run["run_id"].rpartition("-")[2])
+        assert len(of_run) == len(rows) == 2
+        for row in of_run:
+            of_result = rows[row["topic"], row["partition"]]
+            same = set(of_result) & set(row)
+            assert len(same) > 12
+            assert {name: row[name] for name in same} == {name: of_result[name] for name in same}
+    over_time = history(ledger, "--partitions", "orders-1")
+    assert [(row["partition"], row["status"]) for row in over_time] == [(1, "compacted"), (1, "compacted")]
+
+
+def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 100)})
+    before = snapshot(log_dir)
+    done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--ledger", log_dir / "ledger")
+    assert done.returncode == 2
+    assert "--ledger is inside of a log dir" in done.stderr
+    assert snapshot(log_dir) == before
+    done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--ledger", tmp_path / "ledger")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--run", "x", "--maintain"), "exclude each other"),
+        (("--execute",), "need --maintain"),
+        (("--partitions", "orders"), "orders is no partition"),
+        ((), "there is no ledger"),
+    ],
+)
+def test_what_history_cannot_answer(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    done = keytail("history", "--ledger", tmp_path, *flags)
+    assert done.returncode == 2
+    assert said in done.stderr
