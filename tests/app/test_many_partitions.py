@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from click.testing import Result
 
 from keytail.app import compaction, each_partition, rows
 from keytail.app.selection import Choice, choose, read_configuration
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL
+from keytail.spark.rows import ResultRow
 from tests.app.conftest import Run, rows_of
 from tests.bench.plan import make
 from tests.log.test_listing import Counting
@@ -45,6 +48,16 @@ def test_the_same_rows_from_processes_and_few_operations(
     assert {row.status for row in one} == {"would-compact", "skipped"}
     assert {row.way for row in one} == {"packed", None}
     assert fs.counts.total() / PARTITIONS < OPERATIONS_A_PARTITION
+
+
+def test_a_row_comes_from_another_process_as_it_is_there() -> None:
+    names = [field.name for field in dataclasses.fields(ResultRow)]
+    row = ResultRow(*range(len(names)))  # type: ignore[arg-type]
+    there = pickle.loads(pickle.dumps(dataclasses.replace(row, problem=Refused("why", path="where"))))
+    assert str(there.problem) == "why (where)"
+    assert [getattr(there, name) for name in names if name != "problem"] == [
+        number for number, name in enumerate(names) if name != "problem"
+    ]
 
 
 def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:

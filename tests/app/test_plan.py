@@ -257,6 +257,19 @@ def test_planning_loads_neither_spark_nor_the_compiler(log_dir: Path) -> None:
     assert done.stderr.endswith("[]"), done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["compact", "--help"], ["verify", "--help"]])
+def test_what_says_nothing_about_logs_loads_nothing_that_reads_them(arguments: list[str]) -> None:
+    code = (
+        "import sys; from keytail.app.cli import app\n"
+        f"app({arguments}, prog_name='keytail', standalone_mode=False)\n"
+        "heavy = {'pyspark', 'numba', 'numpy', 'pyarrow', 'javaproperties', 'keytail.log.partition'}\n"
+        "sys.stderr.write(str(sorted(heavy & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "keytail" in done.stdout
+    assert done.stderr == "[]"
+
+
 @pytest.mark.parametrize("outside", [-3, 100_000])
 def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
     """54: to the log start, whatever the ratio says; a topic that is not compacted keeps its entry."""

@@ -1,7 +1,7 @@
 """From a command to its first line, first result and end, for ten small partitions: `python -m tests.bench.start`.
 
-Without Spark, with it, and a dry run, in turns, after one run of each that does not count. `processor` is what the
-command and all that it started have used of all cores.
+Without Spark, with it, and a dry run, in turns, after one run of each that does not count; and what `--version`,
+`--help` and a plan take. `processor` is what the command and all that it started have used of all cores.
 """
 
 from __future__ import annotations
@@ -27,6 +27,29 @@ WAYS = {
 }
 
 
+SHORT = {
+    "--version": ("--version",),
+    "--help": ("--help",),
+    "compact --help": ("compact", "--help"),
+    "plan": ("plan", *FLAGS),
+}
+
+
+def short(log_dir: Path, arguments: tuple[str, ...]) -> tuple[float, float]:
+    """Seconds to the end, processor seconds."""
+    more = ("--log-dirs", str(log_dir)) if "plan" in arguments else ()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start_s = time.perf_counter()
+    subprocess.run([str(KEYTAIL), *arguments, *more], capture_output=True, check=True)
+    end_s = time.perf_counter() - start_s
+    return end_s, _processor_s(before)
+
+
+def _processor_s(before: resource.struct_rusage) -> float:
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float, float, float]:
     """Seconds to the first line, to the first result, to the end; processor seconds."""
     shutil.rmtree(work, ignore_errors=True)
@@ -44,8 +67,7 @@ def turn(source: Path, work: Path, more: tuple[str, ...]) -> tuple[float, float,
                 result = now_s
     end = time.perf_counter() - start_s
     assert run.returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return first, result, end, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return first, result, end, _processor_s(before)
 
 
 def main() -> None:
@@ -57,7 +79,12 @@ def main() -> None:
             Path(home) / "source", {f"orders-{n}": random_records(n, 2000) for n in range(10)}
         )
         found: dict[str, list[tuple[float, float, float, float]]] = {way: [] for way in WAYS}
+        found_short: dict[str, list[tuple[float, float]]] = {name: [] for name in SHORT}
         for number in range(runs + 1):
+            for name, arguments in SHORT.items():
+                took = short(source, arguments)
+                if number:
+                    found_short[name].append(took)
             for way, more in WAYS.items():
                 figures = turn(source, Path(home) / "work", more)
                 if number:
@@ -66,6 +93,9 @@ def main() -> None:
     for way, turns in found.items():
         first, result, end, processor = (statistics.median(column) for column in zip(*turns, strict=True))
         print(f"{way:20}  {first:10.2f}  {result or float('nan'):12.2f}  {end:.2f}  {processor:9.2f}")
+    for name, ends in found_short.items():
+        end, processor = (statistics.median(column) for column in zip(*ends, strict=True))
+        print(f"{name:20}  {'':10}  {'':12}  {end:.2f}  {processor:9.2f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What each name means to a broker stands in NAMES.md beside this file. No other m
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -207,4 +208,4 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
         return None
     if not _PARTITION.fullmatch(number) or int(number) > 2**31 - 1:
         return None
-    return PartitionDir(topic, int(number), kind)
+    return PartitionDir(sys.intern(topic), int(number), kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
             topic, partition, offset = plain.groups()
-            offsets[topic, int(partition)] = int(offset)
+            offsets[sys.intern(topic), int(partition)] = int(offset)
             continue
         fields = _fields(line, path, number, fields_wanted=3)
         of_partition = _integer(fields[1], path, number, 2**31, "partition")
