@@ -244,16 +244,15 @@ class Compaction:
         return None
 
     def _finish_and_add(self, number: int, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> None:
-        begun = self._finish(answers)  # a stopped run begins no more of them
-        if self.ledger is not None:
-            self.ledger.conclude(number, [one.row for one in begun], {one.row.name: one.made for one in begun})
-        for (task, _), one in zip(answers, begun, strict=False):
-            self._add(task, one.row)
+        for (task, _), row in zip(answers, self._finish(answers, number), strict=False):
+            self._add(task, row)
 
-    def _finish(self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]]) -> list[Replacing]:
+    def _finish(
+        self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]], number: int | None = None
+    ) -> list[ResultRow]:
         """Install what tasks wrote, one partition after the other, then move the checkpoints of all that are in place.
 
-        One for each that was begun, whose row says how far it came.
+        A row for each that was begun, which says how far it came; a stopped run begins no more of them.
         """
         begun: list[Replacing] = []
         for task, outcome in answers:
@@ -269,7 +268,10 @@ class Compaction:
                 for oddity in one.oddities():
                     self.on_note(oddity)
                 one.row = one.compacted_row()
-        return begun
+        rows = [one.row for one in begun]
+        if self.ledger is not None:
+            self.ledger.conclude(number, rows, {one.row.name: one.made for one in begun})
+        return rows
 
     def _replace(self, one: Replacing, outcome: Outcome[CleaningResult]) -> None:
         """Round by round. What ends it is the partition's problem."""
