@@ -38,6 +38,7 @@ VERBS = {
     "lookup": cli_inspection.lookup,
     "dump": cli_inspection.dump,
     "import": cli_moving.import_logs,
+    "export": cli_moving.export,
     "salvage": cli_rescue.salvage,
     "undo": cli_rescue.undo,
     "history": cli_ledger.history,

@@ -1,13 +1,14 @@
-"""The command lines of the verbs that move records in or out: `import`."""
+"""The command lines of the verbs that move records in or out: `import`, `export`."""
 
 from __future__ import annotations
 
 import typer
 
+from keytail.app import export_options as e
 from keytail.app import import_options as i
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import SUBMITTED, configuration_of, refuse_master, reported
+from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
 
 
 @reported
@@ -83,3 +84,65 @@ def import_logs(
     if text := import_table.next_step(rows, execute):
         show.error_console().print(f"\n{text}", soft_wrap=True)
     raise typer.Exit(import_.exit_status(rows))
+
+
+@reported
+def export(
+    context: typer.Context,
+    to: e.To,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    key_format: e.KeyFormat = e.FormatName.binary,
+    value_format: e.ValueFormat = e.FormatName.binary,
+    as_of_offset: e.AsOfOffset = None,
+    as_of_timestamp: e.AsOfTimestamp = None,
+    full: e.Full = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    drop_keyless: o.DropKeyless = False,
+    map_memory: o.MapMemory = None,
+    delta_jars: o.DeltaJars = None,
+    execute: e.Execute = False,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Write the latest state of compacted topics into Delta tables: of each key its newest committed record.
+
+    Only reads the log dirs. A table that is there already gets what is new. Without --execute it says what it would do.
+
+    keytail export --log-dirs /var/kafka --topic-list users --to /lake/kafka --key-format utf8 --execute
+    """
+    from keytail.app import export as story  # noqa: PLC0415 (--help stays fast)
+    from keytail.app import export_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.spark.export_columns import Format, Formats  # noqa: PLC0415 (--help stays fast)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = configuration_of(config, None)
+    formats = Formats(Format(key_format.value), Format(value_format.value))
+    request = story.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        target=to,
+        formats=formats,
+        configuration=configuration,
+        full=full,
+        as_of_offset=as_of_offset,
+        as_of_timestamp=as_of_timestamp,
+        log_end=high_watermark is o.HighWatermark.log_end,
+        drop_keyless=drop_keyless,
+        map_memory_bytes=map_memory or 0,
+        delta_jars=delta_jars,
+        execute=execute,
+        master=master,
+        submitted=submitted,
+    )
+    rows = story.export(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        export_table.print_table(rows, "Export" if execute else "Dry run: nothing was changed")
+    if text := export_table.next_step(rows, execute):
+        show.error_console().print(f"\n{text}", soft_wrap=True)
+    raise typer.Exit(story.exit_status(rows))

@@ -51,7 +51,7 @@ def size_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _one_of(kind: type[E]) -> Callable[[str], E]:
+def one_of(kind: type[E]) -> Callable[[str], E]:
     """A value of `kind` by its name. Typer's own way of choosing says "Value error" before what is wrong."""
 
     def parse(text: str) -> E:
@@ -209,7 +209,7 @@ GroupingFlag = Annotated[
     typer.Option(
         "--grouping",
         metavar=_choices(Grouping),
-        parser=_one_of(Grouping),
+        parser=one_of(Grouping),
         help="How segments are merged. measured: by the bytes that are left of them. kafka: by those before, as "
         "Kafka's cleaner does, whose first pass merges little and leaves empty segments, which spoil time lookups.",
         rich_help_panel=_RUN,
@@ -230,7 +230,7 @@ FanOutFlag = Annotated[
     typer.Option(
         "--fan-out",
         metavar=_choices(FanOut),
-        parser=_one_of(FanOut),
+        parser=one_of(FanOut),
         help="Whether the tasks of all hosts share one partition. auto: where its keys do not fit into --map-memory. "
         "never: such a partition is compacted as far as they do, as by Kafka's cleaner. always: every partition.",
         rich_help_panel=_RUN,
@@ -271,7 +271,7 @@ HighWatermarkFlag = Annotated[
     typer.Option(
         "--high-watermark",
         metavar=_choices(HighWatermark),
-        parser=_one_of(HighWatermark),
+        parser=one_of(HighWatermark),
         help="log-end states that this copy never rejoins a cluster, or that all replicas were stopped.",
         rich_help_panel=_SAFETY,
     ),
@@ -368,7 +368,7 @@ OutputFlag = Annotated[
     typer.Option(
         "--output",
         metavar=_choices(Output),
-        parser=_one_of(Output),
+        parser=one_of(Output),
         help="json: an array of rows on standard output, and all else on standard error.",
         rich_help_panel=_RUN,
     ),

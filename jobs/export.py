@@ -1,0 +1,24 @@
+"""spark-submit entry point of `keytail export`: the same flags, on whatever master spark-submit was given.
+
+    spark-submit --properties-file conf/spark-delta.conf jobs/export.py --log-dirs /var/kafka --topic-list users \
+        --to /lake/kafka --execute
+
+The machine that runs the driver and every executor must see the log dirs and the tables at the same paths.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    try:
+        from keytail.app.cli import run_as_job  # noqa: PLC0415 (may have to restart first)
+    except ModuleNotFoundError as missing:
+        from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)
+
+        restart_beside_spark(missing)
+        raise
+    run_as_job("export")
+
+
+if __name__ == "__main__":
+    main()
