@@ -40,7 +40,7 @@ _VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for cod
 
 def visible(text: str) -> str:
     """`text` as one line for a terminal: the name of a file may hold whatever its maker liked."""
-    return text.translate(_VISIBLE)
+    return text if text.isprintable() else text.translate(_VISIBLE)  # which is slow, and tables have many cells
 
 
 class KeytailError(Exception):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,18 +130,6 @@ def base_of_live(name: str) -> int | None:
         offset = int(number)
         return offset if offset <= MAX_OFFSET else None
     return None
-
-
-def bases_of_live(stems: Sequence[str]) -> list[int] | None:
-    """As `base_of_live`, of many names with the same suffix, from what stands before it; None where one has no number.
-
-    A fourth of the time.
-    """
-    digits = "".join(stems)
-    if any(len(stem) != _OFFSET_DIGITS for stem in stems) or not (digits.isascii() and digits.isdigit()):
-        return [] if not stems else None
-    bases = list(map(int, stems))
-    return bases if max(bases) <= MAX_OFFSET else None
 
 
 def parse_file_name(name: str) -> FileName:

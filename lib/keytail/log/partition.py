@@ -45,7 +45,7 @@ assert (_INDEX_ENTRY.size, _TIME_INDEX_ENTRY.size) == (OFFSET_ENTRY.itemsize, TI
 
 class SegmentFacts(NamedTuple):
     """One segment by its listing. An index that does not exist has None bytes. Plans make millions: a dataclass takes
-    four times as long."""
+    three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -263,20 +263,20 @@ def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) 
     """
     if entry.problems:
         return None
-    snapshots = []
+    segments, snapshots = [], []
     try:
         listed = fs.scan_sizes(entry.path, names.LOG)
         if any(names.parse_file_name(name).kind != "other" for name in listed.others):
             return None
-        stems = [name[: -len(names.LOG)] for name, _, _ in listed.sized]
-        bases = names.bases_of_live(stems)
-        if bases is None or not bases or max(log_bytes for _, log_bytes, _ in listed.sized) > MAX_LOG_BYTES:
+        for name, log_bytes, mtime_ns in listed.sized:
+            base = names.base_of_live(name)
+            if base is None or log_bytes > MAX_LOG_BYTES:
+                return None
+            segments.append(SegmentFacts(base, log_bytes, mtime_ns, None, None, None, mtime_ns // 1_000_000, -1))
+        if not segments:
             return None
-        segments = [
-            SegmentFacts(base, log_bytes, mtime_ns, None, None, None, mtime_ns // 1_000_000, -1)
-            for base, (_, log_bytes, mtime_ns) in zip(bases, listed.sized, strict=True)
-        ]
         segments.sort()
+        stems = [name[: -len(names.LOG)] for name, _, _ in listed.sized]
         expected = {stem + suffix for stem in stems for suffix in names.INDEX_SUFFIXES}
         expected.update(names.PARTITION_FILES)
         for name in listed.regular:
