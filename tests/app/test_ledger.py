@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from keytail.spark.ledger_read import read_rows
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL, keytail
 
@@ -58,6 +59,33 @@ def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
             assert {name: row[name] for name in same} == {name: of_result[name] for name in same}
     over_time = history(ledger, "--partitions", "orders-1")
     assert [(row["partition"], row["status"]) for row in over_time] == [(1, "compacted"), (1, "compacted")]
+
+
+def test_rebuild_index_and_expire_are_in_it_too(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400), "users-0": random_records(1, 100)})
+    (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
+    flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger, "--output", "json")
+    done = keytail("rebuild-index", *flags)
+    assert done.returncode == 0, done.stderr
+    policies = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1")
+    done = keytail("expire", *flags, *policies)
+    assert done.returncode == 0, done.stderr
+    removed = json.loads(done.stdout)
+    assert {row["status"] for row in removed} == {"expired"}
+    runs = [(row["command"], row["status"]) for row in history(ledger)]
+    assert runs == [("rebuild-index", "done"), ("expire", "done")]
+    rows = history(ledger, "--partitions", "orders-0,users-0")
+    told = [(row["command"], row["topic"], row["status"]) for row in rows]
+    assert told == [
+        ("rebuild-index", "orders", "rebuilt"), ("rebuild-index", "users", "rebuilt"),
+        ("expire", "orders", "expired"), ("expire", "users", "expired"),
+    ]  # fmt: skip
+    for row in removed:
+        [of_ledger] = [one for one in rows if (one["command"], one["topic"]) == ("expire", row["topic"])]
+        assert (of_ledger["bytes_before"], of_ledger["bytes_after"]) == (row["bytes_before"], row["bytes_after"])
+    [segment] = read_rows(str(ledger), "segments", {})
+    assert (segment["topic"], segment["base_offset"], segment["index_status"]) == ("orders", 100, "good")
 
 
 def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import typer
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
+from keytail.app.ledger import LedgerFlags
 from keytail.app.quarantine import report
 
 
@@ -24,6 +25,8 @@ def rebuild_index(
     truncate: o.Truncate = False,
     master: o.Master = None,
     shared_storage: o.SharedStorage = False,
+    ledger: o.LedgerFlag = None,
+    delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
@@ -46,6 +49,7 @@ def rebuild_index(
         truncate=truncate,
         master=master,
         shared_storage=shared_storage,
+        ledger=LedgerFlags(ledger, delta_jars),
         submitted=submitted,
     )
     with report(quarantine_report, request.choice.log_dirs) as told:
@@ -75,6 +79,8 @@ def expire(
     unsafe_clock: o.UnsafeClock = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     shared_storage: o.SharedStorage = False,
+    ledger: o.LedgerFlag = None,
+    delta_jars: o.DeltaJars = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, ahead of its start.
@@ -94,6 +100,7 @@ def expire(
         unsafe_clock=unsafe_clock,
         high_watermark="log-end" if high_watermark is o.HighWatermark.log_end else "checkpoint",
         shared_storage=shared_storage,
+        ledger=LedgerFlags(ledger, delta_jars),
         submitted=context.obj == SUBMITTED,
     )
     rows = verb.expire(request)

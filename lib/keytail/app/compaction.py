@@ -37,7 +37,7 @@ from keytail.log.lock import hold
 from keytail.log.partition import hosted
 from keytail.spark.ended import SparkEnded
 from keytail.spark.memory import map_memory_bytes
-from keytail.spark.rows import ResultRow
+from keytail.spark.rows import ResultRow, exit_status
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
 
@@ -169,6 +169,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                     at_end.callback(compaction.remove_scratch)
                     raise
                 record.rows = _in_order(planned, rows)
+                record.exit_status = exit_status(record.rows)
         return record.recorded(record.rows)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.app import rows as show
+from keytail.app.ledger import LedgerFlags, recording, run_id_at
 from keytail.app.metadata import with_metadata
 from keytail.app.planning import check_clock
 from keytail.app.progress import Reporter
@@ -52,6 +54,7 @@ class Request:
     unsafe_clock: bool = False
     high_watermark: HighWatermarkSource = "checkpoint"
     shared_storage: bool = False
+    ledger: LedgerFlags = field(default_factory=LedgerFlags)
     submitted: bool = False  # under spark-submit, which has chosen the master
 
 
@@ -84,6 +87,7 @@ class ExpireRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it
 
     @property
     def name(self) -> str:
@@ -114,8 +118,10 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
         choose(fs, request.choice)  # mistakes in flags, before any lock
-        if request.submitted:
-            session_of_run(run, None, submitted=True)
+        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
+        spark = session_of_run(run, None, submitted=True) if request.submitted else None
+        if spark is not None and request.execute:
+            flags = flags.in_session(spark, fs, request.choice.log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -130,11 +136,30 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                 _begin_reading(fs, pool, one, now_ms)
             rows = []
             with Reporter("expire", len(looked_at), sum(one.bytes_to_read for one in looked_at)) as reporter:
-                for one in looked_at:
-                    row = _settle(fs, one, request, now_ms)
-                    rows.append(row)
-                    reporter.done(row.name, row.status, one.bytes_to_read, row.error)
-        return rows
+                if spark is None and flags.path is not None:
+                    reporter.note("starting Spark, for the ledger")
+                    spark = session_of_run(run, None, submitted=False, extra=flags.session_settings())
+                recorded = recording(
+                    flags, spark, run_id_at(now_ms, secrets.token_hex(4)), command="expire",
+                    log_dirs=request.choice.log_dirs, now_ms=now_ms, configuration=configuration,
+                    shared_storage=request.shared_storage, on_note=reporter.note, fs=fs,
+                )  # fmt: skip
+                with recorded as record:
+                    record.intend([_planned_row(one) for one in looked_at if one.retention is not None])
+                    for one in looked_at:
+                        row = _settle(fs, one, request, now_ms)
+                        rows.append(row)
+                        reporter.done(row.name, row.status, one.bytes_to_read, row.error)
+                    record.end(rows, exit_status(rows))
+        return [replace(row, recorded=not record.lost) for row in rows]
+
+
+def _planned_row(one: _LookedAt) -> ExpireRow:
+    facts = one.facts
+    size = sum(segment.log_bytes for segment in facts.segments)
+    return ExpireRow(
+        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments), bytes_before=size
+    )
 
 
 def _look(
@@ -283,12 +308,15 @@ def _decided(row: ExpireRow, decision: Decision, executed: bool) -> ExpireRow:
 
 
 def exit_status(rows: Iterable[ExpireRow]) -> int:
-    """3: some could not be done. 1: none could, or a broker that starts deletes what is to stay. Else 0."""
+    """3: some could not be done, or the ledger lacks what was. 1: none could, or a broker that starts deletes what is
+    to stay. Else 0."""
     rows = list(rows)
     bad = sum(row.status in _BAD for row in rows)
     if bad:
         return 3 if bad < len(rows) else 1
-    return int(any(finding.broker_deletes for row in rows for finding in row.findings))
+    if any(finding.broker_deletes for row in rows for finding in row.findings):
+        return 1
+    return 0 if all(row.recorded for row in rows) else 3
 
 
 def print_table(rows: Sequence[ExpireRow], title: str) -> None:

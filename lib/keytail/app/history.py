@@ -57,6 +57,7 @@ class PartitionRow:
     log_dir: str
     status: str
     error: str
+    command: str = ""
     bundle: int | None = None
     first_dirty_offset: int | None = None
     end_dirty_offset: int | None = None

@@ -59,10 +59,10 @@ def print_run(run: RunRow, rows: Sequence[PartitionRow]) -> None:
 
 
 def print_partitions(rows: Sequence[PartitionRow], title: str, *, with_run: bool = True) -> None:
-    first = ("run",) if with_run else ()
+    first = ("run", "command") if with_run else ()
     table = _table(title, (*first, "partition", "status"), ("segments", "log size", "records", "cleaned up to", "took"))
     for row in rows:
-        start = [row.run_id] if with_run else []
+        start = [row.run_id, escape(row.command)] if with_run else []
         table.add_row(
             *start,
             escape(row.name),

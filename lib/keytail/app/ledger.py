@@ -18,7 +18,7 @@ from keytail.app.outside import refuse_in_log_dirs
 from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.spark.ended import SparkEnded
-from keytail.spark.rows import ResultRow, exit_status
+from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
     from keytail.app.selection import Configuration
@@ -77,15 +77,41 @@ def run_id_at(now_ms: int, run_id: str) -> str:
 
 @dataclass
 class Recording:
-    """What the run tells its ledger; without one, nothing. `rows` are given before it ends."""
+    """What the run tells its ledger; without one, nothing. `rows` and `exit_status` are given before it ends."""
 
     ledger: Ledger | None = None
     rows: Sequence[ResultRow] = ()
+    exit_status: int = 1
+
+    @property
+    def lost(self) -> bool:
+        """Something that is done is not in the ledger."""
+        return self.ledger is not None and self.ledger.lost
+
+    def intend(self, rows: Sequence[Any]) -> None:
+        """Before a verb that goes through its partitions in one bundle; any rows of partitions. KeytailError where
+        that cannot be written."""
+        if self.ledger is not None:
+            self.ledger.intend(1, [_as_result(row) for row in rows])
+
+    def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
+        """What such a verb did; `made` as `Ledger.conclude` takes it."""
+        self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
+        if self.ledger is not None:
+            self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[ResultRow]) -> list[ResultRow]:
         """The same rows, of a run that has told its ledger all, or of one that could not."""
-        lost = self.ledger is not None and self.ledger.lost
-        return [replace(row, recorded=not lost) for row in rows]
+        return [replace(row, recorded=not self.lost) for row in rows]
+
+
+_SIZES = ("segments_before", "segments_after", "bytes_before", "bytes_after")
+
+
+def _as_result(row: Any) -> ResultRow:
+    """Of any verb's row of a partition, what the ledger has columns for."""
+    known: dict[str, Any] = {name: getattr(row, name, None) for name in (*_SIZES, "start_ms", "end_ms")}
+    return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
 
 
 @contextlib.contextmanager
@@ -113,12 +139,11 @@ def recording(
     from keytail.spark.ledger import Ledger  # noqa: PLC0415 (brings in the kernels)
     from keytail.spark.ledger_repair import repair  # noqa: PLC0415 (as the line above)
 
-    ledger = Ledger(spark, flags.path, run_id, on_note=on_note)
+    ledger = Ledger(spark, flags.path, run_id, command, on_note=on_note)
     ledger.open()
     if mended := repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs):
         on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
     ledger.begin(
-        command=command,
         arguments=sys.argv[1:],
         log_dirs=list(log_dirs),
         versions=_versions(),
@@ -135,7 +160,7 @@ def recording(
     except BaseException as problem:
         ledger.end(made.rows, "failed", str(problem))
         raise
-    ledger.end(made.rows, _STATUS[exit_status(made.rows)])
+    ledger.end(made.rows, _STATUS[made.exit_status])
 
 
 def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:

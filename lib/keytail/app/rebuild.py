@@ -10,9 +10,10 @@ import contextlib
 import os
 import secrets
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from keytail.app import rows as show
 from keytail.app.expectation import HERE_BYTES, INDEXED_BYTES_PER_S
+from keytail.app.ledger import LedgerFlags, recording, run_id_at
 from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.quarantine import Place
@@ -52,6 +54,7 @@ class Request:
     truncate: bool = False
     master: str | None = None
     shared_storage: bool = False
+    ledger: LedgerFlags = field(default_factory=LedgerFlags)
     submitted: bool = False  # under spark-submit, which has chosen the master
 
 
@@ -96,6 +99,7 @@ class RebuildRow:
     end_ms: int | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it
 
     @property
     def name(self) -> str:
@@ -108,7 +112,10 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
 
     with contextlib.ExitStack() as run:
         choose(fs, request.choice)  # mistakes in flags, before any lock
+        flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
+        if spark is not None and request.execute:
+            flags = flags.in_session(spark, fs, request.choice.log_dirs)
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.choice.log_dirs)
@@ -120,9 +127,12 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
         plans = [one.plan for one in looked_at if one.plan is not None]
         size = sum(plan.log_bytes for plan in plans)
         with Reporter("rebuild-index", len(plans), size) as reporter:
-            if spark is None and (request.master is not None or size > HERE_BYTES) and fs is LOCAL:
+            if spark is None and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
                 seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
-                spark = workers_of_run(run, reporter, request.master, seconds)
+                spark = workers_of_run(
+                    run, reporter, request.master, seconds, needs_spark=flags.path is not None,
+                    extra=flags.session_settings(),
+                )  # fmt: skip
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 
@@ -132,11 +142,22 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
                 reporter.done(row.name, row.status, row.bytes, row.error)
 
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
-            Rebuild(
-                plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs,
-                shared_storage=request.shared_storage,
-            ).run()  # fmt: skip
-        return [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
+            now_ms = time.time_ns() // 1_000_000
+            recorded = recording(
+                flags, spark, run_id_at(now_ms, run_id), command="rebuild-index", log_dirs=request.choice.log_dirs,
+                now_ms=now_ms, configuration=configuration, shared_storage=request.shared_storage,
+                on_note=reporter.note, fs=fs,
+            )  # fmt: skip
+            with recorded as record:
+                record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
+                Rebuild(
+                    plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs,
+                    shared_storage=request.shared_storage,
+                ).run()  # fmt: skip
+                done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
+                made = {row.name: [one.base_offset for one in row.segments if one.status == "rebuilt"] for row in done}
+                record.end(done, exit_status(done), made)
+        return [replace(row, recorded=not record.lost) for row in done]
 
 
 @dataclass(frozen=True)
@@ -280,11 +301,14 @@ def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> Seg
 
 
 def exit_status(rows: Sequence[RebuildRow]) -> int:
-    """0: nothing is wrong any more. 1: something is, or nothing could be done. 3: some could not be done."""
+    """0: nothing is wrong any more. 1: something is, or nothing could be done. 3: some could not be done, or the ledger
+    lacks what was."""
     bad = [row for row in rows if row.status in _BAD]
     if bad:
         return 3 if len(bad) < len(rows) else 1
-    return 1 if any(row.status == "would-rebuild" or row.error for row in rows) else 0
+    if any(row.status == "would-rebuild" or row.error for row in rows):
+        return 1
+    return 0 if all(row.recorded for row in rows) else 3
 
 
 def print_table(rows: Sequence[RebuildRow], title: str) -> None:

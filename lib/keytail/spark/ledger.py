@@ -35,6 +35,8 @@ _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors of writers that met each other, whose next attempt mostly succeeds.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 10
+# Rows whose sizes before and after are those of the run.
+_CHANGED = ("compacted", "expired")
 
 Row = Mapping[str, Any]
 
@@ -153,6 +155,7 @@ class Ledger:
     spark: Any
     path: str
     run_id: str
+    command: str = "compact"
     host: str = field(default_factory=lambda: os.uname().nodename)
     on_note: Callable[[str], None] = lambda text: None
     lost: bool = False
@@ -211,7 +214,7 @@ class Ledger:
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)
         self._unwritten = []
-        done = [row for row in rows if row.status == "compacted"]
+        done = [row for row in rows if row.status in _CHANGED]
         outcome = {
             **self._stamp().fields(),
             **self._begun,
@@ -236,7 +239,7 @@ class Ledger:
         return self._tables[table].path
 
     def _stamp(self) -> Stamp:
-        return Stamp(self.run_id, self.host, time.time_ns() // 1_000_000)
+        return Stamp(self.run_id, self.host, time.time_ns() // 1_000_000, self.command)
 
     def _segments(
         self,

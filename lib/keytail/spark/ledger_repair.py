@@ -18,6 +18,7 @@ from keytail.spark.ledger import Ledger
 from keytail.spark.ledger_tables import INTENT, OUTCOME
 from keytail.spark.rows import ResultRow
 
+_KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
 
 
@@ -26,6 +27,7 @@ class Unfinished:
     """An intent without an outcome."""
 
     run_id: str
+    command: str
     bundle: int | None
     row: ResultRow
 
@@ -36,19 +38,20 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
     hosts = None if shared_storage else ledger.host
     open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
     open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
-    columns = [*_OF_PARTITION, "bundle", "first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before"]
+    columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]
     unfinished = [_unfinished(row) for row in open_partitions.select(*columns).collect()]
     for one in unfinished:
-        row, made = as_on_disk(fs, one.row, ledger.run_id)
-        ledger.conclude(one.bundle, [row], {row.name: made}, run_id=one.run_id, repaired_by=ledger.run_id)
+        row, made = as_on_disk(fs, one.row, one.command, ledger.run_id)
+        of_run = {"run_id": one.run_id, "command": one.command, "repaired_by": ledger.run_id}
+        ledger.conclude(one.bundle, [row], {row.name: made}, **of_run)
     return len(unfinished) + _repair_runs(ledger, set(log_dirs), hosts)
 
 
-def as_on_disk(fs: FileSystem, intended: ResultRow, by_run: str) -> tuple[ResultRow, Sequence[int]]:
-    """What became of a partition that was to be compacted, and the bases of its cleaned segments.
+def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -> tuple[ResultRow, Sequence[int]]:
+    """What became of a partition that a verb was to change, and the bases of its cleaned segments.
 
     A cleaner's checkpoint moves after the last group of a round is durable: behind the offset that the round began at,
-    it says that all was done.
+    it says that all of a compaction was done. Of other verbs nothing on the disk says so.
     """
     path = os.path.join(intended.log_dir, intended.name)
     try:
@@ -58,7 +61,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, by_run: str) -> tuple[Result
         return intended.unchanged("interrupted", f"the partition is gone, found so by run {by_run}"), ()
     bases = {base: entry.size_bytes for entry in logs if (base := names.base_of_live(entry.name)) is not None}
     cleaned_to = checkpoint.get((intended.topic, intended.partition), -1)
-    is_done = cleaned_to > (intended.first_dirty_offset or 0)
+    is_done = command == "compact" and cleaned_to > (intended.first_dirty_offset or 0)
     row = ResultRow(
         topic=intended.topic,
         partition=intended.partition,
@@ -84,9 +87,9 @@ def _without_outcome(frame: Any, keys: Sequence[str], host: str | None) -> Any:
 
 
 def _unfinished(row: Any) -> Unfinished:
-    known = {name: row[name] for name in ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")}
+    known = {name: row[name] for name in _KNOWN_BEFORE}
     planned = ResultRow(row["topic"], row["partition"], row["log_dir"], "begun", **known)
-    return Unfinished(row["run_id"], row["bundle"], planned)
+    return Unfinished(row["run_id"], row["command"], row["bundle"], planned)
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:

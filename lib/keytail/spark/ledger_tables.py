@@ -25,6 +25,7 @@ _KEY = {
     "run_id": ("string", "of the run"),
     "at": ("timestamp", "when the row was made, by the driver's clock"),
     "host": ("string", "of the driver"),
+    "command": ("string", "verb"),
 }
 _BEGUN = {"event": ("string", "intent: before anything is done; outcome: after all is")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and told it from the disk")}
@@ -50,7 +51,6 @@ _OF_ROWS = dict.fromkeys(
 RUNS = {
     **_KEY,
     **_BEGUN,
-    "command": ("string", "verb"),
     "arguments": ("array<string>", "command line"),
     "log_dirs": ("array<string>", "that the run was about"),
     "versions": ("map<string,string>", "of keytail, Python, Spark, Delta, numba"),
@@ -116,15 +116,16 @@ _OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
 
 @dataclass(frozen=True)
 class Stamp:
-    """What every row of a run says of when and where: `at_ms` is the time of the row."""
+    """What every row of a run says of when, where and by which verb: `at_ms` is the time of the row."""
 
     run_id: str
     host: str
     at_ms: int
+    command: str = "compact"
 
     def fields(self) -> dict[str, Any]:
         at = datetime.datetime.fromtimestamp(self.at_ms / 1000, datetime.UTC)
-        return {"day": at.date(), "run_id": self.run_id, "at": at, "host": self.host}
+        return {"day": at.date(), "run_id": self.run_id, "at": at, "host": self.host, "command": self.command}
 
 
 def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRow, **more: Any) -> dict[str, Any]:
