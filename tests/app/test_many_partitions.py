@@ -11,9 +11,11 @@ import pytest
 from click.testing import Result
 
 from keytail.app import compaction, each_partition, rows
+from keytail.app.salvage import SalvageRow
 from keytail.app.selection import Choice, choose, read_configuration
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL
+from keytail.maintenance.salvage import Loss
 from keytail.spark.rows import ResultRow
 from tests.app.conftest import Run, rows_of
 from tests.bench.plan import make
@@ -58,6 +60,21 @@ def test_a_row_comes_from_another_process_as_it_is_there() -> None:
     assert [getattr(there, name) for name in names if name != "problem"] == [
         number for number, name in enumerate(names) if name != "problem"
     ]
+
+
+@pytest.mark.parametrize("most_drawn", [0, 1])
+def test_what_rows_hold_is_told_as_objects(
+    most_drawn: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rows, "MOST_DRAWN", most_drawn)
+    loss = Loss("damaged", "orders.log", 1, 2, 3, 4, True, "why")
+    row = SalvageRow("orders", 0, "logs", "salvaged", losses=(loss,))
+    rows.print_json([row])
+    told = dataclasses.asdict(row)
+    for name in rows.NOT_TOLD:
+        told.pop(name, None)
+    assert json.loads(capsys.readouterr().out) == [json.loads(json.dumps(told))]
+    assert told["losses"][0]["file"] == "orders.log"
 
 
 def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:

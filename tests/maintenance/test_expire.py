@@ -251,7 +251,7 @@ def test_tasks_know_where_their_segments_end() -> None:
 def found(claims: list[int], truth: list[int], retention_ms: int = 2 * DAY_MS, **more: int | None) -> list[object]:
     """Findings, where indexes of four segments claim days of age, and the log has others."""
     facts = facts_of([replace(seg, time_ms=NOW_MS - days * DAY_MS) for seg, days in zip(FOUR, claims, strict=True)], 40)
-    facts = replace(facts, segments=tuple(replace(segment, **more) for segment in facts.segments))  # type: ignore[arg-type]
+    facts = replace(facts, segments=tuple(segment._replace(**more) for segment in facts.segments))  # type: ignore[arg-type]
     retention = Retention(retention_ms=retention_ms)
     ages: dict[int, Age] = {}
     for seg, days in zip(FOUR, truth, strict=True):

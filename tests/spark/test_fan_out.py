@@ -72,7 +72,7 @@ def test_a_damaged_batch_changes_nothing(spark: Any, small: None, tmp_path: Path
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     facts = path.stat()
-    first = replace(task.segments[0], log_mtime_ns=facts.st_mtime_ns)
+    first = task.segments[0]._replace(log_mtime_ns=facts.st_mtime_ns)
     before = {name: found[0] for name, found in files_of(path.parent).items()}
     task = replace(task, segments=(first, *task.segments[1:]), fan_out="always")
     [row] = compaction(spark, log_dir, [task]).run()
