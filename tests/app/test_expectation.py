@@ -84,7 +84,7 @@ def test_cores_share_what_is_worth_a_session() -> None:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = object()
-    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted: (made, master, submitted))
+    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: (made, master, submitted))
     yield made
 
 
