@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keytail.clean.cleaner import clean_partition, next_round
 from keytail.clean.task import CleaningResult, CleaningTask, NeedsFanOut
@@ -27,7 +27,6 @@ from keytail.spark.bundles import Bundle, BundleSize, Waiting, bundles_in_flight
 from keytail.spark.ended import SparkEnded, await_signal, sweep
 from keytail.spark.fan_out import fan_out_on_spark
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
-from keytail.spark.ledger import Ledger
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.originals import Keeper
 from keytail.spark.processes import Processes
@@ -43,6 +42,9 @@ from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.session import concurrent_tasks, end_jobs, parallel_tasks
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome, explained, run_bundle
+
+if TYPE_CHECKING:
+    from keytail.spark.ledger import Ledger
 
 
 @dataclass
