@@ -16,6 +16,7 @@ import pytest
 import xxhash
 from chispa import assert_df_equality
 
+from keytail.app import history_table
 from keytail.app.history import PartitionRow, RunRow, folded_partitions, folded_runs
 from keytail.app.ledger import Recording
 from keytail.errors import KeytailError, UsageProblem
@@ -351,6 +352,21 @@ def test_both_readers_see_the_same(spark: Any, path: str) -> None:
     for reader in (None, spark):
         with pytest.raises(UsageProblem, match="no ledger"):
             read_rows(f"{path}/nowhere", "runs", {}, reader)
+
+
+def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `read_rows` gives it: null is what the table does not have."""
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    key = {"run_id": "one", "at": at, "host": "here", "event": "outcome", "status": "done"}
+    [run] = folded_runs([{**dict.fromkeys(ledger_tables.RUNS), **key, "command": "compact"}])
+    place = {"log_dir": "/x", "topic": "t", "partition": 0}
+    [row] = folded_partitions([{**dict.fromkeys(ledger_tables.PARTITIONS), **key, **place}])
+    history_table.print_runs([run], "ledger")
+    history_table.print_run(run, [row])
+    history_table.print_partitions([row], "over time")
+    shown = capsys.readouterr().out
+    assert shown.count("t-0") == 2
+    assert shown.count("done") == 4
 
 
 def test_maintenance_removes_old_days_and_joins_files(spark: Any, path: str) -> None:

@@ -155,15 +155,17 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
     """One for each run, in the order of their begin; an outcome that a run told itself counts before one that another
     found."""
     made = []
+    lists, maps = ("log_dirs", "arguments"), ("counts", "versions", "config")
     for intent, outcome in _pairs(rows, ("run_id",)):
         known = outcome or intent or {}
+        columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
+        columns |= {name: tuple(known[name] or ()) for name in lists}
+        columns |= {name: dict(known[name] or {}) for name in maps}
         start = _ms(intent) if intent else None
         own = outcome is not None and not outcome["repaired_by"]
         made.append(
             RunRow(
-                **_plain(RunRow, known, "start_ms", "end_ms", "status", "error", "log_dirs", "arguments"),
-                log_dirs=tuple(known["log_dirs"] or ()),
-                arguments=tuple(known["arguments"] or ()),
+                **columns,
                 status=(outcome["status"] if outcome else INTERRUPTED),
                 error=(outcome["error"] or "") if outcome else "it did not say how it ended, or is still at work",
                 start_ms=start,
@@ -180,7 +182,8 @@ def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
         known = outcome or intent or {}
         made.append(
             PartitionRow(
-                **_plain(PartitionRow, known, "status", "error", "at_ms"),
+                **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
+                command=known["command"] or "",  # of a ledger from before there was one
                 status=outcome["status"] if outcome else INTERRUPTED,
                 error=(outcome["error"] or "") if outcome else "begun, and no outcome told",
                 at_ms=_ms(known),
@@ -208,11 +211,7 @@ def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_
 
 def _plain(kind: type, known: Mapping[str, Any], *without: str) -> dict[str, Any]:
     wanted = {one.name for one in fields(kind)} - set(without)
-    return {name: _value(known[name]) for name in wanted if name in known}
-
-
-def _value(value: Any) -> Any:
-    return dict(value) if isinstance(value, list) else value
+    return {name: known[name] for name in wanted if name in known}
 
 
 def _ms(row: Mapping[str, Any]) -> int:

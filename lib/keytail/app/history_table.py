@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.table import Table
 
 from keytail.app import rows as show
 from keytail.app.history import PartitionRow, RunRow
@@ -17,24 +16,23 @@ if TYPE_CHECKING:
 
 
 def print_runs(rows: Sequence[RunRow], path: str) -> None:
-    words = ("run", "begun", "host", "command", "status")
-    table = _table(f"Runs in {path}", words, ("partitions", "log size", "took"))
-    for row in rows:
-        sizes = show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
-        table.add_row(
+    lines = [
+        (
             row.run_id,
             "" if row.start_ms is None else time_text(row.start_ms),
-            escape(row.host),
-            escape(row.command),
-            show.styled(row.status),
+            row.host,
+            row.command,
+            row.status,
             _counts(row),
-            sizes if row.bytes_before else "",
+            _sizes(row) if row.bytes_before else "",
             show.human_seconds(row.start_ms, row.end_ms),
         )
-    console = show.output_console()
-    console.print(table)
+        for row in rows
+    ]
+    names = ("run", "begun", "host", "command", "status", "partitions", "log size", "took")
+    show.print_lines(f"Runs in {path}", names, lines, start=5)
     show.print_reasons([(row.run_id, row.status, row.error) for row in rows if row.error])
-    console.print(f"\n{len(rows)} run{'s' if len(rows) != 1 else ''}.")
+    show.output_console().print(f"\n{len(rows)} run{'s' if len(rows) != 1 else ''}.")
 
 
 def print_run(run: RunRow, rows: Sequence[PartitionRow]) -> None:
@@ -60,49 +58,45 @@ def print_run(run: RunRow, rows: Sequence[PartitionRow]) -> None:
 
 def print_partitions(rows: Sequence[PartitionRow], title: str, *, with_run: bool = True) -> None:
     first = ("run", "command") if with_run else ()
-    table = _table(title, (*first, "partition", "status"), ("segments", "log size", "records", "cleaned up to", "took"))
-    for row in rows:
-        start = [row.run_id, escape(row.command)] if with_run else []
-        table.add_row(
-            *start,
-            escape(row.name),
-            show.styled(row.status),
+    names = (*first, "partition", "status", "segments", "log size", "records", "cleaned up to", "took")
+    lines = [
+        (
+            *((row.run_id, row.command) if with_run else ()),
+            row.name,
+            row.status,
             show.change(_text(row.segments_before), _text(row.segments_after)),
-            show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after)),
+            _sizes(row),
             show.change(_text(row.records_before), _text(row.records_after)),
             _text(row.end_dirty_offset) if row.status == "compacted" else "",
             show.human_seconds(row.start_ms, row.end_ms),
         )
-    console = show.output_console()
-    console.print(table)
+        for row in rows
+    ]
+    show.print_lines(title, names, lines, start=len(first) + 2)
     show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
-    console.print(f"\n{len(rows)} row{'s' if len(rows) != 1 else ''}.")
+    show.output_console().print(f"\n{len(rows)} row{'s' if len(rows) != 1 else ''}.")
 
 
 def print_maintained(rows: Sequence[MaintainRow], path: str, *, execute: bool) -> None:
     title = f"Ledger {path}" if execute else f"Dry run: nothing was changed in {path}"
-    table = _table(title, ("table", "status", "rows before"), ("rows", "to remove", "files", "size"))
-    for row in rows:
-        table.add_row(
+    lines = [
+        (
             row.table,
-            show.styled(row.status),
             row.oldest_day or "all kept",
+            row.status,
             _text(row.rows),
             _text(row.removed_rows),
             show.change(_text(row.files_before), _text(row.files_after)),
-            show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after)),
+            _sizes(row),
         )
-    show.output_console().print(table)
+        for row in rows
+    ]
+    show.print_lines(title, ("table", "days from", "status", "rows", "to remove", "files", "size"), lines, start=3)
     show.print_reasons([(row.table, row.status, row.error) for row in rows if row.error])
 
 
-def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
-    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in words:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+def _sizes(row: RunRow | PartitionRow | MaintainRow) -> str:
+    return show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))
 
 
 def _counts(row: RunRow) -> str:

@@ -166,16 +166,16 @@ def print_table(rows: Sequence[ResultRow], title: str) -> None:
             records = change(_count(row.records_before), _count(row.records_after))
             rest = [records, dirty, human_seconds(row.start_ms, row.end_ms)]
         lines.append([*start, *sizes, *rest])
-    if len(lines) > MOST_DRAWN:
-        _print_plainly(title, names, lines)
-    else:
-        _draw(title, names, lines, start=len(names) - len(numbers) - 2)
+    print_lines(title, names, lines, start=len(names) - len(numbers) - 2)
     print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
     print_totals(rows)
 
 
-def _draw(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:
-    """The first `start` columns are words, the last of them the status."""
+def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:
+    """The first `start` columns are words, the last of them the status; the others are numbers."""
+    if len(lines) > MOST_DRAWN:
+        _print_plainly(title, names, lines)
+        return
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, name in enumerate(names):
         justify: Any = "left" if number < start or name == "way" else "right"
