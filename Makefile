@@ -33,6 +33,7 @@ bench: venv  ## compaction, index rebuild, dump and import against Kafka's own o
 	$(BIN)/python -m tests.bench.recover --stages
 	$(BIN)/python -m tests.bench.dump
 	$(BIN)/python -m tests.bench.import_
+	$(BIN)/python -m tests.bench.export
 
 bench-report: venv  ## how the cost grows, Kafka's beside it, as build/growth.html; about ten quiet minutes
 	mkdir -p build

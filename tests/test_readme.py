@@ -16,6 +16,7 @@ import typer.main
 from keytail.app.cli import app
 from keytail.app.describe import DescribeRow
 from keytail.app.expire import ExpireRow
+from keytail.app.export import ExportRow
 from keytail.app.history import PartitionRow, RunRow
 from keytail.app.import_ import ImportRow
 from keytail.app.lookup import LookupRow
@@ -62,7 +63,8 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExpireRow, ExpiredSegment,
+        ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExportRow, ExpireRow,
+        ExpiredSegment,
         Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun, RunRow, PartitionRow, MaintainRow,
     ],
 )

@@ -108,6 +108,15 @@ def test_up_to_where(tmp_path: Path) -> None:
     assert only_row(log, tmp_path, log_end=True).end_offset == 5
 
 
+def test_a_partition_that_is_not_what_it_seems_is_refused(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    (log_dir / f"orders-0.{'a' * 32}-future").mkdir()
+    result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--output", "json")
+    assert result.exit_code == 3
+    rows = rows_of(result)
+    assert [rows[name]["status"] for name in sorted(rows)] == ["refused", "would-export", "would-export"]
+    assert "moving to another log dir" in rows["orders-0"]["error"]
+
+
 def test_a_directory_that_holds_something_else(tmp_path: Path) -> None:
     log = GrowingLog(random.Random(1), tmp_path / "logs")
     log.append(3)
@@ -167,6 +176,7 @@ PLANS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no topic id": ({"topic_id": None}, "incremental", ""),
     "shorter": ({"log_end_offset": 99, "stable_offset": 99}, "full", "the log ends at offset 99"),
     "another leader": ({"epochs": ((1, 0), (3, 50), (4, 99))}, "full", "another leader has written offset 99"),
+    "another leader since": ({"epochs": ((1, 0), (3, 50), (4, 100))}, "incremental", ""),
     "no epochs": ({"epochs": ()}, "incremental", ""),
     "expired": ({"log_start_offset": 11}, "full", "log start offset has moved from 10 to 11"),
     "compacted up to it": ({"cleaner_checkpoint": 100}, "incremental", ""),

@@ -16,6 +16,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from tests.growing_log import GrowingLog
 from tests.reference.batches import Rec
+from tests.reference.cleaner import Aborted
 
 LOGS = int(os.environ.get("KEYTAIL_EXPORT_LOGS", "60"))
 ROOM = 1 << 20
@@ -112,13 +113,21 @@ def test_keys_that_do_not_fit_into_the_map_are_taken_in_shards(tmp_path: Path) -
         find_latest(LOCAL, task_of(log, map_memory_bytes=1))
 
 
-def test_wrong_transaction_indexes_do_not_hide_what_the_log_says(tmp_path: Path) -> None:
-    log = fixed(tmp_path)
-    indexes = [file for file in log.path.glob("*.txnindex") if file.stat().st_size]
-    assert indexes
-    for file in indexes:
-        file.unlink()
-    assert folded(task_of(log)) == expected(log)
+@pytest.mark.parametrize("entries", [[], [(1, 1, 2)], [(2, 3, 4)], [(1, 1, 2), (2, 3, 4)], [(2, 0, 4)]])
+def test_wrong_transaction_indexes_do_not_hide_what_the_log_says(
+    entries: list[tuple[int, int, int]], tmp_path: Path
+) -> None:
+    """The right one is the second: producer 1's first transaction."""
+    log = GrowingLog(random.Random(1), tmp_path / "logs")
+    log.append_records([Rec(0, 1, b"a", b"old")])
+    log.append_records([Rec(1, 1, b"a", b"aborted")], 1)
+    log.end_transaction(1, commit=False)
+    log.append_records([Rec(3, 1, b"b", b"committed")], 2)
+    log.end_transaction(2, commit=True)
+    log.write()
+    index = log.path / f"{0:020d}.txnindex"
+    index.write_bytes(b"".join(Aborted(*entry, entry[2] + 1).encode() for entry in entries))
+    assert {key: record.value for key, record in folded(task_of(log)).items()} == {b"a": b"old", b"b": b"committed"}
 
 
 def test_aborted_data_in_front_of_where_an_earlier_look_ended(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def _execute(
     with contextlib.ExitStack() as run, Reporter("export", count, size) as reporter:
         reporter.note("starting Spark")
         extra = session_settings(request.delta_jars)
-        spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra)
+        spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
         if request.submitted:
             require_delta(spark)
         for topic, plans in planned.items():

@@ -66,6 +66,7 @@ LOCAL = {
     "spark.log.structuredLogging.enabled": "false",
 }
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # Lines that a healthy start prints on standard error, from before any logging configuration is read; and what a VACUUM
@@ -77,10 +78,14 @@ _START_NOISE = re.compile(
 
 
 def local_session(
-    master: str = "local[*]", app_name: str = "keytail", extra: Mapping[str, str] | None = None
+    master: str = "local[*]",
+    app_name: str = "keytail",
+    extra: Mapping[str, str] | None = None,
+    *,
+    rows_in_jvm: bool = False,
 ) -> Any:
     """The session of a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]` stays on
-    127.0.0.1."""
+    127.0.0.1. With `rows_in_jvm` its JVM has records to work on, and is made for that, not for a quick start."""
     require_java()
     local = master.startswith("local")
     if local:
@@ -91,7 +96,7 @@ def local_session(
     settings = dict(LOCAL) if local else {}
     java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
-        java_options.insert(0, _LOCAL_JAVA_OPTIONS)
+        java_options.insert(0, _ROWS_JAVA_OPTIONS if rows_in_jvm else _LOCAL_JAVA_OPTIONS)
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
     settings |= extra or {}
     before = _children()
@@ -128,9 +133,14 @@ def end_jvm() -> None:
 
 
 def session_of_run(
-    run: contextlib.ExitStack, master: str | None, *, submitted: bool, extra: Mapping[str, str] | None = None
+    run: contextlib.ExitStack,
+    master: str | None,
+    *,
+    submitted: bool,
+    extra: Mapping[str, str] | None = None,
+    rows_in_jvm: bool = False,
 ) -> Any:
-    """spark-submit's session where there is one, else one on `master` with `extra` settings; stopped with `run`.
+    """spark-submit's session where there is one, else one on `master`, as `local_session` has it; stopped with `run`.
 
     A cluster calls a submitted application that never makes one failed. Where the session ends beneath the run, what
     fails by that is SparkEnded, or the signal that comes with it. What fails by a signal is the signal.
@@ -138,7 +148,7 @@ def session_of_run(
     if submitted:
         spark = submitted_session()
     else:
-        spark = local_session(master or "local[*]", extra=extra)
+        spark = local_session(master or "local[*]", extra=extra, rows_in_jvm=rows_in_jvm)
         run.callback(end_jvm)
     run.callback(_stop, spark)
     run.push(partial(_raise_ended, spark))  # the first of all to see what ends the run

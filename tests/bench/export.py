@@ -1,0 +1,134 @@
+"""`export` beside Spark's own Kafka source on the same topic. `python -m tests.bench.export`; `make bench` runs it too.
+
+In turns, in one Spark session that has done each of them once before: `export` reads the log of a running broker and
+writes a new Delta table of the newest record of each key; Spark's Kafka source reads the topic from that broker and
+writes all records into a new Delta table, keeping every version; and the same source with the fold that gives what
+`export` gives. What fails a run is a table of `export` that differs from the fold's. Rates are of the bytes of keys and
+values of all records in the topic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import functions as F
+
+from keytail.app import export as story
+from keytail.app.export import Request, export
+from keytail.app.selection import Choice
+from keytail.spark import delta
+from keytail.spark.export_columns import Formats
+from keytail.spark.session import local_session
+from tests.bench.import_ import PARTITIONS, write_records
+from tests.bench.report import Figure, machine
+from tests.interop.broker import Broker
+from tests.interop.broker_client import BrokerClient
+
+TOPIC = "customers"
+BATCH_BYTES = 16 << 10  # a producer's own
+# What Spark's Kafka source needs, by name: the token provider, which is for Kerberos alone, is not published in every
+# version of the others.
+KAFKA_SOURCE = (
+    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.12.1",
+)
+
+
+def exported(home: Path, to: Path) -> None:
+    choice = Choice(log_dirs=(str(home / "logs"),), topics=(TOPIC,))
+    rows = export(Request(choice, str(to), Formats(), log_end=True, execute=True))
+    if {row.status for row in rows} != {"exported"}:
+        raise RuntimeError(f"not exported: {rows}")
+
+
+def from_kafka(spark: Any, broker: Broker) -> Any:
+    source = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", TOPIC)
+    return source.option("includeHeaders", "true").option("kafka.isolation.level", "read_committed").load()
+
+
+def all_versions(spark: Any, broker: Broker, to: Path) -> None:
+    rows = from_kafka(spark, broker).select("partition", "key", "value", "headers", "timestamp", "offset")
+    rows.write.format("delta").partitionBy("partition").save(str(to / TOPIC))
+
+
+def newest(spark: Any, broker: Broker, to: Path) -> None:
+    last = F.max_by(F.struct("value", "headers", "timestamp", "offset"), "offset").alias("last")
+    rows = from_kafka(spark, broker).groupBy("partition", "key").agg(last).where("last.value IS NOT NULL")
+    rows.select("partition", "key", "last.*").write.format("delta").partitionBy("partition").save(str(to / TOPIC))
+
+
+def digest(spark: Any, to: Path) -> tuple[int, int]:
+    """Of what a table holds: its rows, and their hashes added up."""
+    rows = spark.read.format("delta").load(str(to / TOPIC)).selectExpr(
+        "xxhash64(partition, key, value, timestamp, offset) % 1000000007 AS hash"
+    )
+    [found] = rows.selectExpr("count(*) AS n", "sum(hash) AS hashes").collect()
+    return found["n"], found["hashes"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.export", description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000, metavar="N")
+    parser.add_argument("--codec", default="lz4", choices=("none", "gzip", "snappy", "lz4", "zstd"))
+    parser.add_argument("--runs", type=int, default=3, metavar="N")
+    options = parser.parse_args(arguments)
+    ours, theirs, folded = Figure("export"), Figure("Kafka source, all"), Figure("Kafka source, newest")
+    with tempfile.TemporaryDirectory(prefix="keytail-bench-") as folder:
+        home = Path(folder)
+        size = write_records(home, options.records)
+        spark = local_session("local[*]", "export benchmark", delta.session_settings(None), rows_in_jvm=True)
+        for package in KAFKA_SOURCE:
+            spark.sql(f"ADD JAR 'ivy://{package}?transitive=false'").collect()
+        spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+        real: Any = story.session_of_run
+        story.session_of_run = lambda *_, **__: spark
+        broker = Broker(home / "logs", home / "work", heap="1g")
+        try:
+            with BrokerClient(heap="3g") as client, broker:
+                client.connect(broker)
+                client.create_topic(TOPIC, PARTITIONS, {"cleanup.policy": "compact"})
+                client.produce_file(TOPIC, home / "records.bin", codec=options.codec, batch_bytes=BATCH_BYTES)
+                runs: list[tuple[Figure, Callable[[Path], None]]] = [
+                    (ours, lambda to: exported(home, to)),
+                    (theirs, lambda to: all_versions(spark, broker, to)),
+                    (folded, lambda to: newest(spark, broker, to)),
+                ]
+                for _ in range(options.runs + 1):
+                    digests = []
+                    for figure, run in runs:
+                        to = home / "lake"
+                        shutil.rmtree(to, ignore_errors=True)
+                        started = time.perf_counter()
+                        run(to)
+                        figure.seconds.append(time.perf_counter() - started)
+                        digests.append(digest(spark, to))
+        finally:
+            story.session_of_run = real
+            spark.stop()
+    for figure in (ours, theirs, folded):
+        figure.seconds = figure.seconds[1:]  # the first of each warms up
+    for name, fact in machine().items():
+        print(f"{name}: {fact}")
+    print(f"{options.records} records of {size} bytes, {digests[0][0]} keys, {PARTITIONS} partitions, {options.codec}")
+    for figure in (ours, theirs, folded):
+        spread = f"{min(figure.seconds):.2f}..{max(figure.seconds):.2f} s"
+        rate, records = size / figure.median_s / 1e6, options.records / figure.median_s / 1e6
+        times = f"{figure.ratio(theirs):5.1f} times the source"
+        print(f"{figure.name:<22} {rate:6.0f} MB/s  {records:5.2f} million records/s  {times}  ({spread})")
+    same = digests[0] == digests[2]
+    print("the tables have the same rows" if same else "EXPORT'S TABLE DIFFERS FROM THE FOLD'S")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
