@@ -22,6 +22,7 @@ import numpy as np
 
 import keytail.kernels
 from keytail.clean.cleaner import clean_partition, install, next_round
+from keytail.clean.latest import LatestTask, find_latest, latest_records, slices_of
 from keytail.clean.one_partition import COMPACTED, compact
 from keytail.clean.task import CleaningTask
 from keytail.format import names
@@ -169,6 +170,11 @@ def _read(path: str) -> None:
         nothing = io.BytesIO()
         report = Report(nothing.write, lambda line: None, as_json=as_json)
         dump(LOCAL, [path], DumpOptions(print_data_log=True), report)
+    start, end = facts.log_start_offset, facts.log_end_offset
+    latest = LatestTask(path, facts.segments, start, start, end, drop_keyless=True, map_memory_bytes=1 << 20)
+    for piece in slices_of(latest, find_latest(LOCAL, latest)):
+        for table in latest_records(LOCAL, piece):
+            table.keys(), table.headers()
 
 
 def _rebuild(path: str) -> None:
