@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from keytail.app import export as story
 from keytail.app.export import ExportRow, Request, exit_status, export
 from keytail.app.export_table import print_table
 from keytail.app.selection import Choice
+from keytail.app.stopping import Stopped
 from keytail.clean.export_plan import Exported, LogNow, plan_export
 from keytail.errors import Refused
 from keytail.log.lock import hold
@@ -115,6 +117,21 @@ def test_a_partition_that_is_not_what_it_seems_is_refused(run: Run, log_dir: Pat
     rows = rows_of(result)
     assert [rows[name]["status"] for name in sorted(rows)] == ["refused", "would-export", "would-export"]
     assert "moving to another log dir" in rows["orders-0"]["error"]
+
+
+def test_a_run_that_is_stopped_says_what_is_done(
+    run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(request: Request, planned: Any, states: Any, rows: dict[str, ExportRow]) -> None:
+        rows["orders-1"] = replace(rows["orders-1"], status="exported")
+        raise Stopped(15)
+
+    monkeypatch.setattr(story, "_execute", stopped)
+    result = run("export", "--log-dirs", log_dir, "--to", tmp_path / "lake", "--execute", "--output", "json")
+    assert result.exit_code == 143
+    rows = rows_of(result)
+    assert [rows[name]["status"] for name in sorted(rows)] == ["failed", "exported", "failed"]
+    assert rows["users-0"]["error"] == "interrupted"
 
 
 def test_a_directory_that_holds_something_else(tmp_path: Path) -> None:

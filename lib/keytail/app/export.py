@@ -22,11 +22,13 @@ from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.rows import say
 from keytail.app.selection import Choice, Configuration, choose
+from keytail.app.stopping import Stopped
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.delta import require_delta, session_settings
+from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
 
@@ -117,7 +119,17 @@ def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
         states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
     rows = {one.row.name: one.row for plans in planned.values() for one in plans}
     if request.execute and any(one.work for plans in planned.values() for one in plans):
-        _execute(request, planned, states, rows)
+        try:
+            _execute(request, planned, states, rows)
+        except (Stopped, SparkEnded) as stop:
+            left = {name: replace(row, status="failed", error="interrupted") for name, row in rows.items()
+                    if row.status == "would-export"}  # fmt: skip
+            stop.rows = _in_order({**rows, **left})
+            raise
+    return _in_order(rows)
+
+
+def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
     return sorted(rows.values(), key=lambda row: (row.topic, row.partition))
 
 
