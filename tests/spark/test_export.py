@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chispa import assert_df_equality
 
 from keytail.app import export as story
 from keytail.app.export import ExportRow, Request, export
@@ -97,6 +98,9 @@ def test_random_traffic(spark: Any, tmp_path: Path, rng: random.Random) -> None:
         rows = run(tmp_path, *logs)
         assert all(row.status in ("exported", "clean") and row.way != "full" for row in rows), rows
         assert table(spark, tmp_path) == expected(*logs)
+    assert statuses(run(tmp_path, *logs, to="anew")) == [("exported", "full")] * 2
+    merged, anew = (spark.read.format("delta").load(str(tmp_path / to / "t")) for to in ("lake", "anew"))
+    assert_df_equality(merged, anew, ignore_row_order=True)
     compacted_past(logs[0])
     rows = run(tmp_path, *logs)
     assert (rows[0].status, rows[0].way) == ("exported", "full")

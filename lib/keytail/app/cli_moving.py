@@ -97,6 +97,8 @@ def export(
     config: o.Config = None,
     key_format: e.KeyFormat = e.FormatName.binary,
     value_format: e.ValueFormat = e.FormatName.binary,
+    key_schema: e.KeySchema = None,
+    value_schema: e.ValueSchema = None,
     as_of_offset: e.AsOfOffset = None,
     as_of_timestamp: e.AsOfTimestamp = None,
     full: e.Full = False,
@@ -116,12 +118,14 @@ def export(
     """
     from keytail.app import export as story  # noqa: PLC0415 (--help stays fast)
     from keytail.app import export_table  # noqa: PLC0415 (--help stays fast)
-    from keytail.spark.export_columns import Format, Formats  # noqa: PLC0415 (--help stays fast)
+    from keytail.spark.export_columns import Formats  # noqa: PLC0415 (--help stays fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
     configuration = configuration_of(config, None)
-    formats = Formats(Format(key_format.value), Format(value_format.value))
+    formats = Formats(
+        story.format_of("key", key_format.value, key_schema), story.format_of("value", value_format.value, value_schema)
+    )
     request = story.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         target=to,

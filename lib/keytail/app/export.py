@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from keytail.app.lookup import parse_time
 from keytail.app.metadata import with_metadata
+from keytail.app.outside import refuse_in_log_dirs
 from keytail.app.progress import Reporter
 from keytail.app.rows import say
 from keytail.app.selection import Choice, Configuration, choose
@@ -35,7 +36,7 @@ from keytail.spark.session import session_of_run
 if TYPE_CHECKING:
     from keytail.clean.export_plan import LogNow
     from keytail.spark.export import ExportOutcome, Work
-    from keytail.spark.export_columns import Formats
+    from keytail.spark.export_columns import Format, Formats
     from keytail.spark.export_table import TableState
 
 _ATTEMPTS = 3  # a live broker may delete or roll a segment between the listing and the look
@@ -105,6 +106,17 @@ class _Planned:
     work: Work | None = None
 
 
+def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
+    """Of `key` or `value`, by the flags. UsageProblem where they do not go together."""
+    from keytail.spark.avro import read_schemas  # noqa: PLC0415 (--help stays fast)
+    from keytail.spark.export_columns import Format  # noqa: PLC0415 (as the line above)
+
+    flag = f"--{what}-schema"
+    if (name == "avro") != bool(schemas):
+        raise UsageProblem(f"--{what}-format avro and {flag} need each other", remedy=f"Give both, as {flag} 17=FILE")
+    return Format(name, read_schemas(flag, schemas) if schemas else None)
+
+
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
     """A row for each chosen partition, by topic and partition."""
     target = checked_target(fs, request)
@@ -144,23 +156,13 @@ def checked_target(fs: FileSystem, request: Request) -> str:
             f"--to {request.target} is no directory", remedy="Give one that the driver and every executor see at a path"
         )
     target = os.path.realpath(request.target)
-    for log_dir in map(os.path.realpath, request.choice.log_dirs):
-        if os.path.commonpath([target, log_dir]) in (target, log_dir):
-            raise UsageProblem("--to is inside of a log dir, or holds one", path=target, remedy=_ELSEWHERE)
-    above = target
-    while above != os.path.dirname(above):
-        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
-            raise UsageProblem(f"--to is inside of {above}, which is a log dir", path=target, remedy=_ELSEWHERE)
-        above = os.path.dirname(above)
+    refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
     if fs.exists(target):
         if not fs.stat(target).is_dir:
             raise UsageProblem("--to is no directory", path=target)
     elif not fs.exists(os.path.dirname(target)):
         raise UsageProblem("the directory that --to is to be made in does not exist", path=os.path.dirname(target))
     return target
-
-
-_ELSEWHERE = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
 
 
 def _plan_topic(

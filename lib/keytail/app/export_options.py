@@ -24,6 +24,7 @@ class FormatName(StrEnum):
     long = "long"
     float = "float"
     double = "double"
+    avro = "avro"
 
 
 To = Annotated[
@@ -37,7 +38,7 @@ To = Annotated[
 ]
 _FORMATS = (
     "binary: as it is. utf8. json: text that was checked. short, int, long, float, double, uuid: as Kafka's "
-    "serializers write them."
+    "serializers write them. avro: in Confluent's frame, by --key-schema and --value-schema."
 )
 KeyFormat = Annotated[
     FormatName,
@@ -58,6 +59,15 @@ ValueFormat = Annotated[
         help="What values are decoded to, by the same names.",
         rich_help_panel=_WHAT,
     ),
+]
+_SCHEMA = "An Avro schema and its id in the registry; repeatable. Records of each are read as the first one has it."
+KeySchema = Annotated[
+    list[str] | None,
+    typer.Option("--key-schema", metavar="ID=FILE", help=f"Of keys. {_SCHEMA}", rich_help_panel=_WHAT),
+]
+ValueSchema = Annotated[
+    list[str] | None,
+    typer.Option("--value-schema", metavar="ID=FILE", help=f"Of values. {_SCHEMA}", rich_help_panel=_WHAT),
 ]
 AsOfOffset = Annotated[
     int | None,

@@ -248,7 +248,7 @@ def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailE
     if said := export_table.UNDECODABLE.search(text):
         name, number, offset = said[1], int(said[2]), int(said[3])
         return number, Undecodable(
-            f"partition {number}: a {name} is no {getattr(formats, name).name}",
+            f"partition {number}: a {name} is no {getattr(formats, name)}",
             offset=offset,
             remedy=f"Nothing of this partition was written; choose another --{name}-format, such as binary",
         )

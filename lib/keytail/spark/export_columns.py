@@ -15,6 +15,7 @@ import numpy as np
 from keytail.errors import KeytailError
 from keytail.format.columns import BytesColumn
 from keytail.log.record_table import RecordTable
+from keytail.spark.avro import AvroSchemas, decode_avro
 
 # Of what is gathered at once, and handed to the JVM at once; a single record may be larger. Arrow's offsets have 32
 # bits here, since pyspark takes no large type for a binary column.
@@ -38,20 +39,26 @@ FORMATS = ("binary", *_TEXT, *_FIXED)
 
 @dataclass(frozen=True)
 class Format:
-    """Of keys or values, by one of FORMATS."""
+    """Of keys or values, by one of FORMATS, or `avro` with its schemas."""
 
     name: str = "binary"
+    avro: AvroSchemas | None = None
 
     @property
     def sql_type(self) -> str:
+        if self.avro is not None:
+            return self.avro.sql_type
         if self.name in _FIXED:
             return _FIXED[self.name][0]
         return "string" if self.name in _TEXT else "binary"
 
     @property
     def tells_keys_apart(self) -> bool:
-        """Whether keys that differ in bytes differ decoded: not so of -0.0 and 0.0, or of NaNs."""
-        return self.name not in ("float", "double")
+        """Whether keys that differ in bytes differ decoded: not so of -0.0 and 0.0, of NaNs, of the schemas' ids."""
+        return self.name not in ("float", "double", "avro")
+
+    def __str__(self) -> str:
+        return self.name if self.avro is None else f"avro (schema {self.avro.digest})"
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Formats:
         )
 
     def as_json(self) -> dict[str, str]:
-        return {"key": self.key.name, "value": self.value.name}
+        return {"key": str(self.key), "value": str(self.value)}
 
 
 class Undecodable(KeytailError):
@@ -180,6 +187,8 @@ def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) 
         return _binary(column)
     if wanted.name in _FIXED:
         return _numbers(column, wanted, offsets, what)
+    if wanted.avro is not None:
+        return decode_avro(column, wanted.avro, lambda row, why: _fail(_only(row, len(column)), offsets, what, why))
     return _text(column, wanted, offsets, what)
 
 
@@ -191,6 +200,10 @@ def _fail(bad: np.ndarray, offsets: np.ndarray, what: str, why: str) -> None:
             offset=int(offsets[at[0]]),
             remedy=f"Nothing of this partition was written; choose another --{what}-format, such as binary",
         )
+
+
+def _only(row: int, n: int) -> np.ndarray:
+    return np.asarray(np.arange(n) == row)
 
 
 def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:

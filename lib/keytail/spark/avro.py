@@ -1,0 +1,248 @@
+"""Avro in Confluent's frame, decoded into Arrow columns: a zero byte, the schema's id in four, then the record.
+
+fastavro decodes; each record is a Python object on the way, the one format of an export that costs that. Several
+schemas may be given, by their ids: records of each are read as the first, by Avro's own rules of resolution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keytail.errors import UsageProblem
+from keytail.format.columns import BytesColumn
+
+FRAME_BYTES = 5
+# Read as what they annotate, like any annotation that is not known; the others become types of the table.
+_KEPT = ("decimal",)
+_PLAIN = {
+    "boolean": "bool_",
+    "int": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "bytes": "binary",
+    "string": "string",
+}
+_MOST_DIGITS = 38
+
+Fail = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class AvroSchemas:
+    """Schemas by the registry's ids, as JSON text. The first is what the column looks like."""
+
+    by_id: tuple[tuple[int, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the column's schema; other ids may come and go."""
+        plain = json.dumps(json.loads(self.by_id[0][1]), sort_keys=True)
+        return hashlib.blake2b(plain.encode(), digest_size=6).hexdigest()
+
+    @property
+    def arrow_type(self) -> Any:
+        return _of(self).column_type
+
+    @property
+    def sql_type(self) -> str:
+        from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415 (brings in pyspark.sql)
+
+        return str(from_arrow_type(self.arrow_type, prefer_timestamp_ntz=False).simpleString())
+
+
+def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
+    """Of `ID=FILE` arguments; UsageProblem where one is none, or its file no schema that a table has types for."""
+    by_id: dict[int, str] = {}
+    for one in given:
+        number, equals, path = one.partition("=")
+        if not (equals and number.isdecimal() and int(number) < 2**31):
+            raise UsageProblem(f"{flag} {one} is not ID=FILE", remedy="Give its id in the registry too, as 17=FILE")
+        try:
+            by_id[int(number)] = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise UsageProblem(f"{flag}: the schema cannot be read: {problem}", path=path) from problem
+    schemas = AvroSchemas(tuple(by_id.items()))
+    try:
+        _ = schemas.arrow_type
+    except UsageProblem as problem:
+        raise UsageProblem(f"{flag}: {problem.what}", remedy=problem.remedy) from problem
+    return schemas
+
+
+def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
+    """The column as an Arrow array of `arrow_type`; nulls stay. `fail(row, why)` is called for one that is not of the
+    frame, or not of its schema, and raises."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    readers = _of(schemas)
+    starts, ends = column.offsets[:-1], column.offsets[1:]
+    data = np.ascontiguousarray(column.data[: column.data_bytes]).tobytes()
+    rows: list[Any] = [None] * len(column)
+    for row in np.flatnonzero(column.valid).tolist():
+        framed = data[starts[row] : ends[row]]
+        if len(framed) < FRAME_BYTES or framed[0] != 0:
+            fail(row, "is not of Confluent's frame: a zero byte, and four of the schema's id")
+        read = readers.by_id.get(int.from_bytes(framed[1:FRAME_BYTES], "big"))
+        if read is None:
+            number = int.from_bytes(framed[1:FRAME_BYTES], "big")
+            fail(row, f"is of schema {number}, which is not among those given")
+        else:
+            try:
+                rows[row] = read(framed[FRAME_BYTES:])
+            except Exception as reason:  # whatever the bytes of a stranger lead the decoder into
+                fail(row, f"is no record of its schema: {reason}")
+    try:
+        return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
+        for row, value in enumerate(rows):  # which of them it is
+            try:
+                pyarrow.array([value], readers.built_type).cast(readers.column_type)
+            except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
+                fail(row, f"has a value that a table does not hold: {its}")
+        raise AssertionError("one of them cannot be held") from reason
+
+
+@dataclass(frozen=True)
+class _Readers:
+    by_id: Mapping[int, Callable[[bytes], Any]]
+    built_type: Any
+    column_type: Any
+
+
+@lru_cache(maxsize=8)
+def _of(schemas: AvroSchemas) -> _Readers:
+    fastavro = _fastavro()
+    parsed = {number: _parsed(fastavro, text) for number, text in schemas.by_id}
+    wanted = next(iter(parsed.values()))
+    built, column = _Types(wanted).both()
+    return _Readers({number: _reader(fastavro, schema, wanted) for number, schema in parsed.items()}, built, column)
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro  # noqa: PLC0415 (optional)
+    except ModuleNotFoundError as missing:
+        raise UsageProblem(
+            "Avro needs the Python package fastavro, here and on every executor",
+            remedy="pip install 'keytail[avro]'",
+        ) from missing
+    return fastavro
+
+
+def _parsed(fastavro: Any, text: str) -> Any:
+    try:
+        return fastavro.parse_schema(_without_annotations(json.loads(text)))
+    except Exception as reason:  # json's, fastavro's, and what odd JSON leads it into
+        raise UsageProblem(f"no Avro schema: {type(reason).__name__}: {reason}") from reason
+
+
+def _without_annotations(schema: Any) -> Any:
+    """Without logical types but for decimals: numbers become dates and times in Arrow, not one by one."""
+    if isinstance(schema, list):
+        return [_without_annotations(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    drop = schema.get("logicalType") not in _KEPT
+    kept = {name: value for name, value in schema.items() if not (drop and name == "logicalType")}
+    if drop and "logicalType" in schema:
+        kept["keytail"] = schema["logicalType"]
+    for name in ("type", "items", "values"):
+        if isinstance(kept.get(name), dict | list):
+            kept[name] = _without_annotations(kept[name])
+    if isinstance(kept.get("fields"), list):
+        kept["fields"] = [
+            {**one, "type": _without_annotations(one["type"])} if isinstance(one, dict) and "type" in one else one
+            for one in kept["fields"]
+        ]
+    return kept
+
+
+def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
+    reader = None if written is wanted else wanted
+
+    def read(data: bytes) -> Any:
+        stream = io.BytesIO(data)
+        value = fastavro.schemaless_reader(stream, written, reader)
+        if stream.tell() != len(data):
+            raise ValueError(f"{len(data) - stream.tell()} bytes are left behind it")
+        return value
+
+    return read
+
+
+class _Types:
+    """Arrow's types of a schema: what is built of fastavro's values, and what becomes of it (Spark's times have
+    microseconds)."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._named: dict[str, Any] = {}
+        self._open: list[str] = []
+
+    def both(self) -> tuple[Any, Any]:
+        return self._of(self._schema, built=True), self._of(self._schema, built=False)
+
+    def _of(self, schema: Any, *, built: bool) -> Any:
+        import pyarrow as pa  # noqa: PLC0415 (only where Spark runs)
+
+        if isinstance(schema, list):
+            return self._of(self._one_of(schema), built=built)
+        if isinstance(schema, str):
+            if schema in _PLAIN:
+                return getattr(pa, _PLAIN[schema])()
+            if schema not in self._named:
+                raise UsageProblem(f"a table has no type for Avro's {schema}")
+            return self._of(self._named[schema], built=built)
+        kind = schema["type"]
+        if isinstance(kind, dict | list):
+            return self._of(kind, built=built)
+        if "name" in schema and kind in ("record", "enum", "fixed", "error"):
+            self._named[schema["name"]] = schema
+        annotated = schema.get("keytail") or schema.get("logicalType")
+        if annotated == "decimal" and kind in ("bytes", "fixed"):
+            if schema["precision"] > _MOST_DIGITS:
+                raise UsageProblem(f"a table has no decimals of {schema['precision']} digits")
+            return pa.decimal128(schema["precision"], schema.get("scale", 0))
+        if annotated == "date" and kind == "int":
+            return pa.date32()
+        if annotated in ("timestamp-millis", "timestamp-micros") and kind == "long":
+            return pa.timestamp("ms" if built and annotated.endswith("millis") else "us", "UTC")
+        if kind == "array":
+            return pa.list_(self._of(schema["items"], built=built))
+        if kind == "map":
+            return pa.map_(pa.string(), self._of(schema["values"], built=built))
+        if kind == "enum":
+            return pa.string()
+        if kind == "fixed":
+            return pa.binary()
+        if kind in ("record", "error"):
+            return pa.struct(list(self._fields(schema, built=built)))
+        return self._of(kind, built=built)
+
+    def _fields(self, schema: Any, *, built: bool) -> Iterator[tuple[str, Any]]:
+        name = schema["name"]
+        if name in self._open:
+            raise UsageProblem(f"a table has no type for record {name}, which holds itself")
+        if not schema["fields"]:
+            raise UsageProblem(f"a table has no type for record {name}, which has no fields")
+        self._open.append(name)
+        for one in schema["fields"]:
+            yield one["name"], self._of(one["type"], built=built)
+        self._open.pop()
+
+    @staticmethod
+    def _one_of(union: Sequence[Any]) -> Any:
+        others = [one for one in union if one != "null"]
+        if len(others) != 1:
+            raise UsageProblem(f"a table has no type for a union of {len(others)} types")
+        return others[0]
