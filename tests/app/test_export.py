@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
     "a file": (("--to", "{logs}/../file"), "is no directory"),
     "two states": (("--to", "{free}", "--as-of-offset", "1", "--as-of-timestamp", "5"), "Give one of"),
     "no time": (("--to", "{free}", "--as-of-timestamp", "noon"), "is no time"),
-    "no format": (("--to", "{free}", "--value-format", "avro"), "'avro' is not one of binary, utf8"),
+    "no format": (("--to", "{free}", "--value-format", "protobuf"), "'protobuf' is not one of binary, utf8"),
     "no such topic": (("--to", "{free}", "--topic-list", "order"), "Did you mean orders?"),
 }
 
