@@ -91,9 +91,10 @@ def test_rebuild_index_and_expire_are_in_it_too(tmp_path: Path) -> None:
 def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 100)})
     before = snapshot(log_dir)
-    done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--ledger", log_dir / "ledger")
-    assert done.returncode == 2
-    assert "--ledger is inside of a log dir" in done.stderr
+    for ledger in (str(log_dir / "ledger"), f"file://{log_dir}/ledger"):
+        done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--ledger", ledger)
+        assert done.returncode == 2
+        assert "--ledger is inside of a log dir" in done.stderr
     assert snapshot(log_dir) == before
     done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--ledger", tmp_path / "ledger")
     assert done.returncode == 0, done.stderr

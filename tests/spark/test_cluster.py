@@ -118,8 +118,10 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
             refused = {partition for partition, (status, _) in by_partition.items() if status in not_done}
             done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[verb]}
             assert len(refused) + len(done) == PARTITIONS, (name, verb, by_partition)
-            # The segments of a partition are looked at on many hosts, to make indexes: one of them is enough.
-            assert refused and (done or verb == "rebuild-index"), (name, verb, by_partition)
+            # The segments of a partition are looked at on many hosts, to make indexes: one of them is enough. Of copies
+            # that are alike only a missing index is noticed, and the few tasks that ask may all run on the other host.
+            assert refused or (name, verb) == ("alike", "rebuild-index"), (name, verb, by_partition)
+            assert done or verb == "rebuild-index", (name, verb, by_partition)
             for partition in refused:
                 error = by_partition[partition][1]
                 assert f"host {ELSEWHERE}" in error, (name, verb, error)

@@ -6,6 +6,7 @@ import datetime
 import os
 import random
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from chispa import assert_df_equality
 
 from keytail.app import history_table
 from keytail.app.history import PartitionRow, RunRow, folded_partitions, folded_runs
-from keytail.app.ledger import Recording
+from keytail.app.ledger import LedgerFlags, Recording, recording
+from keytail.app.selection import Configuration
 from keytail.errors import KeytailError, UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.recover import recover
@@ -28,6 +30,7 @@ from keytail.spark.ledger_maintain import maintain
 from keytail.spark.ledger_read import read_rows
 from keytail.spark.ledger_repair import repair
 from keytail.spark.ledger_tables import Stamp, partition_fields
+from keytail.spark.replacing import planned_row
 from keytail.spark.rows import ResultRow, exit_status
 from tests.app.log_dirs import snapshot
 from tests.spark.test_compact import checkpoint, compaction, make
@@ -256,6 +259,22 @@ def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
         assert told[row.name].end_dirty_offset == row.end_dirty_offset
     assert runs(path)["one"].status == "interrupted"
     assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
+
+
+def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
+    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=1)
+    ledger = begun(spark, path, "killed", log_dir)
+    ledger.intend(1, [planned_row(task) for task in tasks])
+    (log_dir / "cleaner-offset-checkpoint").write_text("no checkpoint")
+    notes: list[str] = []
+    given = {"log_dirs": [str(log_dir)], "now_ms": 0, "configuration": Configuration(), "on_note": notes.append}
+    monkeypatch.setattr(sys, "argv", ["keytail", "compact"])
+    with recording(LedgerFlags(path), spark, "next", command="compact", **given) as record:
+        record.end([], 0)
+    assert "could not be found out" in notes[0]
+    assert runs(path)["next"].status == "done"
 
 
 def test_an_append_that_came_through_in_spite_of_an_error_is_not_done_twice(

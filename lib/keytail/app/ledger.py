@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
 from keytail.app.outside import refuse_in_log_dirs
@@ -37,8 +38,13 @@ class LedgerFlags:
     jars: str | None = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """With an absolute path, which is in no log dir; a URI stays as it is."""
-        if self.path is None or is_uri(self.path):
+        """With an absolute path, which is in no log dir; a URI stays as it is, though one of a file may be in none."""
+        if self.path is None:
+            return self
+        if is_uri(self.path):
+            parts = urlsplit(self.path)
+            if parts.scheme == "file":
+                refuse_in_log_dirs(fs, os.path.realpath(unquote(parts.path)), log_dirs, "--ledger")
             return self
         path = os.path.realpath(self.path)
         refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
@@ -137,12 +143,9 @@ def recording(
         yield Recording()
         return
     from keytail.spark.ledger import Ledger  # noqa: PLC0415 (brings in the kernels)
-    from keytail.spark.ledger_repair import repair  # noqa: PLC0415 (as the line above)
-
     ledger = Ledger(spark, flags.path, run_id, command, on_note=on_note)
     ledger.open()
-    if mended := repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs):
-        on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
+    _repair(ledger, log_dirs, shared_storage, fs)
     ledger.begin(
         arguments=sys.argv[1:],
         log_dirs=list(log_dirs),
@@ -161,6 +164,20 @@ def recording(
         ledger.end(made.rows, "failed", str(problem))
         raise
     ledger.end(made.rows, _STATUS[made.exit_status])
+
+
+def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
+    """What cannot be mended now is for the next run: no run is kept from its work by what another has left."""
+    from keytail.spark.ledger_repair import repair  # noqa: PLC0415 (brings in the kernels)
+    from keytail.spark.session import first_line  # noqa: PLC0415 (as the line above)
+
+    try:
+        mended = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)
+    except Exception as problem:
+        ledger.on_note(f"ledger: what runs before have not told could not be found out: {first_line(problem)}")
+        return
+    if mended:
+        ledger.on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
 
 
 def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:

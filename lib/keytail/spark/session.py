@@ -100,17 +100,20 @@ def local_session(
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
     settings |= extra or {}
     before = _children()
-    with _without_start_noise(IVY_NOISE if "spark.jars.packages" in settings else None) as withheld:
-        try:
+    withheld: list[bytes] = []
+    try:
+        with _without_start_noise(IVY_NOISE if "spark.jars.packages" in settings else None) as withheld:
             return _build(app_name, settings, master)
-        except BaseException as problem:
-            # An interrupted start keeps no handle of its JVM, which then may wait for ever.
-            for pid in _children() - before:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if isinstance(problem, KeytailError) and (jars := jars_problem(b"".join(withheld))) is not None:
+    except BaseException as problem:
+        # An interrupted start keeps no handle of its JVM, which then may wait for ever.
+        for pid in _children() - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if isinstance(problem, KeytailError):
+            if (jars := jars_problem(b"".join(withheld))) is not None:
                 raise jars from problem
-            raise
+            os.write(2, b"".join(withheld))  # a healthy start would not have said it
+        raise
 
 
 def _children() -> set[int]:
