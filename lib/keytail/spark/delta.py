@@ -6,12 +6,17 @@ a folder. spark-submit has made its JVM before keytail runs: there they are for 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import os
 import re
+import time
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from keytail.errors import UsageProblem
+from keytail.errors import KeytailError, UsageProblem
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -42,10 +47,12 @@ _SPARKS_OWN = (
     "io.unitycatalog:unitycatalog-client",
     "io.unitycatalog:unitycatalog-hadoop",
 )
+LOCK = ".keytail.lock"
+_LONGEST_WAIT_S = 300
 _NEEDED = ("delta-spark_", "delta-storage-")
 # Lines of Ivy at work, which finds or fetches what it was told to.
 IVY_NOISE = re.compile(
-    rb":: |\t|\s+found |downloading |Ivy Default Cache set to|The jars for the packages stored in|"
+    rb"::|\t|\s+found |downloading |Ivy Default Cache set to|The jars for the packages stored in|"
     rb"\S+ added as a dependency|.* :: resolving|\s*$"
 )
 
@@ -105,6 +112,44 @@ def require_delta(spark: Any) -> None:
         + ("its jars" if not has_jars else "its settings"),
         remedy=f"Give spark-submit {' '.join(flags)}; conf/spark-delta.conf has them as a --properties-file",
     )
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """No other process of ours commits to tables below `folder`, where that is a directory of a mounted file system.
+
+    Delta commits by a rename that must not replace a file. Hadoop's renames on local file systems look first and
+    rename then: of two commits at once one would be lost, or both. Elsewhere (HDFS, object stores with the log store
+    that Delta asks for) it is Delta's own matter. KeytailError where the lock cannot be had for minutes.
+    """
+    parts = urlsplit(folder)
+    if parts.scheme not in ("", "file"):
+        yield
+        return
+    path = unquote(parts.path) if parts.scheme else folder
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        last_s = time.monotonic() + _LONGEST_WAIT_S
+        while not _locked(fd):
+            if time.monotonic() > last_s:
+                raise KeytailError(
+                    f"another run has kept the lock of the tables for {_LONGEST_WAIT_S} s",
+                    path=os.path.join(path, LOCK),
+                    remedy="Look what it waits for; its end gives the lock free",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def jars_problem(withheld: bytes) -> UsageProblem | None:

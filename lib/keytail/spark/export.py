@@ -9,6 +9,7 @@ brought up to date.
 from __future__ import annotations
 
 import base64
+import os
 import pickle
 import re
 import time
@@ -22,6 +23,7 @@ from keytail.clean.latest import Latest, LatestSlice, LatestTask, find_latest, l
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from keytail.spark import export_table
+from keytail.spark.delta import alone
 from keytail.spark.ended import raise_if_ended, text_of
 from keytail.spark.export_columns import Formats, Undecodable, arrow_batches
 from keytail.spark.export_table import TableState
@@ -160,7 +162,7 @@ class Export:
         }
         previous, self._state = self._state, state
         try:
-            with export_table.settings(self.spark, wanted):
+            with export_table.settings(self.spark, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
             self._state = previous

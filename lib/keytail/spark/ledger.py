@@ -17,6 +17,7 @@ import tenacity
 
 from keytail.errors import KeytailError, UsageProblem
 from keytail.spark.contents import SegmentPlace, read_contents
+from keytail.spark.delta import alone
 from keytail.spark.ended import text_of
 from keytail.spark.ledger_tables import (
     INTENT,
@@ -34,7 +35,7 @@ from keytail.spark.session import first_line
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors of writers that met each other, whose next attempt mostly succeeds.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
-_ATTEMPTS = 10
+_ATTEMPTS = 8
 # Rows whose sizes before and after are those of the run.
 _CHANGED = ("compacted", "expired")
 
@@ -45,10 +46,14 @@ def _has_met_another(problem: BaseException) -> bool:
     return any(word in text_of(problem) for word in _MET)
 
 
-def again(work: Callable[[], Any]) -> Any:
+def _is_of_spark(problem: BaseException) -> bool:
+    return isinstance(problem, Exception) and not isinstance(problem, KeytailError)
+
+
+def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
     """What `work` returns, repeated where another writer came first."""
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_has_met_another),
+        retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         wait=tenacity.wait_random_exponential(0.1, 5.0),
         reraise=True,
@@ -72,6 +77,7 @@ class LedgerTable:
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
         self._spark = spark
+        self._folder = path
         self.path = os.path.join(path, name)
         self.name = name
         self._app_id = f"keytail-{name}-{run_id}"
@@ -81,14 +87,21 @@ class LedgerTable:
 
     def ensure(self) -> None:
         """Make the table where there is none, and add columns that an older keytail did not have. UsageProblem where a
-        newer one has made it, or something else."""
+        newer one has made it, or something else.
+
+        Another run may make it at the same time, and Delta has many words for what is half made: all is tried again.
+        """
+        with alone(self._folder):
+            again(self._ensure, _is_of_spark)
+
+    def _ensure(self) -> None:
         from delta.tables import DeltaTable  # noqa: PLC0415 (brings in pyspark.sql)
 
         builder = DeltaTable.createIfNotExists(self._spark).location(self.path)
         columns = TABLES[self.name]
         for name, (kind, comment) in columns.items():
             builder = builder.addColumn(name, kind, comment=comment)
-        again(builder.partitionedBy("day").property(_VERSION_PROPERTY, str(VERSION)).execute)
+        builder.partitionedBy("day").property(_VERSION_PROPERTY, str(VERSION)).execute()
         table = DeltaTable.forPath(self._spark, self.path)
         self._check_version(table)
         found = {field.name: field.dataType.simpleString() for field in table.toDF().schema.fields}
@@ -101,7 +114,7 @@ class LedgerTable:
                 )
         missing = [f"`{name}` {kind}" for name, (kind, _) in columns.items() if name not in found]
         if missing:
-            again(lambda: self._spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({', '.join(missing)})"))
+            self._spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({', '.join(missing)})")
 
     def _check_version(self, table: Any) -> None:
         properties = table.detail().select("properties").first()["properties"]
@@ -141,7 +154,8 @@ class LedgerTable:
         frame = self._spark.createDataFrame(as_arrow(self.name, rows)).coalesce(1)
         writer = frame.write.format("delta").mode("append")
         writer = writer.option("txnAppId", self._app_id).option("txnVersion", self._appends)
-        again(lambda: writer.save(self.path))
+        with alone(self._folder):
+            again(lambda: writer.save(self.path))
 
 
 @dataclass

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from keytail.errors import KeytailError
+from keytail.spark.delta import alone
 from keytail.spark.ledger import Ledger, again
 from keytail.spark.ledger_tables import TABLES
 from keytail.spark.session import first_line
@@ -77,13 +78,18 @@ def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute:
         if not execute:
             return MaintainRow(table, "would-maintain", "", day, rows, old, files, None, size, None)
         if old:
-            again(lambda: delta.delete(f"day < DATE'{day}'"))
-        again(delta.optimize().executeCompaction)
+            _commit(ledger.path, lambda: delta.delete(f"day < DATE'{day}'"))
+        _commit(ledger.path, delta.optimize().executeCompaction)
         delta.vacuum(VACUUM_HOURS)
         return MaintainRow(table, "maintained", "", day, rows, old, files, _files(delta)[0], size, _files(delta)[1])
     except Exception as problem:
         text = str(problem) if isinstance(problem, KeytailError) else first_line(problem)
         return MaintainRow(table, "failed", text, day)
+
+
+def _commit(folder: str, work: Callable[[], Any]) -> None:
+    with alone(folder):
+        again(work)
 
 
 def _files(delta: Any) -> tuple[int, int]:
