@@ -151,7 +151,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                         rows.append(row)
                         reporter.done(row.name, row.status, one.bytes_to_read, row.error)
                     record.end(rows, exit_status(rows))
-        return [replace(row, recorded=not record.lost) for row in rows]
+        return record.recorded(rows)
 
 
 def _planned_row(one: _LookedAt) -> ExpireRow:

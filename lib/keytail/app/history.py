@@ -91,11 +91,10 @@ def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> 
             yield session_of_run(run, master, submitted=False, extra=flags.session_settings())
 
 
-def runs(flags: LedgerFlags, *, master: str | None = None, limit: int | None = None) -> list[RunRow]:
-    """The newest `limit` runs (None: all), the newest last."""
+def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
+    """The newest `limit` runs, the newest last."""
     with _reader(flags, master) as spark:
-        found = folded_runs(_read(flags, "runs", {}, spark))
-    return found if limit is None else found[-limit:] if limit else []
+        return folded_runs(_read(flags, "runs", {}, spark))[-limit:]
 
 
 def run(flags: LedgerFlags, run_id: str, *, master: str | None = None) -> tuple[RunRow, list[PartitionRow]]:
@@ -112,16 +111,16 @@ def run(flags: LedgerFlags, run_id: str, *, master: str | None = None) -> tuple[
 
 
 def partitions(
-    flags: LedgerFlags, wanted: Sequence[str], *, master: str | None = None, limit: int | None = None
+    flags: LedgerFlags, wanted: Sequence[str], *, limit: int, master: str | None = None
 ) -> list[PartitionRow]:
-    """What runs did to the partitions named, the newest last."""
+    """The newest `limit` rows of what runs did to the partitions named, the newest last."""
     pairs = [_parsed(name) for name in wanted]
     with _reader(flags, master) as spark:
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, spark)
     rows = [row for row in folded_partitions(found) if (row.topic, row.partition) in pairs]
     if not rows:
         raise UsageProblem(f"the ledger has nothing of {', '.join(wanted)}", path=flags.path)
-    return rows if limit is None else rows[-limit:] if limit else []
+    return rows[-limit:]
 
 
 def maintain(

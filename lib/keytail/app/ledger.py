@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Of spark-submit, as in conf/spark-delta.conf; Spark takes only keys that begin with its name.
 _CONF_KEY = "spark.keytail.ledger"
+R = TypeVar("R", bound=Any)
 _STATUS = {0: "done", 3: "partly", 1: "failed"}
 
 
@@ -106,8 +107,8 @@ class Recording:
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)
 
-    def recorded(self, rows: Sequence[ResultRow]) -> list[ResultRow]:
-        """The same rows, of a run that has told its ledger all, or of one that could not."""
+    def recorded(self, rows: Sequence[R]) -> list[R]:
+        """The same rows, of any verb's that have `recorded`, of a run that has told its ledger all, or could not."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 

@@ -157,7 +157,7 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
                 done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]
                 made = {row.name: [one.base_offset for one in row.segments if one.status == "rebuilt"] for row in done}
                 record.end(done, exit_status(done), made)
-        return [replace(row, recorded=not record.lost) for row in done]
+        return record.recorded(done)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _KEY = {
 _BEGUN = {"event": ("string", "intent: before anything is done; outcome: after all is")}
 _REPAIRED = {"repaired_by": ("string", "run that found no outcome and told it from the disk")}
 
-_OF_ROWS = dict.fromkeys(
+_NUMBERS = dict.fromkeys(
     (
         "first_dirty_offset",
         "end_dirty_offset",
@@ -75,7 +75,7 @@ PARTITIONS = {
     "partition": ("int", ""),
     "status": ("string", "of the result row; of an intent: begun"),
     "error": ("string", ""),
-    **_OF_ROWS,
+    **_NUMBERS,
     **_REPAIRED,
 }
 SEGMENTS = {
