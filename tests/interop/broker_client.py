@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +173,15 @@ class BrokerClient:
         """Log start and log end offset, by "topic-partition"; for read_committed the end is the last stable one."""
         answer = self._ask("offsets", partitions=[list(one) for one in partitions], isolation=isolation)
         return {name: (start, end) for name, (start, end) in answer.items()}
+
+    def wait_until_decided(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Until no transaction is open. A commit returns before its markers are in the partitions: the coordinator
+        writes them later, and a read_committed consumer that is quick sees less.
+        """
+        asked, give_up = list(partitions), time.monotonic() + 60
+        while self.offsets(asked) != (stable := self.offsets(asked, isolation="read_committed")):
+            assert time.monotonic() < give_up, f"a transaction stays open; last stable offsets: {stable}"
+            time.sleep(0.05)
 
     def offsets_for_times(
         self, topic: str, partition: int, timestamps_ms: Iterable[int]

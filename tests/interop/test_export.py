@@ -68,6 +68,7 @@ def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) ->
             begun.discard(name)
     for name in sorted(begun):
         client.transaction(name, rng.choice(["commit", "abort"]))
+    client.wait_until_decided([(TOPIC, n) for n in range(PARTITIONS)])
 
 
 def folded(records: Iterable[Served]) -> State:
