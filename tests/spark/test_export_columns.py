@@ -16,8 +16,9 @@ import pytest
 from keytail.clean.latest import find_latest, latest_records, slices_of
 from keytail.format.columns import BytesColumn
 from keytail.log.fs import LOCAL
-from keytail.spark import export_columns
-from keytail.spark.export_columns import FORMATS, Format, Formats, Undecodable, arrow_batches, cut, decode
+from keytail.spark import arrow
+from keytail.spark.arrow import cut
+from keytail.spark.export_columns import FORMATS, Format, Formats, Undecodable, arrow_batches, decode
 from tests.clean.test_latest import task_of
 from tests.growing_log import GrowingLog
 from tests.reference.batches import Rec
@@ -37,7 +38,7 @@ def rows_of(log: GrowingLog, formats: Formats | None = None) -> list[dict[str, A
 @pytest.mark.parametrize("most", [1, 400, 1 << 22])
 def test_random_logs(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are cut and joined."""
-    monkeypatch.setattr(export_columns, "BATCH_BYTES", most)
+    monkeypatch.setattr(arrow, "BATCH_BYTES", most)
     monkeypatch.setattr(cut, "__defaults__", (most,))
     log = GrowingLog(random.Random(most), tmp_path / "logs", keys=40)
     log.grow(10, old=True)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from keytail.spark.export_table import TableState
 
 _ATTEMPTS = 3  # a live broker may delete or roll a segment between the listing and the look
-_NEVER_IDLE_MS = 2**62  # producers without a transaction hold nothing back
 
 
 @dataclass(frozen=True)
@@ -286,29 +285,11 @@ def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[L
     from keytail.clean.export_plan import LogNow  # noqa: PLC0415 (--help stays fast)
     from keytail.log.checkpoint import read_epochs  # noqa: PLC0415 (as the line above)
     from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
-    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
+    from keytail.log.readable import readable  # noqa: PLC0415 (brings in the kernels)
 
-    notes = []
-    if facts.high_watermark is None and not request.log_end:
-        raise Refused(
-            "no high watermark: replication-offset-checkpoint has none for this partition, so it is not known which "
-            "records all replicas have",
-            path=facts.path,
-            remedy="Give --high-watermark log-end, if this copy is all there is, or has all there is",
-        )
-    if request.log_end:
-        facts = replace(facts, high_watermark=None)
-        notes.append("up to the log end, as --high-watermark log-end says")
-    limit = facts.log_end_offset
-    if facts.high_watermark is not None:
-        limit = min(limit, max(facts.high_watermark, facts.log_start_offset))
-    # Without a snapshot a broker that stopped cleanly takes no transaction for open; the log may know better.
-    believed = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
     now_ms = time.time_ns() // 1_000_000
-    unstable = first_unstable(fs, believed, expiration_ms=_NEVER_IDLE_MS, now_ms=now_ms)
-    if unstable is not None and unstable.offset < limit:
-        limit = unstable.offset
-        notes.append(f"up to offset {limit}: {unstable.why}")
+    stable = readable(fs, facts, committed=True, log_end=request.log_end, now_ms=now_ms)
+    limit, notes = stable.end_offset, list(stable.notes)
     as_of = _as_of(fs, request, facts)
     if as_of is not None:
         limit = _limited(facts, limit, as_of, notes)

@@ -7,7 +7,7 @@ it is JSON a parser of Spark's looks, in the JVM (export_table.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,9 @@ import numpy as np
 from keytail.errors import KeytailError
 from keytail.format.columns import BytesColumn
 from keytail.log.record_table import RecordTable
+from keytail.spark.arrow import binary, cut, header_names, joined
 from keytail.spark.avro import AvroSchemas, decode_avro
 
-# Of what is gathered at once, and handed to the JVM at once; a single record may be larger. Arrow's offsets have 32
-# bits here, since pyspark takes no large type for a binary column.
-BATCH_BYTES = 4 << 20
-BATCH_RECORDS = 8192
 # What a TIMESTAMP of Spark holds, in ms.
 _MOST_MS = 2**63 // 1000 - 1
 
@@ -86,38 +83,7 @@ class Undecodable(KeytailError):
 
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
     """Record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    waiting: list[Any] = []
-    rows = size = 0
-    for table in tables:
-        for piece in cut(table):
-            batch = _batch(piece, partition, formats)
-            if waiting and (rows + batch.num_rows > BATCH_RECORDS or size + batch.nbytes > BATCH_BYTES):
-                yield from _joined(pyarrow, waiting)
-                waiting, rows, size = [], 0, 0
-            waiting.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-    if waiting:
-        yield from _joined(pyarrow, waiting)
-
-
-def _joined(pyarrow: Any, batches: list[Any]) -> list[Any]:
-    if len(batches) == 1:
-        return batches
-    joined: list[Any] = pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
-
-
-def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:
-    """In order, parts of at most so many bytes, or of one record."""
-    ends = np.cumsum(table.records["body_bytes"].astype(np.int64))
-    start = 0
-    while start < len(table):
-        before = int(ends[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
-        yield replace(table, records=table.records[start:end])
-        start = end
+    return joined(_batch(piece, partition, formats) for table in tables for piece in cut(table))
 
 
 def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
@@ -129,11 +95,11 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
     columns = [
         pyarrow.array(np.full(n, partition, np.int32)),
         decode(keys, formats.key, records["offset"], "key"),
-        *([] if formats.key.tells_keys_apart else [_binary(keys)]),
+        *([] if formats.key.tells_keys_apart else [binary(keys)]),
         decode(values, formats.value, records["offset"], "value"),
         pyarrow.ListArray.from_arrays(
             pyarrow.array(headers.offsets.astype(np.int32)),
-            pyarrow.StructArray.from_arrays([_header_names(headers.keys), _binary(headers.values)], ["key", "value"]),
+            pyarrow.StructArray.from_arrays([header_names(headers.keys), binary(headers.values)], ["key", "value"]),
         ),
         _timestamps(records),
         pyarrow.array(records["offset"].astype(np.int64)),
@@ -158,33 +124,10 @@ def _timestamps(records: np.ndarray) -> Any:
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 
 
-def _binary(column: BytesColumn) -> Any:
-    """Over the column's own bytes."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    validity = None
-    if not column.valid.all():
-        validity = pyarrow.py_buffer(np.packbits(column.valid, bitorder="little"))
-    offsets = pyarrow.py_buffer(column.offsets.astype(np.int32))
-    data = pyarrow.py_buffer(np.ascontiguousarray(column.data))
-    return pyarrow.Array.from_buffers(pyarrow.binary(), len(column), [validity, offsets, data])
-
-
-def _header_names(column: BytesColumn) -> Any:
-    """Text as Kafka's consumer has it: what is no UTF-8 becomes U+FFFD."""
-    import pyarrow  # noqa: PLC0415 (only where Spark runs)
-
-    raw = _binary(column)
-    try:
-        return raw.cast(pyarrow.string())
-    except pyarrow.ArrowInvalid:
-        return pyarrow.array([name.decode(errors="replace") for name in raw.to_pylist()], pyarrow.string())
-
-
 def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
     """The column as an Arrow array of the format's type; nulls stay. Raises Undecodable at the first bad one."""
     if wanted.name == "binary":
-        return _binary(column)
+        return binary(column)
     if wanted.name in _FIXED:
         return _numbers(column, wanted, offsets, what)
     if wanted.avro is not None:
@@ -221,7 +164,7 @@ def _text(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyarrow import compute  # noqa: PLC0415 (as the line above)
 
-    raw = _binary(column)
+    raw = binary(column)
     try:
         text = raw.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:

@@ -1,0 +1,244 @@
+"""Parts of a partition's log for many tasks: byte ranges of segments that begin at a batch, cut by the offset indexes.
+
+Each is read by itself, and together they are read exactly once: a slice ends where the next one begins, and reading it
+fails if its last batch does not end there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from keytail.errors import CORRUPT_REMEDY, CorruptLog
+from keytail.format import names
+from keytail.format.batch import BATCH_HEADER, CONTROL, HEADER_BYTES, TRANSACTIONAL
+from keytail.format.control import ControlType
+from keytail.format.index import OFFSET_ENTRY, parse_offset_index
+from keytail.kernels import transactions as kernels
+from keytail.log.fs import FileSystem
+from keytail.log.listed import unchanged
+from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.record_table import RecordTable
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
+
+
+@dataclass(frozen=True)
+class LogSlice:
+    """Bytes `start` .. `stop` of a segment, of which offsets from `from_offset` to below `end_offset` are wanted.
+
+    `segment` is the file as it was listed; `next_base` is where the one behind it begins, None for the active segment.
+    `aborted` are entries of transaction indexes (TXN_ENTRY, native) by producer and first offset: all that concern the
+    slice, or None where aborted data counts as any other.
+    """
+
+    partition_path: str
+    segment: SegmentFacts
+    next_base: int | None
+    start: int
+    stop: int
+    from_offset: int
+    end_offset: int
+    aborted: np.ndarray | None = None
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.partition_path, names.segment_file(self.segment.base_offset, names.LOG))
+
+    @property
+    def size_bytes(self) -> int:
+        return self.stop - self.start
+
+
+def slices_of(
+    fs: FileSystem,
+    facts: PartitionFacts,
+    from_offset: int,
+    end_offset: int,
+    slice_bytes: int,
+    aborted: np.ndarray | None = None,
+) -> list[LogSlice]:
+    """Slices of about `slice_bytes` that cover all batches with offsets of the range, in the order of the log.
+
+    Where an index is missing, or names a byte at which its batch does not begin, its segment is one slice. `aborted`:
+    as `read_aborted` gives it.
+    """
+    slices: list[LogSlice] = []
+    if from_offset >= end_offset:
+        return slices
+    for number, segment in enumerate(facts.segments):
+        is_last = number + 1 == len(facts.segments)
+        next_base = None if is_last else facts.segments[number + 1].base_offset
+        if segment.base_offset >= end_offset or (next_base is not None and next_base <= from_offset):
+            continue
+        for start, stop, low, high in _cuts(fs, facts.path, segment, from_offset, end_offset, slice_bytes):
+            if start < stop:
+                upper = min(high, end_offset) if next_base is None else min(high, end_offset, next_base)
+                concerned = None if aborted is None else _concerning(aborted, max(low, from_offset), upper)
+                bounds = (start, stop, from_offset, end_offset)
+                slices.append(LogSlice(facts.path, segment, next_base, *bounds, concerned))
+    return slices
+
+
+_NO_OFFSET = 2**63 - 1
+
+
+def _cuts(
+    fs: FileSystem, partition_path: str, segment: SegmentFacts, from_offset: int, end_offset: int, slice_bytes: int
+) -> list[tuple[int, int, int, int]]:
+    """(first byte, byte behind the last, lowest offset, offset above all) of each."""
+    whole = [(0, segment.log_bytes, segment.base_offset, _NO_OFFSET)]
+    if segment.log_bytes <= slice_bytes and from_offset <= segment.base_offset:
+        return whole
+    offsets, positions = _index(fs, partition_path, segment)
+    first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
+    # The entry with the first batch that ends at or above the end may hold offsets below it; the next one does not.
+    behind = int(np.searchsorted(offsets, end_offset)) + 1
+    cuts = [first] if first >= 0 else []
+    last = int(positions[behind]) if behind < len(positions) else segment.log_bytes
+    at = int(positions[first]) if first >= 0 else 0
+    while last - at > slice_bytes + slice_bytes // 2:
+        slot = int(np.searchsorted(positions, at + slice_bytes))
+        if slot >= min(behind, len(positions)):
+            break
+        cuts.append(slot)
+        at = int(positions[slot])
+    if behind < len(positions):
+        cuts.append(behind)
+    if not _begin_batches(fs, partition_path, segment, offsets[cuts], positions[cuts]):
+        return whole
+    begins = [(int(positions[slot]), int(offsets[slot])) for slot in cuts]
+    if first < 0:
+        begins.insert(0, (0, segment.base_offset))
+    if behind >= len(positions):
+        begins.append((segment.log_bytes, _NO_OFFSET))
+    # The batch that begins at a cut ends with its entry's offset: what is below the cut is below that.
+    return [(a[0], b[0], begins[0][1] if i == 0 else begins[i - 1][1], b[1])
+            for i, (a, b) in enumerate(pairwise(begins))]  # fmt: skip
+
+
+def _index(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and positions of the entries that ascend and lie in the file: none behind those of a presized file."""
+    if not segment.index_bytes:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    data = fs.read_bytes(os.path.join(partition_path, names.segment_file(segment.base_offset, names.INDEX)))
+    entries = parse_offset_index(data[: len(data) // OFFSET_ENTRY.itemsize * OFFSET_ENTRY.itemsize])
+    offsets = entries["relative_offset"].astype(np.int64) + segment.base_offset
+    positions = entries["position"].astype(np.int64)
+    good = (offsets >= segment.base_offset) & (positions > 0) & (positions < segment.log_bytes)
+    good[1:] &= (offsets[1:] > offsets[:-1]) & (positions[1:] > positions[:-1])
+    n = len(good) if good.all() else int(np.argmin(good))
+    return offsets[:n], positions[:n]
+
+
+def _begin_batches(
+    fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
+) -> bool:
+    """Whether a batch that ends with each of the offsets begins at its position, by the headers there."""
+    if not len(offsets):
+        return True
+    header = np.empty(HEADER_BYTES, np.uint8)
+    fd = fs.open_read(os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG)))
+    try:
+        for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
+            got = fs.read_into(fd, header, position)
+            if got < HEADER_BYTES and not (got > 17 and header[16] < 2):
+                return False
+            row = header.view(BATCH_HEADER)[0]
+            ends = int(row["base_offset"]) + (int(row["last_offset_delta"]) if row["magic"] == 2 else 0)
+            if ends != offset or not 0 <= row["magic"] <= 2:
+                return False
+    finally:
+        fs.close(fd)
+    return True
+
+
+def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Those with offsets in low .. high - 1, by producer and first offset."""
+    found = aborted[(aborted["last_offset"] >= low) & (aborted["first_offset"] < high)]
+    return found[np.lexsort((found["first_offset"], found["producer_id"]))]
+
+
+def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Stride]:
+    """Strides of the slice; of their rows some may lie outside of the wanted offsets. CorruptLog at what is damaged,
+    Refused where the file is not, or no longer, the one that was listed."""
+    is_last = piece.next_base is None
+    reader = SegmentReader(fs)
+    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
+        yield from _strides(reader, piece, is_last)
+
+
+def _strides(reader: SegmentReader, piece: LogSlice, is_last: bool) -> Iterator[Stride]:
+    torn_tail = is_last and piece.stop == piece.segment.log_bytes
+    for stride in reader.strides(piece.path, piece.stop, start=piece.start, torn_tail=torn_tail):
+        refuse_unsupported(stride)
+        check_ends_below(stride, piece.next_base)
+        if stride.table["base_offset"][0] >= piece.end_offset:
+            return
+        yield stride
+
+
+def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
+    """The records of producers with wanted offsets, some thousands at a time; a table is of use until the next is asked
+    for. Raises as `batches` does, and CorruptLog where the transaction index lacks what the log aborts."""
+    is_last = piece.next_base is None
+    reader, scanner = SegmentReader(fs), RecordScanner()
+    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
+        for stride in _strides(reader, piece, is_last):
+            table = stride.table
+            wanted = (table["last_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
+            wanted &= ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
+            if piece.aborted is not None:
+                wanted &= ~_aborted(stride, piece, piece.aborted)
+            if not wanted.any():
+                continue
+            for opened in reader.open_rows(stride, wanted):
+                for chunk in scanner.chunks(stride, opened):
+                    found = chunk.record_table
+                    offsets = found.records["offset"]
+                    inside = (offsets >= piece.from_offset) & (offsets < piece.end_offset)
+                    if not inside.all():
+                        found = replace(found, records=found.records[inside])
+                    if len(found):
+                        yield found
+
+
+def _aborted(stride: Stride, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
+    """Bool a row: data of a transaction that the entries have as aborted, as a consumer leaves it out."""
+    table = stride.table
+    out = np.zeros(len(table), np.uint8)
+    special = (table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0
+    if not special.any():
+        return out.view(bool)
+    if len(entries):
+        columns = (np.ascontiguousarray(entries[name]) for name in ("producer_id", "first_offset", "last_offset"))
+        kernels.aborted_rows(table, *columns, out)
+    aborted = out.view(bool)
+    _refuse_unlisted(stride, piece, entries, aborted)
+    return aborted
+
+
+def _refuse_unlisted(stride: Stride, piece: LogSlice, entries: np.ndarray, aborted: np.ndarray) -> None:
+    """CorruptLog where an ABORT marker ends data of this stride that no entry has: it would be read as committed."""
+    table = stride.table
+    is_control = (table["attributes"] & CONTROL) != 0
+    is_abort = is_control & (table["control_type"] == ControlType.ABORT)
+    is_abort &= (table["base_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
+    for row in np.flatnonzero(is_abort & ~np.isin(table["base_offset"], entries["last_offset"])):
+        of_producer = table["producer_id"][:row] == table["producer_id"][row]
+        before = np.flatnonzero(of_producer & is_control[:row])
+        begin = int(before[-1]) + 1 if len(before) else 0
+        data = (of_producer & ((table["attributes"][:row] & TRANSACTIONAL) != 0))[begin:] & ~aborted[begin:row]
+        if data.any():
+            raise CorruptLog(
+                f"the marker at offset {table['base_offset'][row]} aborts a transaction that the transaction index "
+                "does not have: its records would be read as if they were committed",
+                path=stride.path,
+                byte_position=int(table["position"][begin + int(np.argmax(data))]),
+                offset=int(table["base_offset"][begin + int(np.argmax(data))]),
+                remedy=f"`keytail rebuild-index` makes the index anew. {CORRUPT_REMEDY}",
+            )

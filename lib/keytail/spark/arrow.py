@@ -1,0 +1,74 @@
+"""Columns of bytes as Arrow arrays, and Arrow batches of a size that Spark's workers hand over well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from keytail.format.columns import BytesColumn
+from keytail.log.record_table import RecordTable
+
+# Of what is gathered at once, and handed to the JVM at once; a single record may be larger. Arrow's offsets have 32
+# bits here, since pyspark takes no large type for a binary column.
+BATCH_BYTES = 4 << 20
+BATCH_RECORDS = 8192
+
+
+def joined(batches: Iterable[Any]) -> Iterator[Any]:
+    """Neighbours put together while they stay below BATCH_RECORDS and BATCH_BYTES."""
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > BATCH_RECORDS or size + batch.nbytes > BATCH_BYTES):
+            yield from _as_one(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    if waiting:
+        yield from _as_one(waiting)
+
+
+def _as_one(batches: list[Any]) -> list[Any]:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    if len(batches) == 1:
+        return batches
+    one: list[Any] = pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
+    return one
+
+
+def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:
+    """In order, parts of at most so many bytes, or of one record."""
+    ends = np.cumsum(table.records["body_bytes"].astype(np.int64))
+    start = 0
+    while start < len(table):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+        yield replace(table, records=table.records[start:end])
+        start = end
+
+
+def binary(column: BytesColumn) -> Any:
+    """Over the column's own bytes."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    validity = None
+    if not column.valid.all():
+        validity = pyarrow.py_buffer(np.packbits(column.valid, bitorder="little"))
+    offsets = pyarrow.py_buffer(column.offsets.astype(np.int32))
+    data = pyarrow.py_buffer(np.ascontiguousarray(column.data))
+    return pyarrow.Array.from_buffers(pyarrow.binary(), len(column), [validity, offsets, data])
+
+
+def header_names(column: BytesColumn) -> Any:
+    """Text as Kafka's consumer has it: what is no UTF-8 becomes U+FFFD."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    raw = binary(column)
+    try:
+        return raw.cast(pyarrow.string())
+    except pyarrow.ArrowInvalid:
+        return pyarrow.array([name.decode(errors="replace") for name in raw.to_pylist()], pyarrow.string())

@@ -1,0 +1,224 @@
+"""The options of the `kafka-log` data sources: names as Spark's own Kafka source has them where it has them.
+
+Text in, values out; nothing here looks at a disk. SOURCE.md has the table that users read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from keytail.errors import UsageProblem
+
+SLICE_BYTES = 128 << 20  # of log a task: what Spark's own sources read in one
+EARLIEST, LATEST = -2, -1  # as Spark's JSON of offsets has them
+
+_OTHER_NAMES = {
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "kafka.isolation.level": "isolationLevel",
+}
+NAMES = (
+    "logDirs", "topic", "topicPattern", "assign", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
+    "isolationLevel", "includeHeaders", "columns", "highWatermark", "failOnDataLoss", "sliceBytes",
+)  # fmt: skip
+_OF_RECORDS = ("isolationLevel", "includeHeaders")
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a read begins or ends: one offset or time for all partitions, or one for each (`of`).
+
+    `offset` and the offsets of `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
+    """
+
+    timestamps: bool
+    offset: int | None = None
+    of: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Everything that a read is told. `columns` None: all of them."""
+
+    log_dirs: tuple[str, ...]
+    topics: tuple[str, ...] = ()
+    topic_pattern: str | None = None
+    partitions: frozenset[TopicPartition] = frozenset()
+    start: Bound = Bound(False, EARLIEST)
+    end: Bound = Bound(False, LATEST)
+    start_without_match: str = "error"
+    committed: bool = False
+    include_headers: bool = False
+    columns: tuple[str, ...] | None = None
+    log_end: bool = False
+    fail_on_data_loss: bool = True
+    slice_bytes: int = SLICE_BYTES
+
+    def takes(self, topic: str, partition: int) -> bool:
+        if self.partitions:
+            return (topic, partition) in self.partitions
+        return topic in self.topics if self.topics else bool(re.fullmatch(self.topic_pattern or ".*", topic))
+
+
+def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOptions:
+    """UsageProblem for what is unknown, missing or contradictory. `records`: of `kafka-log`, else of its batches."""
+    options = _by_name(given, records)
+    log_dirs = _list(options.get("logDirs"))
+    if not log_dirs:
+        raise UsageProblem(
+            "option logDirs is missing", remedy='Give .option("logDirs", "/data/kafka-logs"), several with commas'
+        )
+    kinds = [name for name in ("topic", "topicPattern", "assign") if name in options]
+    if len(kinds) != 1:
+        raise UsageProblem(
+            f"one of topic, topicPattern and assign is needed, and there are {len(kinds)}",
+            remedy='Give .option("topic", "a,b"), or .option("topicPattern", ".*") for all topics',
+        )
+    return SourceOptions(
+        log_dirs=log_dirs,
+        topics=_topics(options),
+        topic_pattern=_pattern(options.get("topicPattern")),
+        partitions=_assigned(options),
+        start=_bound(options, "starting", EARLIEST),
+        end=_bound(options, "ending", LATEST),
+        start_without_match=_one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest")),
+        committed=_one_of(options, "isolationLevel", ("read_uncommitted", "read_committed")) == "read_committed",
+        include_headers=_one_of(options, "includeHeaders", ("false", "true")) == "true",
+        columns=_list(options["columns"]) if "columns" in options else None,
+        log_end=_one_of(options, "highWatermark", ("checkpoint", "log-end")) == "log-end",
+        fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
+        slice_bytes=_number("sliceBytes", options.get("sliceBytes", str(SLICE_BYTES)), at_least=1),
+    )
+
+
+def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
+    """By the names of NAMES: Spark hands them over in lower case."""
+    spelled = {name.lower(): name for name in NAMES}
+    spelled.update(_OTHER_NAMES)
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        known = spelled.get(name.lower())
+        if known is None:
+            if name.lower().startswith("kafka."):
+                continue  # settings of a client, which there is none of
+            near = get_close_matches(name.lower(), spelled, n=1)
+            raise UsageProblem(
+                f"there is no option {name}",
+                remedy=f"Did you mean {spelled[near[0]]}?" if near else f"The options are: {', '.join(NAMES)}",
+            )
+        if not records and known in _OF_RECORDS:
+            raise UsageProblem(f"kafka-log-batches has no option {name}: it gives all batches as they are on disk")
+        if known in options:
+            raise UsageProblem(f"option {known} is given twice, by two of its names")
+        options[known] = value
+    return options
+
+
+def _list(text: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.strip() for one in (text or "").split(",") if one.strip()))
+
+
+def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
+    topics = _list(options.get("topic"))
+    if "topic" in options and not topics:
+        raise UsageProblem("option topic names no topic")
+    return topics
+
+
+def _pattern(text: str | None) -> str | None:
+    if text is not None:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise UsageProblem(f"option topicPattern: {text} is no regular expression: {error}") from error
+    return text
+
+
+def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
+    """The first is the default."""
+    value = options.get(name, values[0]).lower()
+    if value not in values:
+        raise UsageProblem(f"option {name} is {options[name]}", remedy=f"Give {' or '.join(values)}")
+    return value
+
+
+def _number(name: str, text: Any, *, at_least: int) -> int:
+    try:
+        number = int(str(text))
+    except ValueError:
+        raise UsageProblem(f"option {name}: {text} is no whole number") from None
+    if number < at_least:
+        raise UsageProblem(f"option {name}: {number} is below {at_least}")
+    return number
+
+
+def _assigned(options: Mapping[str, str]) -> frozenset[TopicPartition]:
+    if "assign" not in options:
+        return frozenset()
+    found = _json("assign", options["assign"])
+    lists = all(isinstance(numbers, list) for numbers in found.values())
+    if not lists or not any(found.values()):
+        raise UsageProblem("option assign names no partitions", remedy='Give JSON such as {"a": [0, 1], "b": [2]}')
+    return frozenset((topic, _number("assign", one, at_least=0)) for topic, ones in found.items() for one in ones)
+
+
+def _json(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageProblem(f"option {name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageProblem(f"option {name} is no JSON object")
+    return found
+
+
+def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
+    """A time before a time of each partition before offsets, as Spark's Kafka source ranks them."""
+    name = f"{which}Timestamp"
+    if name in options:
+        return Bound(True, _number(name, options[name], at_least=0))
+    name = f"{which}OffsetsByTimestamp"
+    if name in options:
+        return Bound(True, of=_of_partitions(name, options[name], at_least=0))
+    name = f"{which}Offsets"
+    text = options.get(name, "").strip()
+    words = {"earliest": EARLIEST} if which == "starting" else {"latest": LATEST}
+    if text.lower() in ("earliest", "latest"):
+        if text.lower() not in words:
+            raise UsageProblem(f"option {name} cannot be {text}: nothing lies there", remedy=f"Give {', '.join(words)}")
+        return Bound(False, words[text.lower()])
+    if not text:
+        return Bound(False, default)
+    if not text.startswith("{"):
+        raise UsageProblem(
+            f"option {name}: {text} is none of {', '.join(words)} and JSON",
+            remedy='JSON is such as {"topic": {"0": 23, "1": -2}}, where -2 is the earliest and -1 the latest offset',
+        )
+    of = _of_partitions(name, text, at_least=EARLIEST)
+    beyond = next((one for one, offset in of.items() if offset < 0 and offset != default), None)
+    if beyond is not None:
+        raise UsageProblem(
+            f"option {name} cannot have {of[beyond]} for {beyond[0]}-{beyond[1]}",
+            remedy=f"{default} stands for the {next(iter(words))} offset there",
+        )
+    return Bound(False, of=of)
+
+
+def _of_partitions(name: str, text: str, *, at_least: int) -> dict[TopicPartition, int]:
+    of: dict[TopicPartition, int] = {}
+    for topic, values in _json(name, text).items():
+        if not isinstance(values, dict):
+            raise UsageProblem(f"option {name}: {topic} has no object of partitions")
+        for partition, value in values.items():
+            of[topic, _number(name, partition, at_least=0)] = _number(name, value, at_least=at_least)
+    if not of:
+        raise UsageProblem(f"option {name} names no partition")
+    return of

@@ -1,0 +1,76 @@
+"""The columns of the `kafka-log` data sources by name and type, and which of them a read has.
+
+Those of records are the columns of Spark's own Kafka source (SOURCE.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import types as T  # noqa: N812 (its usual name)
+
+from keytail.errors import UsageProblem
+
+_HEADER = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+RECORD_COLUMNS: dict[str, T.DataType] = {
+    "key": T.BinaryType(),
+    "value": T.BinaryType(),
+    "topic": T.StringType(),
+    "partition": T.IntegerType(),
+    "offset": T.LongType(),
+    "timestamp": T.TimestampType(),
+    "timestampType": T.IntegerType(),
+    "headers": T.ArrayType(_HEADER),
+}
+BATCH_COLUMNS: dict[str, T.DataType] = {
+    "topic": T.StringType(),
+    "partition": T.IntegerType(),
+    "segment_base_offset": T.LongType(),
+    "position": T.LongType(),
+    "size_bytes": T.IntegerType(),
+    "base_offset": T.LongType(),
+    "last_offset": T.LongType(),
+    "record_count": T.IntegerType(),
+    "magic": T.ByteType(),
+    "attributes": T.ShortType(),
+    "codec": T.StringType(),
+    "timestamp_type": T.IntegerType(),
+    "is_transactional": T.BooleanType(),
+    "is_control": T.BooleanType(),
+    "base_timestamp": T.TimestampType(),
+    "max_timestamp": T.TimestampType(),
+    "delete_horizon": T.TimestampType(),
+    "leader_epoch": T.IntegerType(),
+    "producer_id": T.LongType(),
+    "producer_epoch": T.ShortType(),
+    "base_sequence": T.IntegerType(),
+    "control_type": T.ShortType(),
+    "coordinator_epoch": T.IntegerType(),
+    "crc": T.LongType(),
+}
+
+
+def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *, headers: bool = True) -> T.StructType:
+    """The columns that are read, in the order in which they are asked for. UsageProblem for one that is none."""
+    there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
+    names = wanted if wanted is not None else tuple(there)
+    for name in names:
+        if name not in there:
+            remedy = f"The columns are: {', '.join(there)}"
+            if name in columns:
+                remedy = "Set includeHeaders to true"
+            raise UsageProblem(f"option columns: there is no column {name}", remedy=remedy)
+    if not names:
+        raise UsageProblem("option columns names no column")
+    return T.StructType([T.StructField(name, there[name]) for name in names])
+
+
+def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None:
+    """UsageProblem where a schema given by hand has other names or types."""
+    for field in schema:
+        wanted = columns.get(field.name)
+        if wanted is None:
+            raise UsageProblem(f"there is no column {field.name}", remedy=f"The columns are: {', '.join(columns)}")
+        if wanted != field.dataType:
+            both = (wanted.simpleString(), field.dataType.simpleString())
+            raise UsageProblem("column {} has type {}, not {}".format(field.name, *both))
