@@ -37,6 +37,8 @@ ROW_FIELDS = [
     "way",
     "expected_s",
     "expected_scratch_bytes",
+    "removal_limit_offset",
+    "removal_limit_replica",
 ]
 
 

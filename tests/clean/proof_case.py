@@ -45,6 +45,7 @@ class Case:
         self.producers: dict = given.pop("producers", {})
         self.uncleanable = segments[-1].base_offset
         self.index_limit = 10_485_760
+        self.removal_limit = given.get("removal_limit", cleaner.LONG_MAX)
         self.round = cleaner.clean(
             segments,
             first_dirty=first_dirty,
@@ -138,6 +139,7 @@ class Case:
             memory_bytes=memory_bytes,
             log_start_offset=self.log_start,
             segment_index_bytes=self.index_limit,
+            removal_limit_offset=self.removal_limit,
             active_producers=tuple(np.array(column, np.int64) for column in active),
         )
 

@@ -10,6 +10,7 @@ import pytest
 from keytail.clean import cleaner, reading
 from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.producers import ActiveProducers
+from keytail.clean.task import NO_REMOVAL_LIMIT
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log import writer
@@ -93,15 +94,17 @@ def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
     }
     active = {pid: state for pid, state in log.producers.items() if rng.random() < 0.7}
     snapshots = write_snapshot(path, log, [snapshot_entry(p, *state) for p, state in active.items()])
+    removal_limit = rng.choice([NO_REMOVAL_LIMIT, rng.randint(base, end)])
     task = task_for(
         path, log, facts, NOW, first_dirty=first_dirty, first_uncleanable=first_uncleanable, config=config,
         snapshots=snapshots, map_max_entries=max_entries, drop_keyless=True, hash_seed=rng.randrange(2**64),
+        removal_limit_offset=removal_limit,
     )  # fmt: skip
     twin = clean(
         log.segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=NOW,
         max_entries=max_entries or 10**6, producers=active, segment_bytes=config["segment_bytes"],
         index_interval_bytes=config["index_interval_bytes"],
-        delete_retention_ms=config["delete_retention_ms"],
+        delete_retention_ms=config["delete_retention_ms"], removal_limit=removal_limit,
     )  # fmt: skip
     result = clean_partition(LOCAL, task)
 

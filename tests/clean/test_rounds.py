@@ -15,7 +15,7 @@ from keytail.clean import offset_map, proof_keys, rounds
 from keytail.clean.cleaner import clean_partition, install, next_round
 from keytail.clean.rewrite import Rewriter
 from keytail.clean.rounds import least_scratch_bytes, scratch_bytes
-from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.clean.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import rewrite as kernels
 from keytail.log.fs import LOCAL, FileSystem
@@ -67,6 +67,7 @@ def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
     return task_for(
         path, log, facts, NOW, first_dirty=first_dirty, config=config, snapshots=snapshots, drop_keyless=True,
         map_max_entries=rng.choice([None, None, None, 3, 7]), hash_seed=rng.randrange(2**64), grouping=grouping,
+        removal_limit_offset=rng.choice([NO_REMOVAL_LIMIT, rng.randint(base, end)]),
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
     mapped = facts[kernels.FIRST_DIRTY] <= row["base_offset"] and row["last_offset"] <= facts[kernels.LATEST_OFFSET]
     if facts[kernels.ASK_MAP] and row["attributes"] & TRANSACTIONAL:
         mapped = False
-    over = horizon and row["base_timestamp_ms"] <= facts[kernels.NOW_MS]
+    held = row["last_offset"] >= facts[kernels.REMOVAL_LIMIT]
+    over = horizon and row["base_timestamp_ms"] <= facts[kernels.NOW_MS] and not held
     stays_empty = ends or row["last_offset"] + 1 == facts[kernels.FIRST_UNCLEANABLE]
     if control:
         rule, what = BEYOND, COPY if horizon else OPEN
@@ -31,7 +32,7 @@ def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
     nothing_left = rule == BY_BITS and not any(survives)
     if not row["record_count"] or nothing_left or (unneeded and over) or aborted:
         what = EMPTY if stays_empty else DROP
-    tombstones_go = bool(facts[kernels.OLD_TOMBSTONES_GO]) if row["magic"] < 2 else over
+    tombstones_go = bool(facts[kernels.OLD_TOMBSTONES_GO]) and not held if row["magic"] < 2 else over
     return rule, rule == BY_BITS, what, stays_empty, tombstones_go
 
 
@@ -56,6 +57,7 @@ def test_rows_are_decided_as_the_rules_say():
         facts[kernels.FIRST_UNCLEANABLE] = rng.choice(table["last_offset"]) + 1
         facts[kernels.NOW_MS], facts[kernels.ASK_MAP] = 100, rng.random() < 0.3
         facts[kernels.OLD_TOMBSTONES_GO] = rng.random() < 0.5
+        facts[kernels.REMOVAL_LIMIT] = rng.choice([2**63 - 1, 0, rng.randrange(offset)])
         facts[kernels.SEGMENT], facts[kernels.RECORDS] = 3, 7
         facts[kernels.RECORD_BIT], facts[kernels.BATCH_BIT] = rng.randrange(20), rng.randrange(20)
         total = 7 + int(table["record_count"].sum())

@@ -138,6 +138,7 @@ class Settings:
     delete_retention_ms: int
     producers: Mapping[int, tuple[int | None, int]]
     legacy_horizon_ms: int
+    removal_limit: int
 
 
 def clean(
@@ -154,18 +155,20 @@ def clean(
     log_start_offset: int = 0,
     producers: Mapping[int, tuple[int | None, int]] | None = None,
     drop_keyless: bool = True,
+    removal_limit: int = LONG_MAX,
 ) -> Round:
     """One round over all segments of a partition, ascending; what is based at or above the end stays.
 
     `producers`: producer id -> (last data offset or None, epoch) of each active producer. With `drop_keyless`
-    false a record without a key in the range to be cleaned raises KeylessRecords.
+    false a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach
+    `removal_limit` no tombstone and no marker is over its time.
     """
     offsets, latest = build_map(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
     )
     end_offset = latest + 1
     horizon_ms = legacy_horizon_ms(segments, first_dirty, delete_retention_ms)
-    settings = Settings(first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms)
+    settings = Settings(first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms, removal_limit)
     transactions = Transactions()
     tally = {"read": 0, "written": 0}
     keyless: list[int] = []
@@ -251,10 +254,12 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
         keeps_tombstones = mtime_ms > settings.legacy_horizon_ms
     else:
         keeps_tombstones = horizon is None or now_ms < horizon
+    held = batch.last_offset >= settings.removal_limit
+    keeps_tombstones = keeps_tombstones or held
     discardable = transactions.can_discard(batch)
     drop_records = discardable
     if batch.control:
-        drop_records = discardable and horizon is not None and horizon <= now_ms
+        drop_records = discardable and horizon is not None and horizon <= now_ms and not held
     keep_empty = _is_last_of_producer(batch, settings.producers)
     keep_empty = keep_empty or batch.last_offset + 1 == settings.first_uncleanable
     if drop_records and not keep_empty:

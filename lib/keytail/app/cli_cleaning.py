@@ -27,6 +27,7 @@ def plan(
     force: o.Force = False,
     from_log_start: o.FromLogStart = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    replica: o.Replica = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark.
@@ -44,6 +45,7 @@ def plan(
         force=force,
         from_log_start=from_log_start,
         high_watermark=high_watermark.value,
+        replicas=tuple(replica or ()),
     )
     rows = compaction.plan(request)
     finish(rows, output, "Plan", _after_plan(rows), o.comma_lists(partitions))
@@ -73,6 +75,7 @@ def compact(
     throttle: o.Throttle = None,
     drop_keyless: o.DropKeyless = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    replica: o.Replica = None,
     keep_originals: o.KeepOriginals = None,
     copy_originals: o.CopyOriginals = False,
     shared_storage: o.SharedStorage = False,
@@ -102,6 +105,7 @@ def compact(
         force=force,
         from_log_start=from_log_start,
         high_watermark=high_watermark.value,
+        replicas=tuple(replica or ()),
         deadline_minutes=deadline,
         master=master,
         grouping=grouping.value,

@@ -28,6 +28,7 @@ from keytail.app.planning import (
     resolve_leftovers,
 )
 from keytail.app.progress import Reporter
+from keytail.app.replicas import replicas_of, tell_unhosted
 from keytail.app.rows import say
 from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
@@ -71,16 +72,18 @@ class Request:
     shared_storage: bool = False
     keep_originals: str | None = None
     copy_originals: bool = False
+    replicas: tuple[str, ...] = ()
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
     submitted: bool = False  # under spark-submit, which has chosen the master
 
-    def rules(self) -> Rules:
+    def rules(self, fs: FileSystem) -> Rules:
         return Rules(
             now_ms=check_clock(self.now_ms, self.execute, self.unsafe_clock),
             force=self.force,
             from_log_start=self.from_log_start,
             high_watermark="log-end" if self.high_watermark == "log-end" else "checkpoint",
             unsafe_clock=self.unsafe_clock,
+            replicas=replicas_of(fs, self.replicas, self.choice.log_dirs),
         )
 
     def task_settings(self) -> TaskSettings:
@@ -103,7 +106,7 @@ class Request:
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """A row for each chosen partition: what `compact --execute` would do to it. Changes and locks nothing."""
-    rules = request.rules()
+    rules = request.rules(fs)
     chosen = choose(fs, request.choice)
     if (originals := request.originals(fs)) is not None:
         tell(originals)
@@ -111,20 +114,24 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
         configuration, map_memory = _with_metadata(fs, request), request.map_memory()
-        return of_each(
+        rows = of_each(
             chosen,
             lambda log_dir, entry: plan_one(
                 fs, log_dir, entry, configuration, rules, by_listing=True
             ).planned_row(map_memory),
             fs,
         )
+        if rules.replicas:
+            due = (row for row in rows if row.status == "would-compact")
+            tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
+        return rows
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """Compact the chosen partitions that are due; a row for each chosen one."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as run:
-        rules = request.rules()
+        rules = request.rules(fs)
         choose(fs, request.choice)  # mistakes in flags, before any lock
         originals = request.originals(fs)
         flags = request.ledger.checked(fs, request.choice.log_dirs)
@@ -138,6 +145,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen = choose(fs, request.choice)
         configuration = _with_metadata(fs, request)
         planned = _plan_resolved(fs, chosen, configuration, rules)
+        tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
         _mend_checkpoints(fs, chosen, planned)
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
@@ -254,4 +262,4 @@ def _keeper(fs: FileSystem, originals: Originals) -> Keeper:
 
 def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    return [next(done) if p.wanted else p.row(executed=True) for p in planned]
+    return [p.gated(next(done)) if p.wanted else p.row(executed=True) for p in planned]

@@ -284,6 +284,16 @@ SharedStorage = Annotated[
         rich_help_panel=_SAFETY,
     ),
 ]
+Replica = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replica",
+        metavar="[NAME=]DIR[,DIR]",
+        help="The log directories of one other broker that holds replicas. Repeatable, once for each broker. They "
+        "are only read. Tombstones and markers then go only below the offset to which all replicas have been cleaned.",
+        rich_help_panel=_RUN,
+    ),
+]
 KeepOriginals = Annotated[
     str | None,
     typer.Option(

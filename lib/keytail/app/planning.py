@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from keytail.app.expectation import Expected, expect
+from keytail.app.replicas import Replica, gate
 from keytail.app.selection import Configuration
+from keytail.clean.gate import Gate
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
 from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
@@ -38,6 +40,7 @@ class Rules:
     from_log_start: bool = False
     high_watermark: HighWatermarkSource = "checkpoint"
     unsafe_clock: bool = False
+    replicas: tuple[Replica, ...] = ()  # others, which must have been cleaned past what is to go
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Planned:
     overrides_known: bool = False
     problem: KeytailError | None = None
     counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
+    gate: Gate | None = None  # of a partition that is due, where other replicas were named
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
@@ -109,9 +113,15 @@ class Planned:
             problem=self.problem,
         )
         if self.wanted:
-            return row
+            return self.gated(row)
         reason = "; ".join(text for text in (self.decision.error, self._about_checkpoint(executed)) if text)
         return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
+
+    def gated(self, row: ResultRow) -> ResultRow:
+        """`row` with what the other replicas allow."""
+        if self.gate is None:
+            return row
+        return replace(row, removal_limit_offset=self.gate.offset, removal_limit_replica=self.gate.replica)
 
     def _about_checkpoint(self, executed: bool) -> str:
         if self.mended_checkpoint is None:
@@ -173,6 +183,8 @@ def plan_one(
             unstable=_first_unstable(fs, facts, config, rules.now_ms),
             unsafe_clock=rules.unsafe_clock,
         )
+        due = decision.status == "would-compact"
+        held = gate(fs, rules.replicas, facts) if rules.replicas and due else None
     except KeytailError as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
@@ -182,7 +194,7 @@ def plan_one(
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
-    return Planned(facts, config, decision, overrides_known=resolved.overrides_known)
+    return Planned(facts, config, decision, overrides_known=resolved.overrides_known, gate=held)
 
 
 def _needs_times(config: CompactionConfig) -> bool:
@@ -255,7 +267,7 @@ def cleaning_tasks(
     planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
 ) -> list[CleaningTask]:
     """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
-    from keytail.clean.task import CleaningTask  # noqa: PLC0415 (brings in the kernels)
+    from keytail.clean.task import NO_REMOVAL_LIMIT, CleaningTask  # noqa: PLC0415 (brings in the kernels)
 
     hash_seed = secrets.randbits(63)
     tasks = []
@@ -264,6 +276,7 @@ def cleaning_tasks(
         if not plan.wanted or selection is None or plan.config is None:
             continue
         facts = plan.facts
+        limit = plan.gate.offset if plan.gate else None
         task = CleaningTask.of(
             facts,
             first_dirty_offset=selection.first_dirty_offset,
@@ -277,6 +290,7 @@ def cleaning_tasks(
             map_memory_bytes=settings.map_memory_bytes,
             throttle_bytes_per_s=settings.throttle_bytes_per_s,
             hash_seed=hash_seed,
+            removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
         )
         tasks.append(task)
     return tasks

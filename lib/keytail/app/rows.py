@@ -167,8 +167,18 @@ def print_table(rows: Sequence[ResultRow], title: str) -> None:
             rest = [records, dirty, human_seconds(row.start_ms, row.end_ms)]
         lines.append([*start, *sizes, *rest])
     print_lines(title, names, lines, start=len(names) - len(numbers) - 2)
-    print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
+    print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
     print_totals(rows)
+
+
+def _reason(row: ResultRow) -> str:
+    held = ""
+    if row.removal_limit_replica is not None:
+        held = (
+            f"tombstones and markers from offset {row.removal_limit_offset} on stay: replica "
+            f"{row.removal_limit_replica} has not been cleaned further"
+        )
+    return "; ".join(text for text in (row.error, held) if text)
 
 
 def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:

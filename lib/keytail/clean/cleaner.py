@@ -170,6 +170,7 @@ def make_rewriter(
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
         old_horizon_ms=_old_horizon_ms(task),
+        removal_limit_offset=task.removal_limit_offset,
         max_message_bytes=task.config.max_message_bytes,
     )
 
@@ -267,4 +268,5 @@ def prove_for(
         so_far=so_far,
         part=part,
         expected_keys=expected_keys,
+        removal_limit_offset=task.removal_limit_offset,
     )

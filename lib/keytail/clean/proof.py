@@ -65,6 +65,7 @@ def prove(
     so_far: ProofSoFar | None = None,
     part: PartOfProof | None = None,
     expected_keys: int = 0,
+    removal_limit_offset: int = 2**63 - 1,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -72,6 +73,7 @@ def prove(
     may lie there. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data
     offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
     keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
+    At or above `removal_limit_offset` no tombstone and no marker may be gone for its time alone.
 
     In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
     report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
@@ -101,6 +103,7 @@ def prove(
         (kernels.INTERVAL_BYTES, index_interval_bytes),
         (kernels.DROP_KEYLESS, drop_keyless),
         (kernels.LOG_START, log_start_offset),
+        (kernels.REMOVAL_LIMIT, removal_limit_offset),
     ):
         state[at] = value
     if so_far is None:

@@ -103,7 +103,8 @@ def _note_message(proof: Proof, message: Message, kept: set[int], segment: Segme
     old = segment.log_mtime_ns // 1_000_000 <= proof.legacy_horizon_ms
     noted = key_at = 0
     for record in message.records:
-        is_kept, expired = record.offset in kept, old and record.value is None
+        is_kept = record.offset in kept
+        expired = old and record.value is None and record.offset < state[kernels.REMOVAL_LIMIT]
         if record.offset >= state[kernels.END_OFFSET]:
             if not is_kept:
                 proof.lost(kernels.LOST_BEYOND_END, record.offset)

@@ -44,6 +44,7 @@ _LOST = {
     kernels.LOST_OPEN: "data of a transaction that has not ended is not in the output",
     kernels.LOST_MARKER: "the marker of a transaction that had data is not in the output",
     kernels.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
+    kernels.LOST_MARKER_HELD: "a marker was removed that another replica has not been cleaned past",
 }
 _OUTPUT = {
     kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",

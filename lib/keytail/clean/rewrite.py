@@ -77,6 +77,7 @@ class Rewriter:
         now_ms: int,
         delete_retention_ms: int,
         old_horizon_ms: int,
+        removal_limit_offset: int,
         max_message_bytes: int,
     ) -> None:
         self._reader = reader
@@ -89,6 +90,7 @@ class Rewriter:
         self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
         self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
         self._facts[row_kernels.NOW_MS] = now_ms
+        self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
         # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing, and the
         # map itself is asked (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment

@@ -16,6 +16,8 @@ from keytail.log.replace import CleanFile, GroupOutput
 Grouping = Literal["kafka", "measured"]
 FanOut = Literal["auto", "never", "always"]
 
+NO_REMOVAL_LIMIT = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class Totals:
@@ -89,6 +91,7 @@ class CleaningTask:
     written in rounds of about so many bytes, at least one group a round; `handed_on` is what the round before left.
     Where the keys are more than the map takes, `fan_out` "auto" has the task say so (NeedsFanOut) instead of ending the
     round there as Kafka's does; "always" does not ask. `throttle_bytes_per_s` is for all tasks of a host together.
+    From `removal_limit_offset` on tombstones and markers stay, though their time is over (CLEANING.md 14).
     """
 
     topic: str
@@ -116,6 +119,7 @@ class CleaningTask:
     fanned_out: FannedOut | None = None
     fan_out: FanOut = "never"
     throttle_bytes_per_s: int | None = None
+    removal_limit_offset: int = NO_REMOVAL_LIMIT
 
     @property
     def goes_on(self) -> bool:

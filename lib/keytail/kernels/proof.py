@@ -73,9 +73,10 @@ FIRST_VIOLATION = 10
     LOST_OPEN,
     LOST_MARKER,
     LOST_MARKER_EARLY,
+    LOST_MARKER_HELD,
     OUTPUT_ABORTED,
     WOULD_LOSE_KEYLESS,
-) = range(FIRST_VIOLATION, FIRST_VIOLATION + 41)
+) = range(FIRST_VIOLATION, FIRST_VIOLATION + 42)
 
 # `state`, int64. The first ones are the caller's, the others are kept between calls.
 (
@@ -100,6 +101,7 @@ FIRST_VIOLATION = 10
     HORIZON_MS,  # what a batch without a horizon gets; -1: none
     INTERVAL_BYTES,
     DROP_KEYLESS,
+    REMOVAL_LIMIT,  # no tombstone or marker at or above this offset may be gone
     NOTED,  # columns of `pending` in use
     NOTED_KEY_BYTES,  # bytes of `keys` in use
     WANTED_KEY_BYTES,  # room in `keys` that the next batch may need
@@ -120,7 +122,7 @@ FIRST_VIOLATION = 10
     BATCHES_READ,
     BATCHES_KEPT,
     STATE_SIZE,
-) = range(41)
+) = range(42)
 
 # What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
 _COUNTS, _SILENT, _UNNEEDED = range(3)
@@ -329,6 +331,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
         if kept:
             kept_count += 1
             nulls = nulls or value_bytes < 0
+        may_go = value_bytes < 0 and expired and offset < state[REMOVAL_LIMIT]
         if fate != _COUNTS or (state[MARKERS_KNOWN] != 0 and offset < state[LOG_START]):
             pass  # stands for no value of its key, or for one that is served to nobody
         elif offset >= state[END_OFFSET]:
@@ -337,7 +340,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
         elif key_bytes < 0:
             if not kept and state[DROP_KEYLESS] == 0:
                 return _fail(state, LOST_KEYLESS, p, offset)
-        elif offset < state[FIRST_DIRTY] and (kept or (value_bytes < 0 and expired)):
+        elif offset < state[FIRST_DIRTY] and (kept or may_go):
             pass  # of the clean part only what the dirty part must justify is held
         else:
             copy_bytes(keys, key_at, s_data, key, key_bytes)
@@ -346,7 +349,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
             pending[1, noted] = key_bytes
             pending[2, noted] = offset
             became = KEPT if kept else DROPPED
-            if not kept and value_bytes < 0 and expired:
+            if not kept and may_go:
                 became = EXPIRED
             pending[3, noted] = became
             noted += 1
@@ -418,6 +421,8 @@ def _settle(source, p, size, output, q, whole, markers, state):
         return _fail(state, LOST_MARKER, p, base), _SILENT
     elif attributes & 0x40 == 0 or be_64(source, p + 27) > state[NOW_MS]:
         return _fail(state, LOST_MARKER_EARLY, p, base), _SILENT
+    elif base >= state[REMOVAL_LIMIT]:
+        return _fail(state, LOST_MARKER_HELD, p, base), _SILENT
     return 0, _SILENT if has_data else _UNNEEDED
 
 

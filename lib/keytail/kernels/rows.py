@@ -26,8 +26,9 @@ _DELETE_HORIZON = 0x40
     RECORD_BIT,  # of its first record, -1: it has none; and of its first batch
     BATCH_BIT,
     OLD_TOMBSTONES_GO,
+    REMOVAL_LIMIT,  # from this offset on no tombstone and no marker goes
     FACTS,
-) = range(11)
+) = range(12)
 
 
 @njit
@@ -67,7 +68,8 @@ def decide_rows(
         is_control = attributes & CONTROL != 0
         by_bits = row.base_offset >= facts[FIRST_DIRTY] and row.last_offset <= facts[LATEST_OFFSET]
         by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & TRANSACTIONAL != 0)
-        waits = has_horizon and facts[NOW_MS] < row.base_timestamp_ms
+        held = row.last_offset >= facts[REMOVAL_LIMIT]
+        waits = has_horizon and (held or facts[NOW_MS] < row.base_timestamp_ms)
         rule = BEYOND if row.base_offset > facts[LATEST_OFFSET] else BY_MAP
         bit, live, what = np.int64(-1), np.int64(0), OPEN
         if is_control:
@@ -85,7 +87,7 @@ def decide_rows(
                     what = COPY
         elif rule == BEYOND and has_horizon:
             what = COPY
-        expired = unneeded[i] and has_horizon and row.base_timestamp_ms <= facts[NOW_MS]
+        expired = unneeded[i] and has_horizon and not waits
         retain = ends_a_producer[i] or row.last_offset + 1 == facts[FIRST_UNCLEANABLE]
         if count == 0 or expired or aborted[i] or (by_bits and live == 0 and not is_control):
             what = EMPTY if retain else DROP
@@ -95,7 +97,8 @@ def decide_rows(
         first_bit[i] = bit
         first_ordinal[i] = (facts[SEGMENT] << 32) + records
         retain_empty[i] = retain
-        tombstones_go[i] = facts[OLD_TOMBSTONES_GO] != 0 if row.magic < 2 else has_horizon and not waits
+        over = facts[OLD_TOMBSTONES_GO] != 0 if row.magic < 2 else has_horizon and not waits
+        tombstones_go[i] = over and not held
         action[i] = what
         records += count
     return markers

@@ -38,6 +38,8 @@ class ResultRow:
     way: str | None = None  # these three of a plan, where the partition is due
     expected_s: float | None = None
     expected_scratch_bytes: int | None = None
+    removal_limit_offset: int | None = None  # these two where --replica was given and one of them hosts it
+    removal_limit_replica: str | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
     recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it, for the exit status
 
