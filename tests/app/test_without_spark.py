@@ -16,7 +16,16 @@ import pytest
 
 from tests.app.log_dirs import random_records, records_of, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept, keytail
-from tests.app.test_stopping import ROUNDS, check_left, ended, group_members, large_records, start, wait_for
+from tests.app.test_stopping import (
+    ROUNDS,
+    check_left,
+    ended,
+    group_members,
+    inode_of,
+    large_records,
+    start,
+    wait_for,
+)
 
 SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
@@ -79,7 +88,7 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     run = start([str(KEYTAIL), "compact", *flags], tmp_path)
     first = large / "orders-0" / f"{0:020d}.log"
     inode = first.stat().st_ino
-    wait_for(lambda: first.exists() and first.stat().st_ino != inode, run)
+    wait_for(lambda: inode_of(first) not in (None, inode), run)
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()

@@ -18,6 +18,7 @@ import pytest
 
 from keytail.clean.rounds import _MARGIN_BYTES
 from keytail.log.lock import is_held
+from tests.app.test_stopping import inode_of
 from tests.crash.compactions import Found, LogDir, expect, find
 from tests.crash.driver import SEED
 from tests.kills.forks import compact_here
@@ -103,7 +104,7 @@ def wait_for(moment: str, root: Path, run: Run, rng: random.Random) -> bool:
                    for name in os.listdir(folder))  # fmt: skip
 
     def replaced() -> bool:
-        return first.exists() and first.stat().st_ino != inode
+        return inode_of(first) not in (None, inode)
 
     checkpoint = root / "cleaner-offset-checkpoint"
     was = checkpoint.read_bytes() if checkpoint.exists() else b""

@@ -23,7 +23,7 @@ from keytail.format.batch import CONTROL
 from keytail.kernels.offset_map import mark_survivors
 from keytail.kernels.records import number_records
 from keytail.log.fs import FileSystem
-from keytail.log.listed import unchanged
+from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import SegmentFacts
 from keytail.log.record_table import RecordTable
 from keytail.log.scan import Chunk, RecordScanner
@@ -90,10 +90,10 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
         reader, shards = SegmentReader(fs), 1
         while True:
             try:
-                found = _Finder(task, reader, entries).find(shards)
+                found = _Finder(fs, task, reader, entries).find(shards)
             except Contradiction as contradiction:
                 # The transaction indexes are believed until the log says otherwise, as when it is cleaned.
-                found = _again(task, reader, contradiction.entries, shards)
+                found = _again(fs, task, reader, contradiction.entries, shards)
             if found is not None:
                 return found
             shards *= 2
@@ -105,9 +105,9 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
                 )
 
 
-def _again(task: LatestTask, reader: SegmentReader, entries: np.ndarray, shards: int) -> Latest | None:
+def _again(fs: FileSystem, task: LatestTask, reader: SegmentReader, entries: np.ndarray, shards: int) -> Latest | None:
     try:
-        return _Finder(task, reader, entries).find(shards)
+        return _Finder(fs, task, reader, entries).find(shards)
     except Contradiction as contradiction:
         raise CorruptLog(
             "the markers and the data of transactions contradict each other",
@@ -118,8 +118,8 @@ def _again(task: LatestTask, reader: SegmentReader, entries: np.ndarray, shards:
 
 
 class _Finder:
-    def __init__(self, task: LatestTask, reader: SegmentReader, entries: np.ndarray) -> None:
-        self._task, self._reader, self._entries = task, reader, entries
+    def __init__(self, fs: FileSystem, task: LatestTask, reader: SegmentReader, entries: np.ndarray) -> None:
+        self._fs, self._task, self._reader, self._entries = fs, task, reader, entries
         self._scanner = RecordScanner()
         self._bits, self._nulls = np.zeros(0, np.uint8), np.zeros(0, np.uint8)
         self._first_bits: list[int] = []
@@ -162,7 +162,7 @@ class _Finder:
                 break  # what follows is read for its markers alone, once
             if is_source:
                 self._first_bits.append(self._records)
-            for stride in _strides(self._reader, task.partition_path, task.segments, number):
+            for stride in _strides(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
                 aborted = tracker.follow(stride.table)
                 if not is_source:
                     continue
@@ -257,10 +257,11 @@ def _longer(bits: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LatestSlice:
-    """Some segments of a partition that hold records with a bit."""
+    """Some segments of a partition that hold records with a bit, all below `end_offset`."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
+    end_offset: int
     is_last: bool  # whether the last of them is the active segment
     bits: bytes
     first_bits: tuple[int, ...]
@@ -280,6 +281,7 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
                 LatestSlice(
                     task.partition_path,
                     tuple(sources[number] for number in taken),
+                    task.end_offset,
                     sources[taken[-1]] == task.segments[-1],
                     zlib.compress(bits[byte:end], 1),
                     tuple(latest.first_bits[number] - 8 * byte for number in taken),
@@ -309,7 +311,10 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
     with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
         for number in range(len(piece.segments)):
             bit = piece.first_bits[number]
-            for stride in _strides(reader, piece.partition_path, piece.segments, number, is_last=piece.is_last):
+            of_segment = _strides(
+                fs, reader, piece.partition_path, piece.segments, number, piece.end_offset, is_last=piece.is_last
+            )
+            for stride in of_segment:
                 counts = stride.table["record_count"].astype(np.int64)
                 ends = bit + np.cumsum(counts)
                 first_bit = ends - counts
@@ -332,13 +337,22 @@ def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
 
 
 def _strides(
-    reader: SegmentReader, partition_path: str, segments: Sequence[SegmentFacts], number: int, *, is_last: bool = True
+    fs: FileSystem,
+    reader: SegmentReader,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    number: int,
+    end_offset: int,
+    *,
+    is_last: bool = True,
 ) -> Iterator[Stride]:
-    """Of segment `number`; of the active one those of whole batches, as a broker may be writing, or have crashed."""
+    """Of segment `number`; the active one may end in no whole batch behind the offsets that are wanted."""
     segment = segments[number]
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
-    is_active = is_last and number + 1 == len(segments)
-    for stride in reader.strides(path, segment.log_bytes, torn_tail=is_active):
+    n_bytes = segment.log_bytes
+    if is_last and number + 1 == len(segments):
+        n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset if segment.base_offset < end_offset else 0)
+    for stride in reader.strides(path, n_bytes):
         refuse_unsupported(stride)
         check_ends_below(stride, segments[number + 1].base_offset if number + 1 < len(segments) else None)
         yield stride

@@ -1,4 +1,4 @@
-"""Whether the segments that are read are the files that were listed: a broker that runs cleans and removes them."""
+"""Reading segments as they were listed: a broker that runs cleans and removes them, and writes to the last."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from keytail.errors import CorruptLog, Refused
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.partition import SegmentFacts
+from keytail.log.partition import SegmentFacts, log_end
 
 
 @contextmanager
@@ -45,3 +45,20 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
                 remedy="A broker that runs has cleaned or removed it, or this host has other files there. Run again, "
                 "or take a copy",
             )
+
+
+def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) -> int:
+    """Where the whole batches of the active segment end: a broker that writes, or has crashed, leaves part of one.
+
+    CorruptLog where they end before `end_offset`, which they are known to reach.
+    """
+    end = log_end(fs, path, base_offset)
+    if end.next_offset < end_offset:
+        raise CorruptLog(
+            f"whole batches end before offset {end_offset}, which was there when the segment was listed",
+            path=path,
+            byte_position=end.end_position,
+            offset=end.next_offset,
+            remedy=CORRUPT_REMEDY,
+        )
+    return end.end_position

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 
-from keytail.errors import Refused
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
+from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.producers import first_unstable
@@ -24,7 +26,8 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     """Up to the high watermark that the broker has checkpointed, or to the log end where that is said; with `committed`
     to the last stable offset at most, which is where the earliest open transaction begins (`now_ms` tells its age).
 
-    Raises Refused where there is no high watermark and the log end is not said to do.
+    Raises Refused where there is no high watermark and the log end is not said to do; CorruptLog where the log ends in
+    what is no batch though a broker stopped cleanly, or before its high watermark.
     """
     notes = []
     if facts.high_watermark is None and not log_end:
@@ -38,6 +41,7 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     if log_end:
         facts = replace(facts, high_watermark=None)
         notes.append("up to the log end, not the high watermark, as was asked for")
+    _refuse_damaged_end(facts)
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
         limit = max(min(limit, facts.high_watermark), facts.log_start_offset)
@@ -50,3 +54,23 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
         limit = unstable.offset
         notes.append(f"up to offset {limit}: {unstable.why}")
     return Readable(max(limit, facts.log_start_offset), tuple(notes))
+
+
+def _refuse_damaged_end(facts: PartitionFacts) -> None:
+    """What lies behind would be left out without a word."""
+    ends_early = facts.high_watermark is not None and facts.high_watermark > facts.log_end_offset
+    if not ends_early and not (facts.clean_shutdown and facts.tail_bytes):
+        return
+    what = f"whole batches end at offset {facts.log_end_offset}"
+    if ends_early:
+        what += f", before the high watermark {facts.high_watermark}"
+    if facts.tail_bytes:
+        what += f", and the {facts.tail_bytes} bytes behind are no batch"
+    active = facts.segments[-1]
+    raise CorruptLog(
+        what,
+        path=os.path.join(facts.path, names.segment_file(active.base_offset, names.LOG)),
+        byte_position=active.log_bytes - facts.tail_bytes,
+        offset=facts.log_end_offset,
+        remedy=CORRUPT_REMEDY,
+    )

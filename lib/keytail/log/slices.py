@@ -20,7 +20,7 @@ from keytail.format.control import ControlType
 from keytail.format.index import OFFSET_ENTRY, parse_offset_index
 from keytail.kernels import transactions as kernels
 from keytail.log.fs import FileSystem
-from keytail.log.listed import unchanged
+from keytail.log.listed import unchanged, whole_bytes
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.record_table import RecordTable
 from keytail.log.scan import RecordScanner
@@ -75,7 +75,11 @@ def slices_of(
         next_base = None if is_last else facts.segments[number + 1].base_offset
         if segment.base_offset >= end_offset or (next_base is not None and next_base <= from_offset):
             continue
-        for start, stop, low, high in _cuts(fs, facts.path, segment, from_offset, end_offset, slice_bytes):
+        n_bytes = segment.log_bytes
+        if is_last:
+            path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+            n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset)
+        for start, stop, low, high in _cuts(fs, facts.path, segment, n_bytes, from_offset, end_offset, slice_bytes):
             if start < stop:
                 upper = min(high, end_offset) if next_base is None else min(high, end_offset, next_base)
                 concerned = None if aborted is None else _concerning(aborted, max(low, from_offset), upper)
@@ -88,18 +92,24 @@ _NO_OFFSET = 2**63 - 1
 
 
 def _cuts(
-    fs: FileSystem, partition_path: str, segment: SegmentFacts, from_offset: int, end_offset: int, slice_bytes: int
+    fs: FileSystem,
+    partition_path: str,
+    segment: SegmentFacts,
+    n_bytes: int,
+    from_offset: int,
+    end_offset: int,
+    slice_bytes: int,
 ) -> list[tuple[int, int, int, int]]:
-    """(first byte, byte behind the last, lowest offset, offset above all) of each."""
-    whole = [(0, segment.log_bytes, segment.base_offset, _NO_OFFSET)]
-    if segment.log_bytes <= slice_bytes and from_offset <= segment.base_offset:
+    """(first byte, byte behind the last, lowest offset, offset above all) of each, of the first `n_bytes`."""
+    whole = [(0, n_bytes, segment.base_offset, _NO_OFFSET)]
+    if n_bytes <= slice_bytes and from_offset <= segment.base_offset:
         return whole
-    offsets, positions = _index(fs, partition_path, segment)
+    offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
     # The entry with the first batch that ends at or above the end may hold offsets below it; the next one does not.
     behind = int(np.searchsorted(offsets, end_offset)) + 1
     cuts = [first] if first >= 0 else []
-    last = int(positions[behind]) if behind < len(positions) else segment.log_bytes
+    last = int(positions[behind]) if behind < len(positions) else n_bytes
     at = int(positions[first]) if first >= 0 else 0
     while last - at > slice_bytes + slice_bytes // 2:
         slot = int(np.searchsorted(positions, at + slice_bytes))
@@ -115,13 +125,15 @@ def _cuts(
     if first < 0:
         begins.insert(0, (0, segment.base_offset))
     if behind >= len(positions):
-        begins.append((segment.log_bytes, _NO_OFFSET))
+        begins.append((n_bytes, _NO_OFFSET))
     # The batch that begins at a cut ends with its entry's offset: what is below the cut is below that.
     return [(a[0], b[0], begins[0][1] if i == 0 else begins[i - 1][1], b[1])
             for i, (a, b) in enumerate(pairwise(begins))]  # fmt: skip
 
 
-def _index(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> tuple[np.ndarray, np.ndarray]:
+def _index(
+    fs: FileSystem, partition_path: str, segment: SegmentFacts, n_bytes: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and positions of the entries that ascend and lie in the file: none behind those of a presized file."""
     if not segment.index_bytes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -129,7 +141,7 @@ def _index(fs: FileSystem, partition_path: str, segment: SegmentFacts) -> tuple[
     entries = parse_offset_index(data[: len(data) // OFFSET_ENTRY.itemsize * OFFSET_ENTRY.itemsize])
     offsets = entries["relative_offset"].astype(np.int64) + segment.base_offset
     positions = entries["position"].astype(np.int64)
-    good = (offsets >= segment.base_offset) & (positions > 0) & (positions < segment.log_bytes)
+    good = (offsets >= segment.base_offset) & (positions > 0) & (positions < n_bytes)
     good[1:] &= (offsets[1:] > offsets[:-1]) & (positions[1:] > positions[:-1])
     n = len(good) if good.all() else int(np.argmin(good))
     return offsets[:n], positions[:n]
@@ -169,12 +181,11 @@ def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Stride]:
     is_last = piece.next_base is None
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
-        yield from _strides(reader, piece, is_last)
+        yield from _strides(reader, piece)
 
 
-def _strides(reader: SegmentReader, piece: LogSlice, is_last: bool) -> Iterator[Stride]:
-    torn_tail = is_last and piece.stop == piece.segment.log_bytes
-    for stride in reader.strides(piece.path, piece.stop, start=piece.start, torn_tail=torn_tail):
+def _strides(reader: SegmentReader, piece: LogSlice) -> Iterator[Stride]:
+    for stride in reader.strides(piece.path, piece.stop, start=piece.start):
         refuse_unsupported(stride)
         check_ends_below(stride, piece.next_base)
         if stride.table["base_offset"][0] >= piece.end_offset:
@@ -188,7 +199,7 @@ def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
     is_last = piece.next_base is None
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
-        for stride in _strides(reader, piece, is_last):
+        for stride in _strides(reader, piece):
             table = stride.table
             wanted = (table["last_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
             wanted &= ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
