@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from pyspark.sql import functions as F
 
 from keytail.app import export as story
@@ -31,17 +30,10 @@ from tests.bench.import_ import PARTITIONS, write_records
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
+from tests.interop.kafka_source import add_kafka_source, from_kafka
 
 TOPIC = "customers"
 BATCH_BYTES = 16 << 10  # a producer's own
-# What Spark's Kafka source needs, by name: the token provider, which is for Kerberos alone, is not published in every
-# version of the others.
-KAFKA_SOURCE = (
-    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.12.1",
-)
 
 
 def exported(home: Path, to: Path) -> None:
@@ -51,19 +43,18 @@ def exported(home: Path, to: Path) -> None:
         raise RuntimeError(f"not exported: {rows}")
 
 
-def from_kafka(spark: Any, broker: Broker) -> Any:
-    source = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", TOPIC)
-    return source.option("includeHeaders", "true").option("kafka.isolation.level", "read_committed").load()
+def committed(spark: Any, broker: Broker) -> Any:
+    return from_kafka(spark, broker, TOPIC).option("kafka.isolation.level", "read_committed").load()
 
 
 def all_versions(spark: Any, broker: Broker, to: Path) -> None:
-    rows = from_kafka(spark, broker).select("partition", "key", "value", "headers", "timestamp", "offset")
+    rows = committed(spark, broker).select("partition", "key", "value", "headers", "timestamp", "offset")
     rows.write.format("delta").partitionBy("partition").save(str(to / TOPIC))
 
 
 def newest(spark: Any, broker: Broker, to: Path) -> None:
     last = F.max_by(F.struct("value", "headers", "timestamp", "offset"), "offset").alias("last")
-    rows = from_kafka(spark, broker).groupBy("partition", "key").agg(last).where("last.value IS NOT NULL")
+    rows = committed(spark, broker).groupBy("partition", "key").agg(last).where("last.value IS NOT NULL")
     rows.select("partition", "key", "last.*").write.format("delta").partitionBy("partition").save(str(to / TOPIC))
 
 
@@ -87,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         home = Path(folder)
         size = write_records(home, options.records)
         spark = local_session("local[*]", "export benchmark", delta.session_settings(None), rows_in_jvm=True)
-        for package in KAFKA_SOURCE:
-            spark.sql(f"ADD JAR 'ivy://{package}?transitive=false'").collect()
+        add_kafka_source(spark)
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         real: Any = story.session_of_run
         story.session_of_run = lambda *_, **__: spark

@@ -1,0 +1,105 @@
+"""`kafka-log` beside Spark's own Kafka source, on the same topics of a running broker: the same rows, column by column.
+
+The topics have transactions of every kind, every codec, headers, tombstones, and times by producer and by broker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.spark.session import local_session
+from tests.interop.broker import Broker
+from tests.interop.broker_story import start_client
+from tests.interop.kafka_source import add_kafka_source, from_kafka
+from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
+
+pytestmark = [pytest.mark.interop, pytest.mark.spark]
+
+BY_BROKER = "by-broker"
+LEVELS = ("read_uncommitted", "read_committed")
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = local_session("local[2]", "source test", {}, rows_in_jvm=True)
+    add_kafka_source(session)
+    yield session
+    session.stop()
+
+
+def theirs(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> Any:
+    return from_kafka(spark, broker, topic, **options).option("kafka.isolation.level", level).load()
+
+
+def ours(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> Any:
+    reader = spark.read.format("kafka-log").option("logDirs", str(broker.log_dirs[0])).option("subscribe", topic)
+    for name, value in {"includeHeaders": "true", "isolationLevel": level, "sliceBytes": 40_000, **options}.items():
+        reader = reader.option(name, str(value))
+    return reader.load()
+
+
+def rows(frame: Any) -> list[Any]:
+    return [row.asDict(recursive=True) for row in frame.orderBy("topic", "partition", "offset").collect()]
+
+
+def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> list[Any]:
+    expected, found = (of(spark, broker, topic, level, **options) for of in (theirs, ours))
+    assert [(field.name, field.dataType) for field in found.schema] == [(field.name, field.dataType)
+            for field in expected.schema]  # fmt: skip
+    wanted = rows(expected)
+    assert rows(found) == wanted
+    return wanted
+
+
+def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    rng = random.Random(seed)
+    properties = {"log.flush.interval.messages": "1", "replica.high.watermark.checkpoint.interval.ms": "100"}
+    broker = Broker(tmp_path / "logs", tmp_path / "work", properties=properties)
+    with start_client() as client:
+        with broker:
+            client.connect(broker)
+            client.create_topic(TOPIC, PARTITIONS, {"cleanup.policy": "compact", "segment.bytes": "1048576"})
+            client.create_topic(BY_BROKER, 1, {"message.timestamp.type": "LogAppendTime"})
+            traffic(client, rng, 30, "a")
+            between_ms = time.time_ns() // 1_000_000
+            traffic(client, rng, 30, "b")
+            client.transaction("open", "begin", "open", timeout_ms=600_000)
+            client.produce("open", TOPIC, 0, [(between_ms, b"key-open", b"x")], transactional_id="open")
+            client.produce("behind", TOPIC, 0, [(between_ms, b"key-behind", b"held back where it is read_committed")])
+            headers = (("h\u00e4", b"\xff"), ("", None))
+            client.produce("plain", BY_BROKER, 0, [(5, b"k", b"v", headers), (6, None, b"", ())], codec="lz4")
+            client.produce("plain", BY_BROKER, 0, [(7, b"", None, ())])
+            time.sleep(1)  # until the high watermarks are in their file
+            uncommitted, committed = (check_same(spark, broker, TOPIC, level) for level in LEVELS)
+            assert len(uncommitted) > len(committed) > 0
+            assert {len(check_same(spark, broker, BY_BROKER, level)) for level in LEVELS} == {3}
+            ends = {str(n): rng.randrange(1, 200) for n in range(PARTITIONS)}
+            starts = {str(n): rng.choice([-2, rng.randrange(ends[str(n)])]) for n in range(PARTITIONS)}
+            ranges = {"startingOffsets": json.dumps({TOPIC: starts}), "endingOffsets": json.dumps({TOPIC: ends})}
+            for level in LEVELS:
+                check_same(spark, broker, TOPIC, level, **ranges)
+            part = check_same(spark, broker, TOPIC, "read_committed", startingTimestamp=between_ms)
+            assert 0 < len(part) < len(committed)
+            other = check_same(spark, broker, TOPIC, "read_uncommitted", endingTimestamp=between_ms + 500)
+            assert 0 < len(other) < len(uncommitted)
+            client.transaction("open", "abort")
+            client.wait_until_decided([(TOPIC, n) for n in range(PARTITIONS)])
+        broker._properties |= {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200"}
+        with broker:
+            client.connect(broker)
+            compact_past(broker, client)
+            time.sleep(1)
+            cleaned = check_same(spark, broker, TOPIC, "read_committed")
+            assert len(cleaned) < len(committed)
+            expected = [rows(theirs(spark, broker, TOPIC, level)) for level in LEVELS]
+        assert [rows(ours(spark, broker, TOPIC, level)) for level in LEVELS] == expected, "of the stopped broker"
