@@ -1,0 +1,81 @@
+"""Up to where a log may be read, by what a broker left beside it."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import CorruptLog, Refused
+from keytail.log.fs import LOCAL
+from keytail.log.readable import Readable, readable
+from tests.growing_log import GrowingLog
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> GrowingLog:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    made = GrowingLog(random.Random(seed), tmp_path)
+    for _ in range(10):
+        made.append(2)
+    made.write()
+    return made
+
+
+def asked(log: GrowingLog, *, committed: bool = False, log_end: bool = False) -> Readable:
+    return readable(LOCAL, log.facts(), committed=committed, log_end=log_end, now_ms=log.now_ms)
+
+
+def test_the_high_watermark_or_the_log_end(log: GrowingLog) -> None:
+    assert asked(log).end_offset == 20
+    log.write(high_watermark=7)
+    assert asked(log) == Readable(7)
+    found = asked(log, log_end=True)
+    assert found.end_offset == 20
+    assert "not the high watermark" in found.notes[0]
+    (log.log_dir / "replication-offset-checkpoint").unlink()
+    with pytest.raises(Refused, match="log-end"):
+        asked(log)
+    assert asked(log, log_end=True).end_offset == 20
+
+
+def test_never_below_the_log_start(log: GrowingLog) -> None:
+    log.start = 9
+    log.write(high_watermark=3)
+    assert asked(log).end_offset == 9
+
+
+def test_what_is_open_ends_a_committed_read(log: GrowingLog) -> None:
+    log.append(2, producer=1)
+    log.append(2)
+    log.write()
+    assert asked(log).end_offset == 24
+    found = asked(log, committed=True)
+    assert found.end_offset == 20
+    assert "producer id 1" in found.notes[0]
+
+
+def test_an_end_that_is_no_batch(log: GrowingLog) -> None:
+    """A broker that stopped cleanly leaves none; one that crashed, or writes, does."""
+    file = log.path / f"{0:020d}.log"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"\x01" * 40)
+    with pytest.raises(CorruptLog, match="the 40 bytes behind are no batch") as caught:
+        asked(log)
+    assert (caught.value.byte_position, caught.value.offset) == (len(whole), 20)
+    with pytest.raises(CorruptLog):
+        asked(log, log_end=True)
+    (log.log_dir / ".kafka_cleanshutdown").unlink()
+    assert asked(log).end_offset == 20
+
+
+def test_a_log_that_ends_before_its_high_watermark(log: GrowingLog) -> None:
+    (log.log_dir / ".kafka_cleanshutdown").unlink()
+    file = log.path / f"{0:020d}.log"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptLog, match="end at offset 18, before the high watermark 20"):
+        asked(log)
+    assert asked(log, log_end=True).end_offset == 18
