@@ -219,6 +219,12 @@ def test_ranges_of_times(rng: random.Random, tmp_path: Path) -> None:
         assert each[("t", 0)] == all_offsets(log, start)
     with pytest.raises(UsageProblem, match="at or after the starting time"):
         offsets(tmp_path, topic="t", startingTimestamp=last_ms + 10**9)
+    log.write(high_watermark=(beyond := log.end // 2))
+    later_ms = max(one.record.timestamp for one in log._appended if one.record.offset < beyond) + 1
+    if _first_at(log, later_ms) is not None:
+        with pytest.raises(UsageProblem, match="at or after the starting time"):
+            offsets(tmp_path, topic="t", startingTimestamp=later_ms)
+    log.write()
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
     assert offsets(tmp_path, topic="t", startingTimestamp=last_ms + 10**9, **latest) == {}
 

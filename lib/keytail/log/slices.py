@@ -31,14 +31,16 @@ from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_u
 class LogSlice:
     """Bytes `start` .. `stop` of a segment, of which offsets from `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; `next_base` is where the one behind it begins, None for the active segment.
+    `segment` is the file as it was listed; `is_last`: it is the active one. What lies behind the slice begins at offset
+    `next_offset` or above it (None: nothing does).
     `aborted` are entries of transaction indexes (TXN_ENTRY, native) by producer and first offset: all that concern the
     slice, or None where aborted data counts as any other.
     """
 
     partition_path: str
     segment: SegmentFacts
-    next_base: int | None
+    is_last: bool
+    next_offset: int | None
     start: int
     stop: int
     from_offset: int
@@ -81,10 +83,11 @@ def slices_of(
             n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset)
         for start, stop, low, high in _cuts(fs, facts.path, segment, n_bytes, from_offset, end_offset, slice_bytes):
             if start < stop:
-                upper = min(high, end_offset) if next_base is None else min(high, end_offset, next_base)
+                behind = next_base if high == _NO_OFFSET else high
+                upper = end_offset if behind is None else min(behind, end_offset)
                 concerned = None if aborted is None else _concerning(aborted, max(low, from_offset), upper)
                 bounds = (start, stop, from_offset, end_offset)
-                slices.append(LogSlice(facts.path, segment, next_base, *bounds, concerned))
+                slices.append(LogSlice(facts.path, segment, is_last, behind, *bounds, concerned))
     return slices
 
 
@@ -178,27 +181,23 @@ def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Stride]:
     """Strides of the slice; of their rows some may lie outside of the wanted offsets. CorruptLog at what is damaged,
     Refused where the file is not, or no longer, the one that was listed."""
-    is_last = piece.next_base is None
     reader = SegmentReader(fs)
-    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
+    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         yield from _strides(reader, piece)
 
 
 def _strides(reader: SegmentReader, piece: LogSlice) -> Iterator[Stride]:
     for stride in reader.strides(piece.path, piece.stop, start=piece.start):
         refuse_unsupported(stride)
-        check_ends_below(stride, piece.next_base)
-        if stride.table["base_offset"][0] >= piece.end_offset:
-            return
+        check_ends_below(stride, piece.next_offset)
         yield stride
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
     """The records of producers with wanted offsets, some thousands at a time; a table is of use until the next is asked
     for. Raises as `batches` does, and CorruptLog where the transaction index lacks what the log aborts."""
-    is_last = piece.next_base is None
     reader, scanner = SegmentReader(fs), RecordScanner()
-    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=is_last):
+    with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         for stride in _strides(reader, piece):
             table = stride.table
             wanted = (table["last_offset"] >= piece.from_offset) & (table["base_offset"] < piece.end_offset)
