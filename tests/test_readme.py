@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from keytail.app.audit import AuditRow
 from keytail.app.cli import app
 from keytail.app.describe import DescribeRow
 from keytail.app.expire import ExpireRow
@@ -65,7 +66,7 @@ def test_flags_of_the_command_blocks_belong_to_their_verb() -> None:
     [
         ResultRow, VerifyRow, LookupRow, RebuildRow, SegmentRow, DescribeRow, ImportRow, ExportRow, ExpireRow,
         ExpiredSegment,
-        Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun, RunRow, PartitionRow, MaintainRow,
+        AuditRow, Finding, SalvageRow, Loss, OpenTransaction, UndoRow, KeptRun, RunRow, PartitionRow, MaintainRow,
     ],
 )
 def test_every_field_of_a_row_is_listed(row: type) -> None:

@@ -180,6 +180,34 @@ def test_the_proof_stops_a_cleaner_that_forgets_the_limit(tmp_path: Path, monkey
             assert not list(Path(path).glob("*.clean"))
 
 
+def test_the_proof_stops_a_cleaner_that_forgets_it_of_old_tombstones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide_rows = Rewriter._decide_rows
+
+    def forgetful(self, *arguments):
+        self._facts[row_kernels.REMOVAL_LIMIT] = NO_REMOVAL_LIMIT
+        return decide_rows(self, *arguments)
+
+    monkeypatch.setattr(Rewriter, "_decide_rows", forgetful)
+    old = b"".join(encode_single(Rec(n, NOW, b"%d" % n, None if n == 1 else b"v"), magic=1) for n in range(3))
+    newer = encode_batch([Rec(3, NOW, b"x", b"v")])
+    mtimes_ms = (NOW - 10**7, NOW - 5000, NOW)
+    logs = zip((0, 3, 4), (old, newer, b""), mtimes_ms, strict=True)
+    segments = [Segment(base, data, mtime_ms=mtime_ms) for base, data, mtime_ms in logs]
+    for limit in (1, 2):
+        path = str(tmp_path / str(limit))
+        log, facts = RandomLog(segments, [], 4, {}), write_log(path, segments)
+        config = {"delete_retention_ms": 0}
+        task = task_for(path, log, facts, NOW, first_dirty=3, config=config, removal_limit_offset=limit)
+        if limit == 2:
+            clean_partition(LOCAL, task)
+            continue
+        with pytest.raises(KeytailError, match="the newest record of its key is not in the output") as caught:
+            clean_partition(LOCAL, task)
+        assert caught.value.offset == 1
+
+
 def test_the_proof_takes_what_waits_and_misses_what_went(tmp_path: Path) -> None:
     """Of the examples of its own tests: with everything held they pass, and each thing held that is gone is missed."""
     for number, example in enumerate((transactional_example, legacy_example)):

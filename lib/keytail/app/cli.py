@@ -37,6 +37,7 @@ VERBS = {
     "expire": cli_maintenance.expire,
     "lookup": cli_inspection.lookup,
     "dump": cli_inspection.dump,
+    "audit": cli_inspection.audit,
     "import": cli_moving.import_logs,
     "export": cli_moving.export,
     "salvage": cli_rescue.salvage,

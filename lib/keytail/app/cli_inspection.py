@@ -1,4 +1,4 @@
-"""The command lines of the verbs that only look: `verify`, `describe`, `lookup`, `dump`."""
+"""The command lines of the verbs that only look: `verify`, `describe`, `lookup`, `dump`, `audit`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 from keytail.app import dump_options as d
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import SUBMITTED, choice_of, configuration_of, reported
+from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
 from keytail.app.quarantine import report
 
 
@@ -147,3 +147,33 @@ def dump(
     )
     paths = [*(files or ()), *o.comma_lists(file_list)]
     raise typer.Exit(story.run(paths, options, as_json=output is o.Output.json))
+
+
+@reported
+def audit(
+    context: typer.Context,
+    replica: o.Replicas = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    examples: o.Examples = 5,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers.
+
+    keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders
+    """
+    from keytail.app import audit as verb  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.app.audit_table import print_table  # noqa: PLC0415 (the same)
+    from keytail.app.selection import Choice  # noqa: PLC0415 (the same)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    choice = Choice((), tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
+    rows = verb.audit(replica or (), choice, examples=examples, master=master, submitted=submitted)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        print_table(rows)
+    raise typer.Exit(verb.exit_status(rows, frozenset(choice.partitions)))

@@ -294,6 +294,25 @@ Replica = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+Replicas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replica",
+        metavar="[NAME=]DIR[,DIR]",
+        help="The log directories of one broker, all of them. Give it once for each broker, at least twice.",
+        rich_help_panel=_SELECT,
+    ),
+]
+Examples = Annotated[
+    int,
+    typer.Option(
+        "--examples",
+        metavar="N",
+        min=1,
+        help="Most examples of each kind of difference.",
+        rich_help_panel=_RUN,
+    ),
+]
 KeepOriginals = Annotated[
     str | None,
     typer.Option(

@@ -31,6 +31,7 @@ _STYLES = {
     "compacted": "green",
     "would-compact": "green",
     "sound": "green",
+    "alike": "green",
     "rebuilt": "green",
     "expired": "green",
     "would-expire": "green",
@@ -53,6 +54,7 @@ _STYLES = {
     "refused": "bold yellow",
     "suspect": "bold yellow",
     "damaged": "bold red",
+    "differs": "bold red",
     "corrupt": "bold red",
     "failed": "bold red",
 }

@@ -133,14 +133,24 @@ def uncollected() -> Iterator[None]:
 
 def choose(fs: FileSystem, choice: Choice) -> Chosen:
     """List the log dirs and take what was asked for; UsageProblem when something named does not exist."""
+    _check_patterns(choice)
+    with uncollected():
+        surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
+        return Chosen(surveyed, pick(choice, surveyed))
+
+
+def _check_patterns(choice: Choice) -> None:
     for pattern in choice.topic_patterns:
         try:
             re.compile(pattern)
         except re.error as error:
             raise UsageProblem(f"--topic {pattern} is no regular expression: {error}") from error
-    with uncollected():
-        surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
-        entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
+
+
+def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
+    """What was asked for of log dirs that are listed; UsageProblem as `choose` raises it."""
+    _check_patterns(choice)
+    entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
     _check_named("--partitions", choice.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))
     _check_named("--topic-list", choice.topics, (e.topic for _, e in entries))
     taken = tuple((facts, entry) for facts, entry in entries if choice.takes(entry))
@@ -150,7 +160,7 @@ def choose(fs: FileSystem, choice: Choice) -> Chosen:
             "No partition matches --topic, --topic-list and --partitions together",
             remedy=f"The topics are: {', '.join(topics[:20])}{' ...' if len(topics) > 20 else ''}",
         )
-    return Chosen(surveyed, taken)
+    return taken
 
 
 def _check_named(flag: str, named: Sequence[str], of_entries: Iterable[str]) -> None:

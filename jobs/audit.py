@@ -1,0 +1,23 @@
+"""spark-submit entry point of `keytail audit`: the same flags, on whatever master spark-submit was given.
+
+    spark-submit --master 'local[*]' jobs/audit.py --replica /mnt/broker-1 --replica /mnt/broker-2
+
+The machine that runs the driver and every executor must see the log dirs at the same path.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    try:
+        from keytail.app.cli import run_as_job  # noqa: PLC0415 (may have to restart first)
+    except ModuleNotFoundError as missing:
+        from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)
+
+        restart_beside_spark(missing)
+        raise
+    run_as_job("audit")
+
+
+if __name__ == "__main__":
+    main()

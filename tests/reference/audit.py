@@ -1,0 +1,190 @@
+"""Replicas held against each other with dictionaries, a record at a time: the dull twin of `keytail audit`.
+
+Shares no code with keytail. What counts as a difference, and what explains one, is told in inspection/AUDIT.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.reference.batches import Batch, Rec
+
+ABORT, COMMIT = 0, 1
+
+
+@dataclass(frozen=True)
+class Held:
+    """One record with its batch."""
+
+    rec: Rec
+    batch: Batch
+
+    @property
+    def control(self) -> int | None:
+        return struct.unpack_from(">h", self.rec.key or b"", 2)[0] if self.batch.control else None
+
+    @property
+    def key(self) -> Any:
+        return ("none", self.rec.offset) if self.rec.key is None else self.rec.key
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.batch.control and self.rec.key is not None
+
+    def parts(self) -> dict[str, Any]:
+        batch, sequence = self.batch, -1
+        if batch.base_sequence >= 0:
+            sequence = (batch.base_sequence + self.rec.offset - batch.base_offset) % 2**31
+        return {
+            "value": self.rec.value,
+            "headers": self.rec.headers,
+            "timestamp": self.rec.timestamp,
+            "leader-epoch": batch.leader_epoch,
+            "producer-id": batch.producer_id,
+            "producer-epoch": batch.producer_epoch,
+            "sequence": sequence,
+            "transactional": batch.transactional,
+        }
+
+
+@dataclass
+class Found:
+    common: int = 0
+    divergences: Counter[str] = field(default_factory=Counter)
+    explained: Counter[str] = field(default_factory=Counter)
+    early: Counter[str] = field(default_factory=Counter)
+
+
+def audit(
+    logs: Sequence[Sequence[Batch]], starts: Sequence[int], end: int, limit: int, keyless_limit: int
+) -> Found:
+    """Of replicas without damage, whose logs begin at `starts`; `limit` as cleaning may have gone."""
+    held = [
+        {r.offset: Held(r, b) for b in log for r in b.records if r.offset >= start}
+        for log, start in zip(logs, starts, strict=True)
+    ]
+    fates = _fates(held)
+    found = Found()
+    offsets = sorted({offset for one in held for offset in one if offset < end})
+    for offset in offsets:
+        here = [one[offset] for one in held if offset in one]
+        others = [h for h in here if h.key != here[0].key or h.control != here[0].control]
+        if others:
+            first, other = here[0], others[0]
+            kind = "key"
+            if (first.control is None) != (other.control is None):
+                kind = "control"
+            elif first.control is not None and first.control != other.control:
+                kind = "control-type"
+            found.divergences[kind] += 1
+        for key in {(h.key, h.control is None) for h in here}:
+            same = [h for h in here if (h.key, h.control is None) == key]
+            found.common += len(same) > 1
+            for other in same[1:]:
+                a, b = same[0].parts(), other.parts()
+                timeless = any(
+                    getattr(h.batch, "magic", 2) < 2 and h.rec.timestamp == -1 for h in (same[0], other)
+                )
+                found.divergences.update(
+                    name for name in a if a[name] != b[name] and not (name == "timestamp" and timeless)
+                )
+            lacking = [
+                number
+                for number, one in enumerate(held)
+                if starts[number] <= offset
+                and not (offset in one and (one[offset].key, one[offset].control is None) == key)
+            ]
+            if lacking:
+                _explain(same[0], lacking, held, fates, end, limit, keyless_limit, found, bool(others))
+    _transactions(held, starts, end, found)
+    for counter in (found.divergences, found.explained, found.early):
+        for name in [name for name, count in counter.items() if count == 0]:
+            del counter[name]
+    return found
+
+
+def _markers(held: Sequence[dict[int, Held]]) -> dict[int, dict[int, set[int]]]:
+    """By producer and offset, the kinds of markers there."""
+    markers: dict[int, dict[int, set[int]]] = {}
+    for one in held:
+        for offset, h in one.items():
+            if h.control in (ABORT, COMMIT):
+                markers.setdefault(h.batch.producer_id, {}).setdefault(offset, set()).add(h.control)
+    return markers
+
+
+def _fates(held: Sequence[dict[int, Held]]) -> Any:
+    markers = _markers(held)
+
+    def fate(h: Held) -> int | None:
+        if not h.batch.transactional:
+            return COMMIT
+        later = [at for at in markers.get(h.batch.producer_id, {}) if at >= h.rec.offset]
+        return None if not later else min(markers[h.batch.producer_id][min(later)])
+
+    return fate
+
+
+def _explain(h, lacking, held, fates, end, limit, keyless_limit, found, is_other) -> None:
+    offset = h.rec.offset
+    if h.control is not None:
+        found.explained["marker"] += 1
+        return
+    if h.batch.transactional and fates(h) == ABORT:
+        found.explained["aborted"] += 1
+        return
+    order = ["superseded", "deleted", "keyless", "lost"]
+    worst, early = 0, False
+    of_key = [
+        [x for x in one.values() if x.is_plain and x.rec.key == h.rec.key and fates(x) == COMMIT] for one in held
+    ]
+    tombs = [x.rec.offset for one in of_key for x in one if x.rec.value is None and x.rec.offset < end]
+    for number in lacking:
+        reason = "lost"
+        mine = [x.rec.offset for x in of_key[number]]
+        if h.rec.key is None:
+            reason = "keyless" if offset < keyless_limit else "lost"
+        elif offset < limit:
+            if mine and max(mine) > offset:
+                reason = "superseded"
+            elif not mine and tombs and offset <= max(tombs) < limit:
+                reason = "deleted"
+                older = [x.rec.offset for one in of_key for x in one if x.rec.offset < offset]
+                early = early or (h.rec.value is None and bool(older))
+        worst = max(worst, order.index(reason))
+    if order[worst] == "lost":
+        found.divergences["lost"] += not is_other
+    else:
+        found.explained[order[worst]] += 1
+    found.early["tombstone"] += early
+
+
+def _transactions(held, starts, end, found) -> None:
+    for producer, markers in _markers(held).items():
+        before = -1
+        for offset in sorted(markers):
+            data = [
+                any(
+                    h.batch.transactional and not h.batch.control and h.batch.producer_id == producer
+                    and before < h.batch.base_offset < offset and h.batch.base_offset >= start
+                    for h in one.values()
+                )
+                for one, start in zip(held, starts, strict=True)
+            ]  # fmt: skip
+            before = offset
+            if offset >= end:
+                continue
+            has = [
+                offset in one and one[offset].control in (ABORT, COMMIT) and one[offset].batch.producer_id == producer
+                for one in held
+            ]
+            expected = [start <= offset for start in starts]
+            found.divergences["decided-otherwise"] += len(markers[offset]) > 1 and any(data)
+            lost = [e and d and not m for e, d, m in zip(expected, data, has, strict=True)]
+            early = [e and not d and not m for e, d, m in zip(expected, data, has, strict=True)]
+            found.divergences["marker-lost"] += any(lost)
+            found.early["marker"] += any(early) and any(data)
