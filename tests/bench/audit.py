@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             spark.stop()
     for name, fact in machine().items():
         print(f"{name}: {fact}")
-    print(f"{options.records} records a replica, values of {VALUE_BYTES} bytes, {options.keys} keys, {options.cores} cores")
+    print(f"{options.records} records a replica, {options.keys} keys, {options.cores} cores")
     for name, seconds in figures.items():
         records = sum(one["records"] for one in rows[name].replicas)
         size = sum(one["bytes"] for one in rows[name].replicas)
