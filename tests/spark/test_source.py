@@ -289,10 +289,11 @@ def test_a_damaged_batch_is_told_with_its_place(spark: Any, rng: random.Random, 
         log.append(3)
     log.write()
     file = log.path / f"{0:020d}.log"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
+    data, [table] = bytearray(file.read_bytes()), _tables(log)
+    row = table[len(table) // 2]
+    data[row["position"] + row["size_bytes"] - 1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Exception, match=r"(?s)checksum.*00000000000000000000\.log, byte position \d+"):
+    with pytest.raises(Exception, match=rf"(?s)checksum.*00000000000000000000\.log, byte position {row['position']}\b"):
         read(spark, tmp_path, topic="t").collect()
 
 
