@@ -1,0 +1,29 @@
+"""`kafka-log` on a standalone cluster: executors that are no children of the session find it, and share its slices."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.growing_log import GrowingLog
+from tests.spark.cluster import Cluster
+from tests.spark.test_cluster import run_driver
+
+pytestmark = pytest.mark.spark
+
+
+def test_slices_are_shared_by_two_hosts(two_workers: Cluster, tmp_path: Path) -> None:
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}")
+    rng, records = random.Random(seed), 0
+    for partition in range(2):
+        log = GrowingLog(rng, tmp_path / "logs", partition=partition)
+        log.grow(150)
+        log.write()
+        records += len(log._appended)
+    found, tasks, distinct = run_driver(two_workers, "tests.spark.source_on_cluster", str(tmp_path / "logs"))
+    assert found == distinct == records
+    assert tasks > 4
