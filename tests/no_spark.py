@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from keytail.app import compaction
+from keytail.app import compaction, out_of_place
 from keytail.spark import compact as driver
 from keytail.spark.tasks import Outcome, attempt_one
 
@@ -23,6 +23,7 @@ def without_spark() -> Iterator[None]:
 
     with (
         patch.object(compaction, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
+        patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
         patch.object(driver, "run_bundle", run_bundle),
     ):
         yield

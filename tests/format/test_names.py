@@ -84,6 +84,13 @@ def test_other_names(name: str, kind: str) -> None:
     assert parse_file_name(name) == FileName(name, kind)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["leader-epoch-checkpoint", "00000000000000000007-0000000001.checkpoint"])
+def test_scratch_of_a_file_without_a_number(name: str) -> None:
+    scratch = names.scratch_of(name, "3f2a91c0", "s1")
+    assert scratch == f"{name}.r3f2a91c0.as1.clean"
+    assert parse_file_name(scratch) == FileName(scratch, "scratch", None, "", "3f2a91c0", "s1")
+
+
 @given(st.text(max_size=60))
 @settings(deadline=None)
 def test_any_name_has_a_kind(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +12,9 @@ from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, 
 from keytail.app.ledger import LedgerFlags
 from keytail.app.quarantine import report
 from keytail.spark.rows import ResultRow
+
+if TYPE_CHECKING:
+    from keytail.app.compaction import Request
 
 
 @reported
@@ -79,6 +83,8 @@ def compact(
     keep_originals: o.KeepOriginals = None,
     copy_originals: o.CopyOriginals = False,
     shared_storage: o.SharedStorage = False,
+    output_dir: o.OutputDir = None,
+    scratch_dir: o.ScratchDir = None,
     ledger: o.LedgerFlag = None,
     delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,
@@ -118,15 +124,33 @@ def compact(
         keep_originals=keep_originals,
         copy_originals=copy_originals,
         ledger=LedgerFlags(ledger, delta_jars),
+        output_dirs=o.comma_items(output_dir),
+        scratch_dir=scratch_dir,
         submitted=submitted,
     )
     named = o.comma_lists(partitions)
+    if request.output_dirs or scratch_dir is not None:
+        _compact_out_of_place(request, output, named, quarantine_report)
     with report(quarantine_report, request.choice.log_dirs) as told:
         if not execute:
             told.extend(rows := compaction.plan(request))
             finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
         told.extend(rows := compaction.compact(request))
         finish(rows, output, "Compacted", _after_compact(rows), named)
+
+
+def _compact_out_of_place(
+    request: Request, output: o.Output, named: Sequence[str], quarantine_report: str | None
+) -> None:
+    from keytail.app import out_of_place  # noqa: PLC0415 (--help and --version stay fast)
+
+    with report(quarantine_report, request.choice.log_dirs) as told:
+        if not request.execute:
+            told.extend(rows := out_of_place.plan(request))
+            next_step = "To do it: run the same command with --execute."
+            finish(rows, output, "Dry run: nothing was written", next_step, named)
+        told.extend(rows := out_of_place.compact(request))
+        finish(rows, output, "Compacted out of place", _about_refused(rows), named)
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

@@ -74,6 +74,8 @@ class Request:
     copy_originals: bool = False
     replicas: tuple[str, ...] = ()
     ledger: LedgerFlags = field(default_factory=LedgerFlags)
+    output_dirs: tuple[str, ...] = ()
+    scratch_dir: str | None = None
     submitted: bool = False  # under spark-submit, which has chosen the master
 
     def rules(self, fs: FileSystem) -> Rules:

@@ -331,6 +331,26 @@ CopyOriginals = Annotated[
         rich_help_panel=_RUN,
     ),
 ]
+OutputDir = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-dir",
+        metavar="DIR[,DIR]",
+        help="Leave the log dirs as they are, and write what they would become to these directories, one for each, or "
+        "to an object store (s3://bucket/prefix). What is there already and has not changed is not read again.",
+        rich_help_panel=_RUN,
+    ),
+]
+ScratchDir = Annotated[
+    str | None,
+    typer.Option(
+        "--scratch-dir",
+        metavar="DIR",
+        help="Where partitions are compacted that then go to an object store. Default: the system's directory for "
+        "temporary files, on each host.",
+        rich_help_panel=_RUN,
+    ),
+]
 LedgerFlag = Annotated[
     str | None,
     typer.Option(
@@ -406,5 +426,10 @@ OutputFlag = Annotated[
 
 def comma_lists(values: list[str] | None) -> tuple[str, ...]:
     """The items of a repeatable comma list, in order, each once."""
+    return tuple(dict.fromkeys(comma_items(values)))
+
+
+def comma_items(values: list[str] | None) -> tuple[str, ...]:
+    """The same, each as often as it stands there."""
     items = [item.strip() for value in values or () for item in value.split(",")]
-    return tuple(dict.fromkeys(item for item in items if item))
+    return tuple(item for item in items if item)

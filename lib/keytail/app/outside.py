@@ -17,6 +17,12 @@ def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag:
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([path, log_dir]) in (path, log_dir):
             raise UsageProblem(f"{flag} is inside of a log dir, or holds one", path=path, remedy=remedy)
+    refuse_below_log_dir(fs, path, flag)
+
+
+def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
+    """UsageProblem where `path` is a log dir or in one, whosever it is."""
+    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
     above = path
     while above != os.path.dirname(above):
         if fs.exists(os.path.join(above, names.META_PROPERTIES)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -156,8 +156,11 @@ def plan_one(
     rules: Rules,
     *,
     by_listing: bool = False,
+    as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
     """Survey and decide; whatever is wrong with the partition or its settings becomes the decision.
+
+    `as_if`: the facts that are decided by, of those that were found.
 
     `by_listing`: the facts are those of `list_partition` where they are enough to decide. That reads nothing of a
     segment but the last one's end, so damage at the start of one is not seen; a task sees all of it.
@@ -173,7 +176,7 @@ def plan_one(
             if not resolved.overrides_known:
                 configuration.cluster.refuse_unknown(entry.topic)
         decision = decide(
-            facts,
+            as_if(facts) if as_if else facts,
             config,
             resolved.overrides_known,
             rules.now_ms,

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from keytail.clean.handing_on import hand_on, take_over
 from keytail.clean.plan import segments_between
@@ -84,7 +85,7 @@ def clean_partition(
         writer.discard()
         for file in made:
             with contextlib.suppress(OSError):  # the first error is the one to be told
-                fs.unlink(os.path.join(task.partition_path, file.name))
+                fs.unlink(os.path.join(task.scratch_path, file.name))
         raise
     return replace(result, phases_s=clock.seconds)
 
@@ -177,7 +178,7 @@ def make_rewriter(
 
 def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
     """Bytes of outputs that a round may write: what is left beside the files that it hands on."""
-    if task.max_scratch_bytes is None:
+    if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
     if task.handed_on:  # of the proof: the last round's and this one's
         kept = task.handed_on.survivors.size_bytes + 2 * task.handed_on.proof.size_bytes
@@ -200,8 +201,9 @@ def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions
     segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES
     limits = Limits(segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
     return OutputWriter(
-        fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes
-    )
+        fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes,
+        scratch_path=task.scratch_path, like_of=partial(task.like, fs),
+    )  # fmt: skip
 
 
 def _totals(
@@ -269,4 +271,5 @@ def prove_for(
         part=part,
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
+        scratch_path=task.scratch_path,
     )

@@ -175,7 +175,7 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
     """Ranges as far as the scratch space takes them beside the files of the fan-out itself, and at least one."""
-    if task.max_scratch_bytes is None:
+    if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
     kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # of the proof: the last round's and this one's

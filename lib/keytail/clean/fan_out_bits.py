@@ -50,8 +50,8 @@ class BitsWriter:
         self._fs = fs
         base = task.segments[task.first_segment].base_offset
         self.name = names.scratch_file(base, task.run_id, task.attempt, names.SURVIVORS)
-        self._path = os.path.join(task.partition_path, self.name)
-        self._fd = fs.create(self._path, fs.stat(task.path(base, names.LOG)))
+        self._path = os.path.join(task.scratch_path, self.name)
+        self._fd = fs.create(self._path, task.like(fs, task.path(base, names.LOG)))
         self._waiting = np.empty(most_numbers, np.int64)
         self._filled = 0
         self._rows: list[tuple[int, int, int, int, int, bytes]] = []
@@ -124,7 +124,7 @@ def load_survivors(
     survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
     survivors.null_bits = np.zeros((survivors.batches + 7) // 8, np.uint8)
     for shard in shards:
-        path = os.path.join(task.partition_path, shard.file.name)
+        path = os.path.join(task.scratch_path, shard.file.name)
         fd = fs.open_read(path)
         try:
             for row in _index(fs, fd, path, shard):

@@ -29,12 +29,12 @@ def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> Clea
     """Write `value` under a scratch name of this attempt; with nothing left behind where that fails."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
-    path = os.path.join(task.partition_path, name)
+    path = os.path.join(task.scratch_path, name)
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
     parts = [memoryview(data), *(array.raw() for array in arrays)]
     digest, size_bytes = hashlib.blake2b(), 0
-    fd = fs.create(path, fs.stat(task.path(base, names.LOG)))
+    fd = fs.create(path, task.like(fs, task.path(base, names.LOG)))
     try:
         try:
             sizes = b"".join(_SIZE.pack(size) for size in (len(parts), *(part.nbytes for part in parts)))
@@ -54,7 +54,7 @@ def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> Clea
 
 def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
     """What `hand_on` was given; nothing of it is believed before its digest is that of the round that wrote it."""
-    path = os.path.join(task.partition_path, file.name)
+    path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []
     fd = fs.open_read(path)
     try:

@@ -66,6 +66,7 @@ def prove(
     part: PartOfProof | None = None,
     expected_keys: int = 0,
     removal_limit_offset: int = 2**63 - 1,
+    scratch_path: str | None = None,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -74,6 +75,7 @@ def prove(
     offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
     keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
     At or above `removal_limit_offset` no tombstone and no marker may be gone for its time alone.
+    The scratch files are beside the sources, or in `scratch_path`.
 
     In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
     report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
@@ -85,7 +87,7 @@ def prove(
     if part is not None:
         rest = list(part.present)
     _check_groups(partition_path, segments, groups, mine)
-    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far, part)
+    proof = Proof(fs, partition_path, segments, segment_index_bytes, memory_bytes, so_far, part, scratch_path)
     proof.keys.expect(expected_keys)
     if active_producers is not None:
         proof.producers = np.array(active_producers, dtype=np.int64)

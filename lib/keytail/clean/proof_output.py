@@ -40,7 +40,7 @@ def start_output(proof: Proof) -> None:
     segment, end_offset = proof.waiting.pop(0)
     files = {file.suffix: file for file in segment.files}
     log = files[names.LOG]
-    open_checked(proof, proof.output, f"{proof.path}/{log.name}", log.size_bytes)
+    open_checked(proof, proof.output, f"{proof.scratch_path}/{log.name}", log.size_bytes)
     txn = files.get(names.TXN_INDEX)
     proof.current = output = Output(
         segment.base_offset,
@@ -49,7 +49,7 @@ def start_output(proof: Proof) -> None:
         np.frombuffer(_read_index(proof, files[names.INDEX]), dtype=np.uint8),
         np.frombuffer(_read_index(proof, files[names.TIME_INDEX]), dtype=np.uint8),
         _read_index(proof, txn) if txn is not None else b"",
-        {suffix: f"{proof.path}/{file.name}" for suffix, file in files.items()},
+        {suffix: f"{proof.scratch_path}/{file.name}" for suffix, file in files.items()},
     )
     for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
         if len(data) > proof.segment_index_bytes:
@@ -86,7 +86,7 @@ def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> No
 
 
 def _read_index(proof: Proof, file: CleanFile) -> bytes:
-    path = f"{proof.path}/{file.name}"
+    path = f"{proof.scratch_path}/{file.name}"
     data = proof.fs.read_bytes(path)
     if len(data) != file.size_bytes:
         what = f"the file has {len(data)} bytes instead of {file.size_bytes}"

@@ -115,9 +115,11 @@ class Proof:
         memory_bytes: int,
         so_far: ProofSoFar | None = None,
         part: PartOfProof | None = None,
+        scratch_path: str | None = None,
     ) -> None:
         self.fs = fs
         self.path = path
+        self.scratch_path = scratch_path or path
         self.segments = segments
         self.segment_index_bytes = segment_index_bytes
         self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)

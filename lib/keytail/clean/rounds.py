@@ -30,13 +30,23 @@ def source_bytes(segment: SegmentFacts) -> int:
 
 
 def scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset."""
+    """Upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset.
+
+    Out of place, where nothing is replaced, it is the only one, and copies of all else come with it.
+    """
+    if task.out_of_place is not None:
+        if not task.out_of_place.is_local:
+            return sum(file.size_bytes for file in task.out_of_place.source_files) + _MARGIN_BYTES
+        if task.out_of_place.only_copies:  # which are sent from where they are
+            return 0
     return sum(map(source_bytes, _left(task))) + _MARGIN_BYTES
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
     """Upper bound of what the largest group that is left takes, and the files that a round hands on beside it: with
     less no round can be written."""
+    if task.out_of_place is not None:
+        return scratch_bytes(task)
     handed_on = _handed_on_bytes(task)
     if task.grouping == "kafka":
         numbers = kafka_groups(task, task.first_uncleanable_offset)

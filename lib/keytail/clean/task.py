@@ -10,6 +10,9 @@ from keytail.clean.plan import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.output_record import PlacedFile, SeenFile
+from keytail.log.output_tree import writable
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
 
@@ -82,6 +85,27 @@ class NeedsFanOut(KeytailError):
 
 
 @dataclass(frozen=True)
+class OutOfPlace:
+    """Where a task writes that leaves its sources alone (OUT_OF_PLACE.md), and what it takes there.
+
+    Scratch files go to directory `path`: that of the partition in the target, or, where the target is an object store
+    (`is_local`), one of this host. `source_files` are all that the partition has to take over, as the driver saw them.
+    With `only_copies` nothing is cleaned.
+    """
+
+    path: str
+    source_files: tuple[SeenFile, ...]
+    is_local: bool = False
+    only_copies: bool = False
+
+    def like(self, fs: FileSystem, source: str) -> FileStat:
+        """What a file is made like: its source, with room for its owner to write; of this host's, the directory."""
+        if self.is_local:
+            return fs.stat(self.path)
+        return writable(fs.stat(source))
+
+
+@dataclass(frozen=True)
 class CleaningTask:
     """One cleaning of one partition, as the plan decided it; small, picklable, and the same for every attempt.
 
@@ -120,6 +144,16 @@ class CleaningTask:
     fan_out: FanOut = "never"
     throttle_bytes_per_s: int | None = None
     removal_limit_offset: int = NO_REMOVAL_LIMIT
+    out_of_place: OutOfPlace | None = None
+
+    @property
+    def scratch_path(self) -> str:
+        """The directory in which files are made."""
+        return self.out_of_place.path if self.out_of_place else self.partition_path
+
+    def like(self, fs: FileSystem, source: str) -> FileStat:
+        """What a file is made like that comes of this one."""
+        return self.out_of_place.like(fs, source) if self.out_of_place else fs.stat(source)
 
     @property
     def goes_on(self) -> bool:
@@ -156,7 +190,9 @@ class CleaningResult:
     """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
 
     `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
-    `rest`: groups are left for another round; records are counted then only as far as they were read.
+    `rest`: groups are left for another round; records are counted then only as far as they were read. Out of place,
+    `placed` are all files that the partition is to have there, None as long as only its groups are written; with a
+    `refusal` they are copies, and it says why.
     """
 
     end_offset: int
@@ -173,6 +209,8 @@ class CleaningResult:
     limits_met: int = 0
     large_batches: int = 0
     rest: HandedOn | FannedOut | None = None
+    placed: tuple[PlacedFile, ...] | None = None
+    refusal: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
 
 

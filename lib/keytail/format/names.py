@@ -41,6 +41,7 @@ LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 REMOTE_INDEX_CACHE_DIR = "remote-log-index-cache"
 CLUSTER_METADATA_TOPIC = "__cluster_metadata"
+BOOTSTRAP_SNAPSHOT = "bootstrap.checkpoint"
 TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
 
 # Files of a partition directory that belong to no segment.
@@ -48,6 +49,7 @@ LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
 IMPORT_RECORD = "keytail-import"  # ours: unknown to brokers, which ignore it (maintenance/IMPORT.md)
+OUTPUT_RECORD = "keytail-output.json"  # the same, of a partition written out of place (clean/OUT_OF_PLACE.md)
 METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
 
 MAX_OFFSET = 2**63 - 1
@@ -98,9 +100,14 @@ def guard_file(base_offset: int) -> str:
 
 def scratch_file(base_offset: int, run_id: str, attempt: str, suffix: str) -> str:
     """A name of our own that no other attempt uses, as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
+    return scratch_of(segment_file(base_offset, suffix), run_id, attempt)
+
+
+def scratch_of(name: str, run_id: str, attempt: str) -> str:
+    """The same of any file, which is to get `name`."""
     if not (_PART.fullmatch(run_id) and _PART.fullmatch(attempt)):
         raise ValueError(f"run and attempt must be letters, digits, '_' or '-': {run_id!r}, {attempt!r}")
-    return segment_file(base_offset, f"{suffix}.r{run_id}.a{attempt}{SCRATCH}")
+    return f"{name}.r{run_id}.a{attempt}{SCRATCH}"
 
 
 _PART = re.compile(r"[0-9A-Za-z_-]+")
@@ -113,6 +120,9 @@ _SCRATCH_CONTENT = (
 )
 _SCRATCH_FILE = re.compile(
     rf"{_OFFSET}{_SCRATCH_CONTENT}\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
+)
+_SCRATCH_OF_OTHERS = re.compile(
+    rf"(?![0-9]{{{_OFFSET_DIGITS}}}\.)\S+\.r(?P<run_id>{_PART.pattern})\.a(?P<attempt>{_PART.pattern}){re.escape(SCRATCH)}"
 )
 _LIVE_SUFFIXES = frozenset(CONTENT_SUFFIXES)
 _STAGE_KINDS: dict[str | None, FileKind] = {
@@ -142,6 +152,8 @@ def parse_file_name(name: str) -> FileName:
         offset = int(match["offset"])
         if offset <= MAX_OFFSET:
             return FileName(name, "scratch", offset, match["suffix"], match["run_id"], match["attempt"])
+    if match := _SCRATCH_OF_OTHERS.fullmatch(name):
+        return FileName(name, "scratch", None, "", match["run_id"], match["attempt"])
     if match := _SEGMENT_FILE.fullmatch(name):
         offset = int(match["offset"])
         kind = _STAGE_KINDS[match["stage"]]

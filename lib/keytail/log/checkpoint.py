@@ -89,16 +89,19 @@ def write_offsets(
 
     Owner and mode are those of `like`, by default of the file that is replaced, or else of its directory.
     """
-    _write_lines(
-        fs, path, [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())], like
-    )
+    _write(fs, path, encode_offsets(entries), like)
+
+
+def encode_offsets(entries: Mapping[tuple[str, int], int]) -> bytes:
+    """The file's contents."""
+    return _encode([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())])
 
 
 def write_epochs(
     fs: FileSystem, path: str, entries: Iterable[tuple[int, int]], like: FileStat | None = None
 ) -> None:
     """As `write_offsets`, of leader epochs and their start offsets, in the order given."""
-    _write_lines(fs, path, [f"{epoch} {start}" for epoch, start in entries], like)
+    _write(fs, path, _encode([f"{epoch} {start}" for epoch, start in entries]), like)
 
 
 def update_offset(
@@ -162,15 +165,18 @@ def _changed(offsets: Offsets, changes: Iterable[_Change]) -> Offsets:
     return offsets
 
 
-def _write_lines(fs: FileSystem, path: str, entries: Sequence[str], like: FileStat | None) -> None:
+def _encode(entries: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in (str(_VERSION), str(len(entries)), *entries)).encode()
+
+
+def _write(fs: FileSystem, path: str, data: bytes, like: FileStat | None) -> None:
     directory = os.path.dirname(path)
     if like is None:
         like = fs.stat(path if fs.exists(path) else directory)
     temporary = path + names.TEMPORARY
     if fs.exists(temporary):  # of a run that was killed here
         fs.unlink(temporary)
-    lines = [str(_VERSION), str(len(entries)), *entries]
-    fs.put_file(path, "".join(f"{line}\n" for line in lines).encode(), like, temporary)
+    fs.put_file(path, data, like, temporary)
     fs.fsync_dir(directory)
 
 

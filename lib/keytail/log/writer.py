@@ -164,7 +164,9 @@ class OutputWriter:
 
     `start_output` where an output must begin; `start_source` where the batches of the next source begin;
     `append`; at the end `finish`, or `discard`. `txn_index(from, to)` gives the transaction index of an output
-    that takes the offsets of [from, to). `splits` counts the outputs that had to end inside a source.
+    that takes the offsets of [from, to). `splits` counts the outputs that had to end inside a source. The sources are
+    in `partition_path`, and what is written of them too, unless there is a `scratch_path`; it is made like `like_of`
+    has it of their paths.
     """
 
     def __init__(
@@ -175,9 +177,13 @@ class OutputWriter:
         attempt: str,
         limits: Limits,
         txn_index: Callable[[int, int], bytes],
+        scratch_path: str | None = None,
+        like_of: Callable[[str], FileStat] | None = None,
     ) -> None:
         self._fs = fs
         self._partition_path = partition_path
+        self._scratch_path = scratch_path or partition_path
+        self._like_of = like_of or fs.stat
         self._run_id, self._attempt = run_id, attempt
         self._limits = limits
         self._txn_index = txn_index
@@ -219,12 +225,12 @@ class OutputWriter:
     def _path_of(self, base_offset: int) -> Callable[[str], str]:
         def path(suffix: str) -> str:
             name = names.scratch_file(base_offset, self._run_id, self._attempt, suffix)
-            return os.path.join(self._partition_path, name)
+            return os.path.join(self._scratch_path, name)
 
         return path
 
     def _open(self, base_offset: int, like_base: int) -> SegmentWriter:
-        like = self._fs.stat(os.path.join(self._partition_path, names.segment_file(like_base, names.LOG)))
+        like = self._like_of(os.path.join(self._partition_path, names.segment_file(like_base, names.LOG)))
         return SegmentWriter(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
 
     def start_output(self, source: Source) -> None:
@@ -293,7 +299,7 @@ class OutputWriter:
         if self._shares_source:
             bases, segments = self._groups.pop()
             first = bases[0]
-            paths += [os.path.join(self._partition_path, file.name) for out in segments for file in out.files]
+            paths += [os.path.join(self._scratch_path, file.name) for out in segments for file in out.files]
         for path in paths:
             self._fs.unlink(path)
             self._made.remove(path)

@@ -99,7 +99,8 @@ class Waiting:
         """Why a partition cannot be rewritten even alone."""
         if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
             return self._keeper.refusal(task)
-        return self._space.refusal(self._device(task), _least_bytes(task))
+        what = "the partition" if task.out_of_place else "the largest group of segments"
+        return self._space.refusal(self._device(task), _least_bytes(task), what)
 
     def _fitting(self) -> Bundle | None:
         taken: list[int] = []  # places in the list
@@ -174,7 +175,7 @@ def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
 
 
 def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
-    return space.device(os.path.dirname(task.partition_path))
+    return space.device(os.path.dirname(task.scratch_path))
 
 
 def _least_bytes(task: CleaningTask) -> int:

@@ -45,6 +45,7 @@ from keytail.spark.tasks import Outcome, explained, run_bundle
 
 if TYPE_CHECKING:
     from keytail.spark.ledger import Ledger
+    from keytail.spark.out_of_place import Placing
 
 
 @dataclass
@@ -62,6 +63,9 @@ class Compaction:
     together after that, in one replacement of the file of each log dir. A run that is killed before cleans those
     again. A partition that does not fit into the scratch space is written in rounds, alone on its file system: a job
     each, whose groups are installed before the next. Its checkpoint moves after the last.
+
+    Out of place (`place`, spark/out_of_place.py) nothing is replaced and no checkpoint moves: what tasks wrote is put
+    in the target, a partition after the other.
     """
 
     spark: Any
@@ -77,6 +81,7 @@ class Compaction:
     clean: Callable[[CleaningTask, str], CleaningResult] | None = None
     keeper: Keeper | None = None
     ledger: Ledger | None = None
+    place: Callable[[CleaningTask, ResultRow], Placing] | None = None
     _rows: dict[str, ResultRow] = field(default_factory=dict)
     _waiting: Waiting = field(init=False)
     _cleaning: int = 0  # partitions whose tasks have not answered
@@ -256,14 +261,14 @@ class Compaction:
 
         A row for each that was begun, which says how far it came; a stopped run begins no more of them.
         """
-        begun: list[Replacing] = []
+        begun: list[Replacing | Placing] = []
         for task, outcome in answers:
             if self._stopped:
                 break
             row = replace(planned_row(task), start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
-            begun.append(Replacing(self.fs, self.keeper, task, row))
+            begun.append(self.place(task, row) if self.place else Replacing(self.fs, self.keeper, task, row))
             self._replace(begun[-1], outcome)
-        self._move_checkpoints([one for one in begun if one.problem is None])
+        self._move_checkpoints([one for one in begun if one.problem is None and isinstance(one, Replacing)])
         for one in begun:
             if one.problem is None:
                 remove_lost_scratch(self.fs, one.task)
@@ -275,7 +280,7 @@ class Compaction:
             self.ledger.conclude(number, rows, {one.row.name: one.made for one in begun})
         return rows
 
-    def _replace(self, one: Replacing, outcome: Outcome[CleaningResult]) -> None:
+    def _replace(self, one: Replacing | Placing, outcome: Outcome[CleaningResult]) -> None:
         """Round by round. What ends it is the partition's problem."""
         try:
             while True:
@@ -315,7 +320,7 @@ class Compaction:
         result = outcome.value
         if outcome.problem is not None or result is None:
             raise outcome.problem or KeytailError("internal error: a task gave no answer")
-        refuse_unseen(self.fs, task.partition_path, sorted(written(result)), outcome.host)
+        refuse_unseen(self.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_lost_scratch(self.fs, task, result)
         return result
 
@@ -348,8 +353,13 @@ def clean_on_worker(
     """What one Spark task does; a map memory of 0 means this host's share."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
+    return clean_partition(*on_worker(tasks_a_host, task, attempt))
+
+
+def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
+    """The file system at the task's pace, and the task with this host's share of memory."""
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     fs = LOCAL
     if task.throttle_bytes_per_s is not None:
         fs = PacedFileSystem(Pace(max(1, task.throttle_bytes_per_s // tasks_a_host)))
-    return clean_partition(fs, replace(task, attempt=attempt, map_memory_bytes=memory))
+    return fs, replace(task, attempt=attempt, map_memory_bytes=memory)

@@ -46,14 +46,14 @@ _SETTINGS = {
 class Workers:
     """What every task of a fan-out has to know of the run."""
 
-    partition_path: str
+    scratch_path: str
     tasks_a_host: int
     throttle_bytes_per_s: int | None
     shared_storage: bool
 
     def file_system(self) -> FileSystem:
         if not self.shared_storage:
-            refuse_network_here(LOCAL, os.path.dirname(self.partition_path))
+            refuse_network_here(LOCAL, os.path.dirname(self.scratch_path))
         if self.throttle_bytes_per_s is None:
             return LOCAL
         return PacedFileSystem(Pace(max(1, self.throttle_bytes_per_s // self.tasks_a_host)))
@@ -136,7 +136,7 @@ class SparkEngine:
                 self.on_trace(outcome.trace)
             if outcome.problem is not None:
                 raise outcome.problem
-            refuse_unseen(LOCAL, self.workers.partition_path, _written(outcome.value), outcome.host)
+            refuse_unseen(LOCAL, self.workers.scratch_path, _written(outcome.value), outcome.host)
             values.append(outcome.value)
         return values  # type: ignore[return-value]
 
@@ -153,7 +153,7 @@ def fan_out_on_spark(
     """One partition compacted by the tasks of all hosts, or a round of it: what one task would have answered."""
     start_ms = time.time_ns() // 1_000_000
     cores = concurrent_tasks(spark)
-    workers = Workers(task.partition_path, cores, task.throttle_bytes_per_s, shared_storage)
+    workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)
     label = f"compact {os.path.basename(task.partition_path)} by fan-out"
     engine = SparkEngine(spark, workers, label, on_trace, stopped)
 

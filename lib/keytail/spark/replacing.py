@@ -76,21 +76,7 @@ class Replacing:
 
     def compacted_row(self) -> ResultRow:
         """Of a partition whose checkpoint has been moved."""
-        result = self.result
-        return replace(
-            self.row,
-            status="compacted",
-            end_dirty_offset=result.end_offset,
-            segments_before=result.segments_before,
-            segments_after=result.segments_after,
-            bytes_before=result.bytes_before,
-            bytes_after=result.bytes_after,
-            records_before=result.records_before,
-            records_after=result.records_after,
-            tombstones_removed=result.tombstones_removed,
-            markers_removed=result.markers_removed,
-            end_ms=_now_ms(),
-        )
+        return with_numbers(self.row, self.result)
 
     def fail(self, problem: KeytailError) -> None:
         """Ends a partition that is not done. What the group it stopped in has begun is finished or undone."""
@@ -128,16 +114,7 @@ class Replacing:
 
     def oddities(self) -> Iterator[str]:
         """In words, what there is to say of one that is done."""
-        if self.result.limits_met:
-            yield (
-                f"{self.row.name}: {self.result.limits_met} segments ended at a limit inside of what they were made "
-                "from: segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
-            )
-        if self.result.large_batches:
-            yield (
-                f"{self.row.name}: {self.result.large_batches} rebuilt batches are larger than max.message.bytes: "
-                "consumers and replicas fetch them all the same, but sent again they would not be taken"
-            )
+        return oddities_of(self.row.name, self.result)
 
     def _one_more(self) -> None:
         self.made += [segment.base_offset for segment in self._waiting.pop(0).segments]
@@ -156,6 +133,37 @@ class Replacing:
             return None, None
         logs = [entry.size_bytes for name, entry in entries if name.kind == "live" and name.suffix == names.LOG]
         return len(logs), sum(logs)
+
+
+def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
+    if result.limits_met:
+        yield (
+            f"{name}: {result.limits_met} segments ended at a limit inside of what they were made from: segment.bytes, "
+            "segment.index.bytes or 2^31 - 1 offsets"
+        )
+    if result.large_batches:
+        yield (
+            f"{name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and replicas "
+            "fetch them all the same, but sent again they would not be taken"
+        )
+
+
+def with_numbers(row: ResultRow, result: CleaningResult) -> ResultRow:
+    """The row of a partition that is compacted."""
+    return replace(
+        row,
+        status="compacted",
+        end_dirty_offset=result.end_offset,
+        segments_before=result.segments_before,
+        segments_after=result.segments_after,
+        bytes_before=result.bytes_before,
+        bytes_after=result.bytes_after,
+        records_before=result.records_before,
+        records_after=result.records_after,
+        tombstones_removed=result.tombstones_removed,
+        markers_removed=result.markers_removed,
+        end_ms=_now_ms(),
+    )
 
 
 def planned_row(task: CleaningTask) -> ResultRow:
@@ -193,10 +201,10 @@ def remove_scratch(
     kept = set() if result is None else written(result)
     if again and task.handed_on is not None:
         kept |= {task.handed_on.survivors.name, task.handed_on.proof.name}
-    for entry in fs.scan(task.partition_path):
+    for entry in fs.scan(task.scratch_path):
         name = names.parse_file_name(entry.name)
         if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
-            fs.unlink(os.path.join(task.partition_path, name.name))
+            fs.unlink(os.path.join(task.scratch_path, name.name))
             removed += 1
     return removed
 
@@ -204,6 +212,7 @@ def remove_scratch(
 def written(result: CleaningResult) -> set[str]:
     """Names of the scratch files that a round hands over."""
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
+    files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())
 
 

@@ -102,19 +102,19 @@ class ScratchSpace:
         bound = max(free // 2, least) if self.limit_bytes is None else self.limit_bytes
         return min(bound, free) if least <= min(bound, free) else None
 
-    def refusal(self, device: int, need: int) -> Refused:
-        """Why a partition cannot be rewritten even alone, group by group: its largest needs so much."""
+    def refusal(self, device: int, need: int, what: str = "the largest group of segments") -> Refused:
+        """Why a partition cannot be rewritten even alone, group by group: its largest (`what`) needs so much."""
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
         if self.limit_bytes is not None and need > self.limit_bytes:
             return Refused(
-                f"the largest group of segments needs up to {need} bytes of scratch space, and --max-scratch-bytes "
+                f"{what} needs up to {need} bytes of scratch space, and --max-scratch-bytes "
                 f"is {self.limit_bytes} (free: {free})",
                 path=path,
                 remedy=f"Raise --max-scratch-bytes to {need} or more",
             )
         return Refused(
-            f"the largest group of segments needs up to {need} bytes of scratch space, and {free} are free",
+            f"{what} needs up to {need} bytes of scratch space, and {free} are free",
             path=path,
             remedy=f"Free {max(need - free, 1)} bytes more on this file system",
         )

@@ -1,0 +1,184 @@
+"""Stop before every file operation, and let it fail, of runs out of place: into nothing, and into a tree of an earlier
+run of which one partition has changed since.
+
+Whatever is left, the source is as it was to the byte and the time; no broker can start on a target that is not whole;
+each partition there that counts as done is one of the states that it may have; and the next run ends in the tree that
+an undisturbed run makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from keytail.app import out_of_place
+from keytail.app.compaction import Request
+from keytail.app.selection import Choice, Configuration
+from keytail.config.resolve import from_command_line
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.output_record import decode_record
+from keytail.spark import compact as driver
+from keytail.spark import out_of_place as placing
+from keytail.spark.rows import DONE, ResultRow
+from keytail.spark.tasks import Outcome, attempt_one
+from tests.crash.compactions import NOW, RETENTION_MS, Log, LogDir
+from tests.crash.driver import SEED, SOAK, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.trees import Tree, read_tree
+from tests.interop.conftest import fast_dir  # noqa: F401
+
+# One that is compacted, with a tombstone in a later group than what it deletes, and one that is copied.
+LOGS = LogDir(
+    (
+        Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"]]),
+        Log("users-0", [["a:1"], ["a:2"]], compacted=False),
+    )
+)
+LATER = LogDir(
+    (Log("orders-0", [["a:1 b:1", "x:1"], ["a:2 x:2"], ["! a:- x:-"], ["y:1"], ["y:2", "z:1"]]), LOGS.logs[1])
+)
+SETTINGS = (
+    "orders:cleanup.policy=compact", "orders:segment.bytes=1048576", f"orders:delete.retention.ms={RETENTION_MS}",
+    "users:cleanup.policy=delete",
+)  # fmt: skip
+
+
+def run(fs: FileSystem, root: Path) -> list[ResultRow]:
+    """As the verb does it, in this process and this thread's order."""
+    request = Request(
+        choice=Choice(log_dirs=(str(root / "logs"),)),
+        configuration=Configuration(from_command_line(SETTINGS)),
+        execute=True,
+        now_ms=NOW,
+        unsafe_clock=True,
+        force=True,
+        shared_storage=True,
+        map_memory_bytes=1 << 20,
+        fan_out="never",
+        output_dirs=(str(root / "out"),),
+    )
+    with _here(fs):
+        return out_of_place.compact(request, fs)
+
+
+@contextlib.contextmanager
+def _here(fs: FileSystem) -> Iterator[None]:
+    attempts = iter(range(10**9))
+
+    def run_bundle(spark: Any, tasks: Any, function: Any, **_: Any) -> list[Outcome[Any]]:
+        return [attempt_one(function, task, f"n{next(attempts)}") for task in tasks]
+
+    context = SimpleNamespace(defaultParallelism=1, master="local[1]")
+    with (
+        # tests/log/test_lock.py has their faults.
+        patch.object(out_of_place, "hold", lambda *_: contextlib.nullcontext()),
+        patch.object(out_of_place, "is_held", lambda *_: False),
+        patch.object(out_of_place, "workers_of_run", lambda *_, **__: SimpleNamespace(sparkContext=context)),
+        patch.object(driver, "run_bundle", run_bundle),
+        patch.object(driver, "bundles_in_flight", lambda *_: 1),
+        patch.object(placing, "on_worker", lambda _, task, attempt: (fs, driver.replace(task, attempt=attempt))),
+    ):
+        yield
+
+
+def told(fs: FileSystem, root: Path) -> Failed:
+    return Failed(tuple(row.error for row in run(fs, root) if row.status not in DONE))
+
+
+def without_records(tree: Tree, prefix: str) -> Tree:
+    """Below `prefix`: names and contents, times but of the log dir's own files; of records only that they are there."""
+    found: Tree = {}
+    for path, (content, mtime_ns) in tree.items():
+        if path.startswith(prefix):
+            name = path.removeprefix(prefix)
+            own = name.endswith(names.OUTPUT_RECORD)
+            found[name] = (b"" if own else content, 0 if own or "/" not in name else mtime_ns)
+    return found
+
+
+def partition_of(tree: Tree, name: str) -> Tree:
+    return {path: file for path, file in without_records(tree, "out/").items() if path.startswith(f"{name}/")}
+
+
+def make_first(root: Path) -> None:
+    root.mkdir()
+    LOGS.make(root / "logs")
+
+
+def make_again(root: Path) -> None:
+    """The target is of the log dir as it was; then orders-0 has got a segment."""
+    make_first(root)
+    run(LOCAL, root)
+    os.rename(root / "logs", root / "before")
+    LATER.make(root / "logs")
+    before = root / "before"
+    for path in sorted((before / "users-0").iterdir()):
+        os.replace(path, root / "logs" / "users-0" / path.name)
+    for directory in (before / "users-0", before / "orders-0"):
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+    for path in before.iterdir():
+        path.unlink()
+    before.rmdir()
+
+
+@pytest.mark.parametrize("make", [make_first, make_again])
+def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
+    make: Any,
+    fast_dir: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    undisturbed = fast_dir / "undisturbed"
+    make(undisturbed)
+    start = read_tree(undisturbed)
+    assert all(row.status in DONE for row in run(LOCAL, undisturbed))
+    end = read_tree(undisturbed)
+    wanted = without_records(end, "out/")
+    assert names.META_PROPERTIES in wanted
+    assert (without_records(start, "out/") != {}) == (make is make_again)
+
+    def check(state: State) -> None:
+        left = state.tree
+        assert {n: f for n, f in left.items() if n.startswith("logs/")} == {
+            n: f for n, f in start.items() if n.startswith("logs/")
+        }, "the source was touched"
+        out = without_records(left, "out/")
+        if names.META_PROPERTIES in out:
+            assert out in (wanted, without_records(start, "out/")), "a broker may start on what is not whole"
+        for log in LOGS.logs:
+            data = left.get(f"out/{log.name}/{names.OUTPUT_RECORD}")
+            if data is not None and decode_record(data[0], "").is_finished:
+                here = {n: f for n, f in partition_of(left, log.name).items() if not n.endswith((".clean", ".tmp"))}
+                assert here in (partition_of(start, log.name), partition_of(end, log.name)), log.name
+        if state.action_ended:
+            assert out == wanted
+        try:
+            rows = run(LOCAL, state.root)
+        except Refused as problem:
+            raise AssertionError(f"the next run does not go on: {problem}") from problem
+        assert all(row.status in DONE for row in rows), rows
+        assert without_records(read_tree(state.root), "out/") == wanted
+
+    counts = Counts("compaction out of place")
+    for_every_stop(
+        start, told, check, work_dir=fast_dir / "stops", counts=counts, partial_cuts=3 if SOAK else 1,
+        torn_writes=SOAK, seed=SEED,
+    )  # fmt: skip
+    for_every_fault(
+        start, told, check, work_dir=fast_dir / "faults", counts=counts, again=told, share=0.02,
+        scratch=(".clean", ".tmp"), seed=SEED,
+    )  # fmt: skip
+    with capsys.disabled():
+        print(f"\n{make.__name__} (seed {SEED}): {counts}; losses 0")
+    assert counts.distinct_states > 20
+
+

@@ -1,0 +1,81 @@
+"""A broker starts on what `compact --output-dir` has made: the log dirs that another one has left, compacted elsewhere.
+
+It opens the partitions without recovery, serves of each key the newest record, and goes on from there; the log dirs
+themselves are as they were. Without `meta.properties` no broker starts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import golden
+from tests.app.log_dirs import snapshot
+from tests.interop.broker import Broker
+from tests.interop.broker_client import BrokerClient, from_wire
+from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of, repairs, start_client, state_of
+
+pytestmark = pytest.mark.interop
+
+RECORD = "keytail-output.json"
+
+
+def test_a_broker_goes_on_from_what_was_made_out_of_place(tmp_path: Path) -> None:
+    log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
+    before = [from_wire(row) for row in golden.record_rows()]  # what its own broker served
+    ends = {
+        f"{topic.name}-{number}": tuple(offsets)
+        for topic in golden.TOPICS.values()
+        for number, offsets in enumerate(topic.offsets)
+    }
+    untouched = snapshot(log_dir)
+    given = ("--log-dirs", log_dir, "--config", log_dir.parent / "server.properties")
+    given = (*given, *golden.topic_config_arguments(), "--output-dir", out, "--execute")
+    rows = keytail("compact", *given)
+    assert {row["status"] for row in rows} == {"compacted", "clean", "skipped"}
+    assert snapshot(log_dir) == untouched
+    recorded = {path.parent.name for path in out.rglob(RECORD)}
+    assert recorded == {path.name for path in log_dir.iterdir() if path.is_dir()}
+    with start_client() as client:
+        with Broker(out, tmp_path / "there") as broker:
+            client.connect(broker)
+            _look(client, before, ends)
+            assert client.describe_topics().keys() == golden.TOPICS.keys()
+            client.produce("afterwards", "zstd", 0, [(int(time.time() * 1000), b"new", b"1")])
+            assert [record.value for record in client.consume([("zstd", 0)]) if record.key == b"new"] == [b"1"]
+    lines = broker.log_lines()
+    assert not complaints(lines) and not repairs(lines)
+    skipped = f"Skipping recovery of {len(golden.partitions())} logs from {out} since clean shutdown file was found"
+    assert any(line.text == skipped for line in lines)
+    assert {path.parent.name for path in out.rglob(RECORD)} == recorded, "it leaves what it does not know"
+    # Its metadata log has gone on, which is what tells that somebody lives there now.
+    command = [KEYTAIL, "compact", *given]
+    again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "not what keytail wrote" in again.stderr
+
+
+def _look(client: BrokerClient, before: list, ends: dict) -> None:
+    after = client.consume(golden.partitions())
+    was = {record[:3]: record for record in before}
+    assert all(record == was[record[:3]] for record in after)
+    assert len(after) < len(before)
+    assert client.offsets(golden.partitions()) == ends
+    for topic in ("none", "zstd", "gzip", "idempotent"):
+        of = [[record for record in records if record.topic == topic] for records in (before, after)]
+        assert state_of(of[0]) == state_of(of[1])
+        assert {key: newest_of(of[0])[key] for key in newest_of(of[1])} == newest_of(of[1])
+
+
+def test_no_broker_starts_where_the_target_is_not_whole(tmp_path: Path) -> None:
+    log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
+    given = ("--log-dirs", log_dir, "--config", log_dir.parent / "server.properties", "--output-dir", out)
+    keytail("compact", *given, *golden.topic_config_arguments(), "--topic", "none|zstd", "--execute")
+    assert not (out / "meta.properties").exists()
+    broker = Broker(out, tmp_path / "there")
+    broker._format = lambda config: None  # type: ignore[method-assign] (as an operator who just starts it)
+    with pytest.raises(RuntimeError, match="the broker ended with status"):
+        broker.start()
