@@ -20,7 +20,9 @@ from keytail.app.each_partition import of_each
 from keytail.app.metadata import with_metadata
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
+from keytail.app.planning import Rules
 from keytail.app.progress import Reporter
+from keytail.app.replicas import tell_unhosted
 from keytail.app.rows import say
 from keytail.app.selection import Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
@@ -45,7 +47,7 @@ _COPIED_BYTES_PER_S = 400e6
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """A row for each chosen partition: what `--execute` would do. Changes and locks nothing, neither here nor there."""
     target = target_of(fs, request)
-    rules = replace(request.rules(), high_watermark="log-end")
+    rules = replace(request.rules(fs), high_watermark="log-end")
     chosen = choose(fs, request.choice)
     known = target.found()
     configuration = _with_metadata(fs, request)
@@ -56,6 +58,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             f"keytail: from {log_dir} to {target.tree(log_dir)}: {fates['clean']} partitions would be compacted, "
             f"{fates['copy']} copied as they are, {fates['keep']} are there unchanged, {fates['leave']} left out"
         )
+    tell_unhosted([one.name for one in judged if one.is_unhosted])
     return [one.planned_row(request.map_memory()) for one in judged]
 
 
@@ -64,7 +67,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     started_s = time.monotonic()
     with contextlib.ExitStack() as run:
         target = target_of(fs, request)
-        rules = replace(request.rules(), high_watermark="log-end")
+        rules = replace(request.rules(fs), high_watermark="log-end")
         choose(fs, request.choice)  # mistakes in flags, before any lock
         _refuse_in_use(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
@@ -80,6 +83,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         judged = of_each(
             chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=True), fs
         )
+        tell_unhosted([one.name for one in judged if one.is_unhosted])
         work = [one for one in judged if one.fate in ("clean", "copy")]
         work += [one for one in _metadata(fs, chosen, known) if one.fate == "copy"]
         run_id = secrets.token_hex(4)
@@ -87,7 +91,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         with Reporter("compact", len(work), size) as reporter:
             if spark is None and work:
                 spark = _workers(run, reporter, work, request)
-            driver = _Driver(request, fs, target, chosen, known, judged, work, run_id, reporter)
+            driver = _Driver(request, rules, fs, target, chosen, known, judged, work, run_id, reporter)
             deadline_s = None
             if request.deadline_minutes is not None:
                 deadline_s = started_s + request.deadline_minutes * 60
@@ -112,6 +116,7 @@ class _Driver:
     """One executing run, from what was judged to what is in the target."""
 
     request: Request
+    rules: Rules
     fs: FileSystem
     target: Target
     chosen: Chosen
@@ -130,12 +135,12 @@ class _Driver:
         from keytail.spark.tasks import run_bundle  # noqa: PLC0415 (the same)
 
         scratch = self.target.scratch(at_end)
-        hash_seed = secrets.randbits(63)
+        settings = self.request.task_settings()
         tasks = []
         for one in self.work:
             place = self.target.place_of(one.log_dir, one.name)
             path = os.path.join(scratch, one.name) if scratch else place
-            tasks.append(one.task(self.request, path, self.run_id, hash_seed, is_local=scratch is not None))
+            tasks.append(one.task(settings, self.rules, path, self.run_id, is_local=scratch is not None))
             self.target.tree(one.log_dir).make_partition(one.name, one.path)
         by_path = {task.partition_path: one for task, one in zip(tasks, self.work, strict=True)}
         worker = Worker(concurrent_tasks(spark), self.request.shared_storage, self.target.by_log_dir)
@@ -236,7 +241,7 @@ class _Driver:
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
         """Of the chosen partitions, in their order; the metadata log's has none, unless it could not be copied."""
         done: Iterator[ResultRow] = iter(placed)
-        rows = [next(done) if one.fate in ("clean", "copy") else one.row for one in self.judged]
+        rows = [one.gated(next(done)) if one.fate in ("clean", "copy") else one.row for one in self.judged]
         return rows + [row for row in done if row.status not in DONE]
 
 

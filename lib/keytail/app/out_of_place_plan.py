@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from keytail.app.planning import Planned, Rules, plan_one
+from keytail.app.planning import Planned, Rules, TaskSettings, cleaning_tasks, plan_one
 from keytail.app.selection import Configuration
 from keytail.clean.plan import CompactionConfig
 from keytail.errors import KeytailError, Refused, in_words
@@ -20,7 +20,6 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.app.compaction import Request
     from keytail.app.out_of_place_target import Target
     from keytail.clean.task import CleaningTask
     from keytail.log.output_record import Entries, OutputRecord, SeenFile
@@ -62,40 +61,34 @@ class Judged:
             return self.planned.planned_row(map_memory_bytes)
         return self.row
 
-    def task(self, request: Request, path: str, run_id: str, hash_seed: int, *, is_local: bool) -> CleaningTask:
+    def gated(self, row: ResultRow) -> ResultRow:
+        return self.planned.gated(row) if self.planned is not None else row
+
+    @property
+    def is_unhosted(self) -> bool:
+        """Whether other replicas were named, of which none has it."""
+        held = self.planned.gate if self.planned is not None and self.fate == "clean" else None
+        return held is not None and held.replica is None
+
+    def task(self, settings: TaskSettings, rules: Rules, path: str, run_id: str, *, is_local: bool) -> CleaningTask:
         from keytail.clean.task import CleaningTask, OutOfPlace  # noqa: PLC0415 (brings in the kernels)
 
-        only_copies = self.fate == "copy"
-        place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=only_copies)
-        settings = request.task_settings()
-        now_ms = request.rules().now_ms
-        common: dict[str, Any] = {
-            "now_ms": now_ms,
+        place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=self.fate == "copy")
+        if self.fate == "clean" and self.planned is not None:
+            [task] = cleaning_tasks([self.planned], rules, settings, run_id)
+            return replace(task, out_of_place=place)
+        copied: dict[str, Any] = {
+            "first_dirty_offset": 0,
+            "first_uncleanable_offset": 0,
+            "now_ms": rules.now_ms,
+            "config": CompactionConfig(),
             "run_id": run_id,
-            "hash_seed": hash_seed,
             "throttle_bytes_per_s": settings.throttle_bytes_per_s,
             "out_of_place": place,
         }
         if self.planned is None:
-            return CleaningTask(
-                self.topic, self.partition, self.path, (), (), 0, 0, 0, 0, config=CompactionConfig(), **common
-            )
-        facts, selection = self.planned.facts, self.planned.decision.selection
-        if only_copies or selection is None or self.planned.config is None:
-            start = facts.log_start_offset
-            none = {"first_dirty_offset": start, "first_uncleanable_offset": start, "config": CompactionConfig()}
-            return CleaningTask.of(facts, **none, **common)
-        return CleaningTask.of(
-            facts,
-            first_dirty_offset=selection.first_dirty_offset,
-            first_uncleanable_offset=selection.first_uncleanable_offset,
-            config=self.planned.config,
-            drop_keyless=settings.drop_keyless,
-            grouping=settings.grouping,
-            fan_out=settings.fan_out,
-            map_memory_bytes=settings.map_memory_bytes,
-            **common,
-        )
+            return CleaningTask(self.topic, self.partition, self.path, (), (), 0, 0, **copied)
+        return CleaningTask.of(self.planned.facts, **copied)
 
     def intended(self, target: Target) -> Intended:
         from keytail.log.output_record import Entries  # noqa: PLC0415 (as above)
