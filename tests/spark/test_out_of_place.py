@@ -1,0 +1,131 @@
+"""`compact --output-dir` on a real session of two cores: fan-out, a worker that is killed, a run that is stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.app import out_of_place
+from keytail.app.compaction import Request
+from keytail.app.selection import Choice, Configuration
+from keytail.clean.fan_out import Sizes
+from keytail.config.resolve import from_command_line
+from keytail.spark import compact
+from keytail.spark.fan_out import fan_out_on_spark
+from keytail.spark.rows import ResultRow
+from tests.app.log_dirs import random_records, snapshot, write_log_dir
+from tests.app.test_compact import CONFIG, KEYTAIL
+from tests.app.test_out_of_place import RECORD, files_of
+
+pytestmark = pytest.mark.spark
+
+NOW_MS = int(time.time() * 1000)
+SMALL = Sizes(slice_bytes=3000, shards=3)
+NAMES = ("orders-0", "orders-1", "users-0")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return write_log_dir(tmp_path / "logs", {name: random_records(n, 600) for n, name in enumerate(NAMES)})
+
+
+def run(spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, **more: Any) -> dict[str, ResultRow]:
+    """In this session."""
+    monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: spark)
+    request = Request(
+        choice=Choice(log_dirs=(str(source),)),
+        configuration=Configuration(from_command_line(("orders:cleanup.policy=compact",)), {}, True),
+        execute=True,
+        now_ms=NOW_MS,
+        unsafe_clock=True,
+        map_memory_bytes=8 << 20,
+        output_dirs=(str(out),),
+        **more,
+    )
+    return {row.name: row for row in out_of_place.compact(request)}
+
+
+def test_many_tasks_leave_what_one_leaves(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
+) -> None:
+    before = snapshot(log_dir)
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(spark, monkeypatch, log_dir, one, fan_out="never")
+    real = fan_out_on_spark
+    monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
+    rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
+    assert {name: row.status for name, row in rows.items()} == {
+        "orders-0": "compacted", "orders-1": "compacted", "users-0": "skipped"
+    }  # fmt: skip
+    assert files_of(many) == files_of(one)
+    assert {path.name for path in many.iterdir()} == {path.name for path in one.iterdir()}
+    assert snapshot(log_dir) == before
+
+
+class Dying:
+    """A worker's work, whose process is killed the first time that its files are written."""
+
+    def __init__(self, worker: Any, mark: Path) -> None:
+        self.worker, self.mark = worker, mark
+        self.finish = worker.finish
+
+    def place(self, task: Any, attempt: str) -> Any:
+        result = self.worker.place(task, attempt)
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+def test_a_worker_that_dies_is_one_that_never_was(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
+) -> None:
+    from keytail.spark import out_of_place as placing
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(spark, monkeypatch, log_dir, one)
+    real = placing.Worker
+    monkeypatch.setattr(placing, "Worker", lambda *given: Dying(real(*given), tmp_path / "died"))
+    rows = run(spark, monkeypatch, log_dir, two)
+    assert (tmp_path / "died").exists()
+    assert {row.status for row in rows.values()} == {"compacted", "skipped"}
+    assert files_of(two) == files_of(one), "and none of the first attempt's files is left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_the_source_and_the_next_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    """Without Spark, as short runs are; stopped where partitions are done and others are not."""
+    names = [f"orders-{n}" for n in range(40)]
+    source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    before = snapshot(source)
+    clock = ("--now", str(int(time.time() * 1000)), "--unsafe-clock")
+    flags = (*CONFIG, *clock, "--execute", "--throttle", "2m", "--output-dir")
+    command = [KEYTAIL, "compact", "--log-dirs", source, *flags]
+    run_of = subprocess.Popen([*map(str, command), str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 120
+    while not list(out.glob(f"*/{RECORD}")):
+        assert time.monotonic() < give_up and run_of.poll() is None
+        time.sleep(0.005)
+    run_of.send_signal(number)
+    _, errors = run_of.communicate(timeout=120)
+    assert run_of.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
+    assert snapshot(source) == before
+    assert not (out / "meta.properties").exists()
+    assert len(list(out.glob(f"*/{RECORD}"))) < len(names), "it was to be stopped in the middle"
+    if number == signal.SIGTERM:
+        assert not list(out.rglob("*.clean")) and not (out / ".lock").exists()
+        assert "interrupted by SIGTERM" in errors
+    for target in (out, whole):
+        done = subprocess.run([*map(str, command), str(target)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert files_of(out) == files_of(whole)
+    assert snapshot(source) == before
+    shutil.rmtree(source)
