@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST = ("tests/interop", "tests/spark", "tests/kills")
+FIRST = ("tests/interop", "tests/spark")
 LAST = "tests/app"  # what it starts finds the kernels compiled, once, by the tests before it
 
 
