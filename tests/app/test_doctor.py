@@ -9,11 +9,19 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
-from keytail.app import doctor
+from keytail.app import doctor_log_dirs
+from keytail.app import doctor_machine as machine
+from keytail.app.doctor_row import CheckRow
+from keytail.log.fs import FileSystem
+from keytail.log.lock import hold
+from keytail.spark import doctor as spark_doctor
 from tests.app.conftest import Run
 from tests.app.log_dirs import random_records, write_log_dir
 
@@ -59,25 +67,124 @@ def told(code: str, *arguments: str, **variables: str) -> tuple[dict[str, list[s
     return called, compiled, done.stderr
 
 
-def test_rows_say_what_is_there(run: Run) -> None:
-    result = run("doctor", "--output", "json")
+MACHINE = [
+    "Python", "Java", "Spark", "Delta's jars", "checksum and hash", "compiled kernels", "file descriptors", "memory",
+]  # fmt: skip
+
+
+def rows_of(result: Result) -> dict[str, dict[str, str]]:
     rows = {row["check"]: row for row in json.loads(result.stdout)}
-    assert set(rows) == {"Java", "checksum and hash", "compiled kernels", "memory"}
-    assert {row["status"] for row in rows.values()} <= {"good", "slow", "missing"}
-    assert len(rows) == len(doctor.CHECKS)
+    assert {row["status"] for row in rows.values()} <= {"ok", "warn", "fail"}
+    assert all(bool(row["remedy"]) == (row["status"] != "ok") for row in rows.values())
+    assert (result.exit_code == 0) == all(row["status"] != "fail" for row in rows.values())
+    return rows
+
+
+def test_rows_say_what_is_there(run: Run) -> None:
+    rows = rows_of(run("doctor", "--output", "json"))
+    assert list(rows) == [*MACHINE, "clock"]
     assert "cores" in rows["memory"]["found"]
-    assert (result.exit_code == 0) == all(row["status"] != "missing" for row in rows.values())
+    assert rows["Spark"]["status"] == rows["Python"]["status"] == rows["clock"]["status"] == "ok"
 
 
 def test_what_is_missing_is_named_with_what_to_do(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("keytail.kernels.jit.CACHE_FOLDER", None)
+    monkeypatch.setattr("keytail.kernels.native.NATIVE", False)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1 << 20))
     result = run("doctor")
     assert result.exit_code == 1
-    assert "Java missing: Set JAVA_HOME" in result.stdout
-    assert "compiled kernels slow: Set KEYTAIL_CACHE_DIR" in result.stdout
+    assert "Java fail: Set JAVA_HOME" in result.stdout
+    assert "compiled kernels warn: Set KEYTAIL_CACHE_DIR" in result.stdout
+    assert "checksum and hash warn: Slower, with the same results" in result.stdout
+    assert "file descriptors warn: ulimit -n 4096" in result.stdout
+    assert "Delta's jars warn: Run it once" in result.stdout
+    rows = rows_of(run("doctor", "--output", "json", "--delta-jars", str(tmp_path)))
+    assert rows["Delta's jars"]["status"] == "fail"
+    assert "delta-storage" in rows["Delta's jars"]["remedy"]
+
+
+def test_packages_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pyspark": "4.2.0", "pyspark-client": "4.2.0"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    assert (row := machine.spark()).status == "fail"
+    assert "pyspark-client" in row.found
+    versions |= {"pyspark": "4.1.0", "pyspark-client": ""}
+    assert (row := machine.spark()).status == "warn"
+    assert row.remedy == "pip install pyspark==4.2.0"
+
+
+def test_log_dirs(run: Run, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
+    before = {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    of = {name.removeprefix(str(log_dir)): row for name, row in rows.items() if name.startswith(str(log_dir))}
+    assert list(of) == ["", ": owner", ": storage", ": lock"]
+    assert {row["status"] for row in of.values()} == {"ok"}
+    assert "1 partitions, stopped cleanly" in of[""]["found"]
+    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "it only looks"
+    with hold([str(log_dir)]):
+        held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert held[f"{log_dir}: lock"]["status"] == "warn"
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    (log_dir / "lost+found").mkdir()
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows[str(log_dir)]["status"] == "fail"
+    assert "lost+found" in rows[str(log_dir)]["found"]
+    (log_dir / "lost+found").rmdir()
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows[str(log_dir)]["status"] == "warn"
+    [log] = list(log_dir.glob("orders-0/00000000000000000000.log"))
+    os.utime(log, (time.time() + 7200, time.time() + 7200))
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows["clock"]["status"] == "fail"
+    assert "newer than that" in rows["clock"]["found"]
+
+
+def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
+    log_dir = str(write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)}))
+
+    def storage(**answers: object) -> CheckRow:
+        fs = FileSystem()
+        for name, answer in answers.items():
+            setattr(fs, name, lambda path, answer=answer: answer)
+        [row] = [row for row in doctor_log_dirs.log_dirs(fs, [log_dir]) if row.check.endswith(": storage")]
+        return row
+
+    assert storage().status == "ok"
+    assert "--shared-storage" in storage(file_system_type="nfs4").remedy
+    assert "rounds" in storage(free_bytes=10).remedy
+    assert "--output-dir" in storage(is_read_only=True).remedy
+
+
+def test_no_log_dir(run: Run, tmp_path: Path) -> None:
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(tmp_path / "nowhere")))
+    assert rows["log dirs"]["status"] == "fail"
+    assert str(tmp_path / "nowhere") in rows["log dirs"]["found"]
+
+
+def test_hosts_that_differ() -> None:
+    here = spark_doctor.look([])
+    there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
+    here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
+    assert spark_doctor.differences(here, here) == []
+    nothing = "/x has no listing (No such file or directory), here 7 directories"
+    assert spark_doctor.differences(here, there) == [nothing]
+    versions = ("keytail 9", *here.versions[1:])
+    other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})
+    assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
+        "Python 3.9.1", "keytail 9", "/x has 7 directories"]  # fmt: skip
+    assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
+
+
+@pytest.mark.spark
+def test_executors(run: Run, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir), "--master", "local[2]"))
+    assert rows[f"executor on {os.uname().nodename}"]["status"] == "ok"
 
 
 def test_after_warming_a_run_compiles_nothing(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import reported
+from keytail.app.command import choice_of, configuration_of, reported
 
 Warm = Annotated[
     bool,
@@ -21,14 +22,28 @@ Warm = Annotated[
 
 
 @reported
-def doctor(warm: Warm = False, output: o.OutputFlag = o.Output.table) -> None:
+def doctor(
+    warm: Warm = False,
+    log_dirs: o.LogDirs = None,
+    config: o.Config = None,
+    master: o.Master = None,
+    delta_jars: o.DeltaJars = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
     """Say whether this machine is ready for the other verbs; with --warm compile what they need ahead.
 
-    keytail doctor --warm
+    With --log-dirs or --config the log dirs are looked at too: owner, storage, room, lock. With --master a small job
+    asks all executors whether they have the same packages, and the same log dirs at the same paths.
+
+    keytail doctor --warm --config /etc/kafka/server.properties --master spark://host:7077
     """
     from keytail.app import doctor as verb  # noqa: PLC0415 (--help and --version stay fast)
 
-    rows = verb.doctor(warm=warm)
+    paths: tuple[str, ...] = ()
+    if log_dirs or config:
+        paths = choice_of(configuration_of(config, None), log_dirs, None, None, None).log_dirs
+    now_ms = time.time_ns() // 1_000_000
+    rows = verb.doctor(warm=warm, now_ms=now_ms, paths=paths, master=master, delta_jars=delta_jars)
     if output is o.Output.json:
         show.print_json(rows)
     else:

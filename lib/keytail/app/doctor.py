@@ -1,80 +1,42 @@
 """The verb `doctor`: is this machine ready for the other verbs; with --warm, the kernels compiled ahead.
 
-Each check is a function without arguments that gives a row; CHECKS lists them. Nothing is changed but the cache of
-compiled kernels.
+Nothing is changed but the cache of compiled kernels, and no lock is taken, so it may run beside a broker.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
+from keytail.app import doctor_machine as machine
 from keytail.app import rows as show
+from keytail.app.doctor_log_dirs import clock, log_dirs
+from keytail.app.doctor_row import FAIL, OK, CheckRow
 from keytail.app.progress import Reporter
-from keytail.app.workers import cores
-from keytail.errors import UsageProblem
-from keytail.spark.memory import map_memory_bytes, physical_bytes
-from keytail.spark.session import java_version, require_java
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL, FileSystem
 
 
-@dataclass(frozen=True)
-class CheckRow:
-    """One check. `status`: `good`, `slow` (all works, but not as fast as it could), or `missing`."""
-
-    check: str
-    status: str
-    found: str
-    remedy: str = ""
-
-
-def _java() -> CheckRow:
-    try:
-        java = require_java()
-    except UsageProblem as problem:
-        return CheckRow("Java", "missing", problem.what, problem.remedy or "")
-    return CheckRow("Java", "good", f"{java}, version {java_version(java)}")
-
-
-def _native() -> CheckRow:
-    from keytail.kernels import native  # noqa: PLC0415 (brings in the compiler)
-
-    found = f"{native.CHOICE} ({native.CRC_FUNCTION or 'no C function'}, {native.HASH_NAME})"
-    if native.NATIVE:
-        return CheckRow("checksum and hash", "good", found)
-    return CheckRow("checksum and hash", "slow", found, "Install the wheels of crc32c and xxhash for this machine")
-
-
-def _cache() -> CheckRow:
-    from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
-
-    if jit.CACHE_FOLDER is None:
-        remedy = "Set KEYTAIL_CACHE_DIR to a folder that this user may write to"
-        return CheckRow("compiled kernels", "slow", "no folder to keep them in: each process compiles anew", remedy)
-    kept = sum(name.endswith(".nbi") for _, _, names in os.walk(jit.CACHE_FOLDER) for name in names)
-    found = f"{kept} in {jit.CACHE_FOLDER}"
-    if kept:
-        return CheckRow("compiled kernels", "good", found)
-    return CheckRow("compiled kernels", "slow", found, "keytail doctor --warm compiles them ahead, in about a minute")
-
-
-def _memory() -> CheckRow:
-    share = show.human_bytes(map_memory_bytes(cores()))
-    found = f"{show.human_bytes(physical_bytes())}, {cores()} cores: {share} for the map of one task (--map-memory)"
-    return CheckRow("memory", "good", found)
-
-
-CHECKS: tuple[Callable[[], CheckRow], ...] = (_java, _native, _cache, _memory)
-
-
-def doctor(*, warm: bool) -> list[CheckRow]:
-    """A row for each check, those of the cache after what `warm` has put into it."""
+def doctor(
+    *,
+    warm: bool,
+    now_ms: int,
+    paths: Sequence[str] = (),
+    master: str | None = None,
+    delta_jars: str | None = None,
+    fs: FileSystem = LOCAL,
+) -> list[CheckRow]:
+    """A row for each check, those of the cache after what `warm` has put into it; of log dirs where there are `paths`,
+    and of the executors of `master`, where it is given."""
     if warm:
         _warm()
-    return [check() for check in CHECKS]
+    rows = [machine.python(), machine.java(), machine.spark(), machine.delta(delta_jars), machine.native()]
+    rows += [machine.cache(), machine.descriptors(), machine.memory()]
+    rows += log_dirs(fs, paths) if paths else [clock(now_ms, None)]
+    return rows + (_executors(master, paths) if master else [])
 
 
 def _warm() -> None:
@@ -87,8 +49,28 @@ def _warm() -> None:
         reporter.note(f"{compiled} kernels are compiled{rest}")
 
 
+def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
+    from keytail.spark.doctor import ask_executors, differences, look  # noqa: PLC0415 (brings in Spark)
+    from keytail.spark.session import session_of_run  # noqa: PLC0415 (as the line above)
+
+    with contextlib.ExitStack() as run, Reporter("doctor", 0, 0) as reporter:
+        reporter.note(f"starting Spark on {master}")
+        try:
+            seen, problems = ask_executors(session_of_run(run, master, submitted=False), paths)
+        except KeytailError as problem:
+            return [CheckRow(f"executors of {master}", FAIL, problem.what, problem.remedy or "")]
+    here, rows = look(paths), []
+    remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail there (spark/CLUSTER.md)"
+    for host, there in sorted(seen.items()):
+        different = differences(here, there)
+        found = "; ".join(different) or f"Python {there.python}, {', '.join(there.versions)}, the same log dirs"
+        rows.append(CheckRow(f"executor on {host}", FAIL if different else OK, found, remedy if different else ""))
+    rows += [CheckRow(f"executors of {master}", FAIL, problem, remedy) for problem in problems]
+    return rows
+
+
 def exit_status(rows: Sequence[CheckRow]) -> int:
-    return 1 if any(row.status == "missing" for row in rows) else 0
+    return 1 if any(row.status == FAIL for row in rows) else 0
 
 
 def print_table(rows: Sequence[CheckRow]) -> None:

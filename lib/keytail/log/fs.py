@@ -235,6 +235,10 @@ class FileSystem:
         facts = self._look("free_bytes", (path,), lambda: os.statvfs(path))
         return facts.f_bavail * facts.f_frsize
 
+    def is_read_only(self, path: str) -> bool:
+        """Whether the file system of `path` is mounted so."""
+        return bool(self._look("is_read_only", (path,), lambda: os.statvfs(path)).f_flag & os.ST_RDONLY)
+
     def file_system_type(self, path: str) -> str:
         """What the kernel calls the file system that holds `path` ("ext4", "nfs4"); "" where it does not tell."""
         device = os.stat(path).st_dev

@@ -60,6 +60,27 @@ def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
         fs.close(fd)
 
 
+def can_be_asked(log_dir: str, fs: FileSystem = LOCAL) -> bool:
+    """Whether the system tells who holds locks in this directory; makes nothing. True where it has no file to ask."""
+    if not hasattr(fcntl, "F_OFD_GETLK"):
+        return False
+    candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
+    path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
+    if path is None:
+        return True
+    try:
+        fd = fs.open_read(path)
+    except OSError:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return False
+    finally:
+        fs.close(fd)
+    return True
+
+
 @contextlib.contextmanager
 def _hold_one(log_dir: str, fs: FileSystem) -> Iterator[None]:
     path = os.path.join(log_dir, names.LOCK)
