@@ -51,8 +51,8 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def run(fs: FileSystem, root: Path) -> list[ResultRow]:
-    """As the verb does it, in this process and this thread's order."""
+def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = None) -> list[ResultRow]:
+    """As the verb does it, in this process."""
     request = Request(
         choice=Choice(log_dirs=(str(root / "logs"),)),
         configuration=Configuration(from_command_line(SETTINGS)),
@@ -63,7 +63,8 @@ def run(fs: FileSystem, root: Path) -> list[ResultRow]:
         shared_storage=True,
         map_memory_bytes=1 << 20,
         fan_out="never",
-        output_dirs=(str(root / "out"),),
+        output_dirs=(out or str(root / "out"),),
+        scratch_dir=scratch_dir,
     )
     with _here(fs):
         return out_of_place.compact(request, fs)

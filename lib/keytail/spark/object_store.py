@@ -216,7 +216,7 @@ def _told(store: Store, what: str) -> Iterator[None]:
     except FileNotFoundError as missing:
         if missing.filename is not None:
             raise
-        raise StoreProblem(
+        raise Refused(  # which is not tried again
             f"there is no such bucket, folder or object: {store.without_secrets(str(missing))}",
             path=str(store),
             remedy="Make the bucket, or mend the name, and run again",

@@ -1,0 +1,76 @@
+"""A server that speaks S3's protocol (moto's), in a process of its own, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ACCESS_KEY, SECRET_KEY = "AKTESTACCESS", "testsecretthatnobodymaysee"
+_START_LIMIT_S = 60
+
+
+@dataclass(frozen=True)
+class S3Server:
+    port: int
+
+    def uri(self, path: str) -> str:
+        """Of a folder, with no keys in it: they are in the environment."""
+        return f"s3://{path}?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:{self.port}"
+
+    def uri_with_keys(self, path: str) -> str:
+        return self.uri(path).replace("s3://", f"s3://{ACCESS_KEY}:{SECRET_KEY}@")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        return keys | {"AWS_EC2_METADATA_DISABLED": "true"}
+
+    def objects(self, path: str) -> dict[str, bytes]:
+        """Names below a folder and what is in them, by another client than pyarrow's."""
+        client = self.client()
+        bucket, _, prefix = path.partition("/")
+        found: dict[str, bytes] = {}
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):
+            for one in page.get("Contents", ()):
+                name = one["Key"].removeprefix(f"{prefix}/")
+                if not name.endswith("/") and name:  # what pyarrow makes of a folder that has become empty
+                    found[name] = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
+        return found
+
+    def client(self) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3", endpoint_url=f"http://127.0.0.1:{self.port}", region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3Server]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
+    try:
+        give_up = time.monotonic() + _START_LIMIT_S
+        while True:
+            assert process.poll() is None, "the S3 server has ended"
+            assert time.monotonic() < give_up, "the S3 server does not answer"
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5).close()
+                break
+            time.sleep(0.05)
+        yield S3Server(port)
+    finally:
+        process.kill()
+        process.wait()
