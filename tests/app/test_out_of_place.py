@@ -295,6 +295,41 @@ def test_what_a_broker_changed_in_the_target_is_not_replaced(run: Run, log_dir: 
     assert not (out / "meta.properties").exists()
 
 
+@pytest.mark.parametrize("moment", ["before", "while", "after"])
+def test_a_source_that_changes_meanwhile_is_noticed(
+    run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """By a file that no task of the cleaning looks at: before it is read, after that, and before it is put in place."""
+    from keytail.clean import out_of_place as work
+    from keytail.spark import out_of_place as placing
+
+    def touched(real: Any, *, first: bool) -> Any:
+        def wrapped(*given: Any, **more: Any) -> Any:
+            path = log_dir / "orders-0" / "leader-epoch-checkpoint"
+            if first:
+                os.utime(path)
+            answer = real(*given, **more)
+            if not first:
+                os.utime(path)
+            return answer
+
+        return wrapped
+
+    if moment == "before":
+        monkeypatch.setattr(placing, "place_partition", touched(placing.place_partition, first=True))
+    elif moment == "while":
+        monkeypatch.setattr(work, "copy_rest", touched(work.copy_rest, first=False))
+    else:
+        monkeypatch.setattr(placing, "place_partition", touched(placing.place_partition, first=False))
+    out = tmp_path / "out"
+    rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0", status=1)
+    assert rows["orders-0"]["status"] == "refused"
+    assert "the source changed since it was planned: other names, sizes or times of leader-epoch-checkpoint" in (
+        rows["orders-0"]["error"]
+    )
+    assert list((out / "orders-0").iterdir()) == []
+
+
 @pytest.mark.parametrize("what", ["partition", "directory", "file", "metadata"])
 def test_a_target_with_other_things_in_it_is_refused(run: Run, log_dir: Path, tmp_path: Path, what: str) -> None:
     out = tmp_path / "out"

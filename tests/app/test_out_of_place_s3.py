@@ -102,8 +102,8 @@ def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_
     source = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200)})
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    _, errors = place(server, source, server.uri_with_keys("nosuchbucket/here"), scratch, status=1)
-    assert "s3://nosuchbucket/here" in errors
+    _, errors = place(server, source, server.uri_with_keys("nosuchbucket/here"), scratch, status=2)
+    assert "there is no bucket nosuchbucket (s3://nosuchbucket/here)" in errors
     server.client().put_object(Bucket="backups", Key="other/orders-0/00000000000000000000.log", Body=b"somebody's")
     _, errors = place(server, source, server.uri("backups/other"), scratch, status=1)
     assert "holds what keytail has not written: orders-0" in errors

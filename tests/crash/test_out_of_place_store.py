@@ -31,6 +31,8 @@ class Memory:
     """What of pyarrow's filesystems is used, over a dictionary: an object is there when it is closed. Call `fails_at`
     fails, and with `lasting` all that follow."""
 
+    type_name = "memory"
+
     def __init__(self, objects: dict[str, bytes], fails_at: int = 2**62, lasting: bool = True) -> None:
         self.objects, self.fails_at, self.lasting = objects, fails_at, lasting
         self.calls = 0

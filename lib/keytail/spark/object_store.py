@@ -35,6 +35,7 @@ T = TypeVar("T")
 _CHUNK_BYTES = 8 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 20.0
+_WITH_BUCKETS = ("s3", "gcs")
 _READERS = 16  # records that are read at the same time
 
 
@@ -168,16 +169,17 @@ class Store:
         self._tried(name, once)
 
     def sizes(self) -> dict[str, int]:
-        """Of all objects below the folder, by their names from there on."""
+        """Of all objects below the folder, by their names from there on. UsageProblem where there is no such bucket."""
         import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
         def once(remote: Any, path: str) -> dict[str, int]:
-            selector = pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=True)
-            return {
-                info.path[len(path) :].lstrip("/"): info.size
-                for info in remote.get_file_info(selector)
-                if info.type == pyarrow.fs.FileType.File
-            }
+            found = remote.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=True))
+            if not found and remote.type_name in _WITH_BUCKETS:
+                bucket = path.partition("/")[0]
+                if remote.get_file_info(bucket).type == pyarrow.fs.FileType.NotFound:
+                    raise UsageProblem(f"there is no bucket {bucket}", path=str(self), remedy="Make it, then run again")
+            files = [info for info in found if info.type == pyarrow.fs.FileType.File]
+            return {info.path[len(path) :].lstrip("/"): info.size for info in files}
 
         return self._tried("", once)
 
