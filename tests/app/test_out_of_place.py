@@ -249,6 +249,23 @@ def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path
     assert (out / "meta.properties").exists()
 
 
+def test_a_deadline_leaves_the_rest_for_the_next_run(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = place(run, log_dir, out, *CONFIG, "--deadline", "0")
+    assert {row["status"] for row in rows.values()} == {"skipped"}
+    assert "no broker may start" in told() and not list(out.glob(f"*/{RECORD}"))
+    rows = place(run, log_dir, out)
+    assert rows["orders-0"]["status"] == "compacted" and (out / "meta.properties").exists()
+
+
+def test_other_replicas_hold_tombstones_back(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    other = write_log_dir(tmp_path / "other", {"orders-0": records_of(log_dir / "orders-0")})
+    rows = place(run, log_dir, tmp_path / "out", *CONFIG, "--replica", f"b={other}")
+    assert (rows["orders-0"]["removal_limit_offset"], rows["orders-0"]["removal_limit_replica"]) == (0, "b")
+    assert rows["orders-1"]["removal_limit_replica"] is None
+    assert "orders-1: no --replica hosts it" in told()
+
+
 def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
     """What a broker ignores is read past; what it would finish is not ours to finish here."""
     out = tmp_path / "out"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from keytail.app import out_of_place
 from keytail.app.compaction import Request
+from keytail.app.out_of_place_plan import Judged
+from keytail.app.out_of_place_target import Target
 from keytail.app.selection import Choice, Configuration
 from keytail.clean.fan_out import Sizes
 from keytail.config.resolve import from_command_line
@@ -21,6 +24,7 @@ from keytail.spark import compact
 from keytail.spark.fan_out import fan_out_on_spark
 from keytail.spark.rows import ResultRow
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
+from tests.app.s3_server import s3_server
 from tests.app.test_compact import CONFIG, KEYTAIL
 from tests.app.test_out_of_place import RECORD, files_of
 
@@ -28,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 NOW_MS = int(time.time() * 1000)
 SMALL = Sizes(slice_bytes=3000, shards=3)
-NAMES = ("orders-0", "orders-1", "users-0")
+NAMES = ("orders-0", "users-0")
 
 
 @pytest.fixture
@@ -36,7 +40,9 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", {name: random_records(n, 600) for n, name in enumerate(NAMES)})
 
 
-def run(spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, **more: Any) -> dict[str, ResultRow]:
+def run(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
+) -> dict[str, ResultRow]:
     """In this session."""
     monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: spark)
     request = Request(
@@ -61,12 +67,51 @@ def test_many_tasks_leave_what_one_leaves(
     real = fan_out_on_spark
     monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
     rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
-    assert {name: row.status for name, row in rows.items()} == {
-        "orders-0": "compacted", "orders-1": "compacted", "users-0": "skipped"
-    }  # fmt: skip
+    assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
     assert files_of(many) == files_of(one)
     assert {path.name for path in many.iterdir()} == {path.name for path in one.iterdir()}
     assert snapshot(log_dir) == before
+
+
+def test_many_tasks_send_what_one_places(
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    log_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Into an object store; one partition is shared by all tasks as soon as it proves to have too many keys."""
+    monkeypatch.setattr(Target, "found", Target._found)  # there is no process to be forked
+    mounted = tmp_path / "mounted"
+    run(spark, monkeypatch, log_dir, mounted, fan_out="never")
+    (tmp_path / "scratch").mkdir()
+    with s3_server() as server:
+        server.client().create_bucket(Bucket="backups")
+        real = Judged.task
+        with_few = lambda *given, **more: replace(real(*given, **more), map_max_entries=5)  # noqa: E731
+        monkeypatch.setattr(Judged, "task", with_few)
+        uri = server.uri_with_keys("backups/7")
+        rows = run(spark, monkeypatch, log_dir, uri, fan_out="auto", scratch_dir=str(tmp_path / "scratch"))
+        assert {row.status for row in rows.values()} == {"compacted", "skipped"}, rows
+        assert "orders-0: more keys than" in capsys.readouterr().err
+        sent = {name: data for name, data in server.objects("backups/7").items() if "/" in name}
+        assert {name: data for name, data in sent.items() if not name.endswith(RECORD)} == {
+            name: data for name, (data, _, _) in files_of(mounted).items()
+        }
+        assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_keyless_records_are_copied_by_many_tasks_too(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = random_records(1, 200)
+    records[30] = type(records[30])(30, records[30].timestamp, None, b"no key")
+    source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
+    [row] = run(spark, monkeypatch, source, out, fan_out="always").values()
+    assert row.status == "refused"
+    assert row.error.startswith("copied as it is: ") and "--drop-keyless" in row.error
+    assert files_of(out) == files_of(source)
+    assert (out / "meta.properties").exists()
 
 
 class Dying:
@@ -102,12 +147,12 @@ def test_a_worker_that_dies_is_one_that_never_was(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_stopped_leaves_the_source_and_the_next_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     """Without Spark, as short runs are; stopped where partitions are done and others are not."""
-    names = [f"orders-{n}" for n in range(40)]
+    names = [f"orders-{n}" for n in range(24)]
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
     out, whole = tmp_path / "out", tmp_path / "whole"
     before = snapshot(source)
     clock = ("--now", str(int(time.time() * 1000)), "--unsafe-clock")
-    flags = (*CONFIG, *clock, "--execute", "--throttle", "2m", "--output-dir")
+    flags = (*CONFIG, *clock, "--execute", "--throttle", "1m", "--output-dir")
     command = [KEYTAIL, "compact", "--log-dirs", source, *flags]
     run_of = subprocess.Popen([*map(str, command), str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     give_up = time.monotonic() + 120

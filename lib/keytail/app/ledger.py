@@ -71,6 +71,11 @@ class LedgerFlags:
         return flags
 
 
+def is_named_by(spark: Any) -> bool:
+    """Whether the conf of spark-submit's session names a ledger."""
+    return bool(spark.sparkContext.getConf().get(_CONF_KEY))
+
+
 def is_uri(path: str) -> bool:
     """Such as s3a://bucket/ledger: for Spark's file systems, not this host's."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None

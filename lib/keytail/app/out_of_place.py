@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.compaction import Request
 from keytail.app.each_partition import of_each
+from keytail.app.ledger import is_named_by
 from keytail.app.metadata import with_metadata
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
@@ -71,6 +72,8 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         choose(fs, request.choice)  # mistakes in flags, before any lock
         _refuse_in_use(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
+        if spark is not None and is_named_by(spark):
+            say("keytail: a run out of place replaces nothing, and the ledger that the conf names hears nothing of it")
         target.make()
         if not target.is_store:
             if not request.shared_storage:
@@ -140,6 +143,8 @@ class _Driver:
         for one in self.work:
             place = self.target.place_of(one.log_dir, one.name)
             path = os.path.join(scratch, one.name) if scratch else place
+            if scratch:
+                os.mkdir(path)
             tasks.append(one.task(settings, self.rules, path, self.run_id, is_local=scratch is not None))
             self.target.tree(one.log_dir).make_partition(one.name, one.path)
         by_path = {task.partition_path: one for task, one in zip(tasks, self.work, strict=True)}

@@ -34,7 +34,7 @@ def place_partition(fs: FileSystem, task: CleaningTask, on_progress: Progress | 
     result = clean_or_not(fs, task, on_progress)
     try:
         placed = (*outputs_of(result.groups), *copy_rest(fs, task, result.groups))
-        refuse_other_files(fs, task)
+        refuse_other_files(fs, task)  # on the host that has read them; the driver looks for itself
     except BaseException:
         remove(fs, task, (file.scratch_name for file in outputs_of(result.groups)))
         raise

@@ -17,8 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keytail.clean.cleaner import clean_partition, next_round
+from keytail.clean.out_of_place import uncleaned
 from keytail.clean.task import CleaningResult, CleaningTask, NeedsFanOut
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import LOCAL, FileSystem
@@ -198,13 +199,17 @@ class Compaction:
         return self._fan_out(task)
 
     def _fan_out(self, task: CleaningTask) -> Outcome[CleaningResult]:
-        return fan_out_on_spark(
+        outcome = fan_out_on_spark(
             self.spark,
             task,
             shared_storage=self.shared_storage,
             on_trace=self.on_trace,
             stopped=lambda: self._stopped,
         )
+        if self.place is not None and isinstance(outcome.problem, Refused):  # as one task has it: it is copied
+            refused = replace(uncleaned(task), refusal=str(outcome.problem))
+            return replace(outcome, value=refused, problem=None)
+        return outcome
 
     def _next_bundle(self, most_cleaning: int) -> Bundle | None:
         """Wait for room, then take a bundle, with its space reserved. None: nothing is left to begin.

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
 from keytail.clean.out_of_place import outputs_of, to_copy
-from keytail.clean.task import CleaningTask
+from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.kernels.native import file_digest
@@ -317,9 +317,13 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """A directory of this host for what is cleaned before it is sent."""
+    """A directory of this host for what is cleaned before it is sent; it stays where a fan-out is to go on in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield
-    finally:
+    except NeedsFanOut:
+        raise
+    except BaseException:
         shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)

@@ -178,7 +178,8 @@ class Worker:
         fs, task = on_worker(self.tasks_a_host, given, attempt)
         store = self.store_of(task)
         if store is not None:
-            return self._send(fs, store, task, result)
+            with local_scratch(task.scratch_path):
+                return self._send(fs, store, task, result)
         self._refuse_network(task)
         copies = copy_rest(fs, task, result.groups)
         try:
