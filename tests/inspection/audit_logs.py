@@ -26,12 +26,15 @@ class Replica:
     segments: list[Segment]
     log_start: int = 0
     cleaned_to: int | None = 0
+    end: int | None = None  # of a log that the twin cannot read
 
     def batches(self) -> list[Batch]:
         return [batch for segment in self.segments for batch in decode_any_log(segment.log)]
 
     @property
     def log_end(self) -> int:
+        if self.end is not None:
+            return self.end
         return max([self.segments[-1].base_offset, *(batch.last_offset + 1 for batch in self.batches())])
 
 

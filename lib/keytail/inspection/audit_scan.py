@@ -15,6 +15,7 @@ import numpy as np
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CONTROL, TRANSACTIONAL
+from keytail.inspection.audit_cells import pack_entries, pack_places
 from keytail.inspection.compare import ReplicaLog
 from keytail.kernels import audit as kernels
 from keytail.log.fs import FileSystem
@@ -239,10 +240,12 @@ class _Scan:
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
-        for kind, split, out in ((RECORDS, kernels.split, self._sorted), (PLACES, kernels.split_places, self._places)):
-            split(self._entries, self._filled, shards, starts, out)
-            for shard in np.flatnonzero(np.diff(starts)):
-                yield self._cell(int(shard), kind, out[starts[shard] : starts[shard + 1]].tobytes())
+        kernels.split(self._entries, self._filled, shards, starts, self._sorted)
+        for shard in np.flatnonzero(np.diff(starts)):
+            yield self._cell(int(shard), RECORDS, pack_entries(self._sorted[starts[shard] : starts[shard + 1]]))
+        kernels.split_places(self._entries, self._filled, shards, starts, self._places)
+        for shard in np.flatnonzero(np.diff(starts)):
+            yield self._cell(int(shard), PLACES, pack_places(self._places[starts[shard] : starts[shard + 1]]))
         self._filled = 0
 
     def _events(self, stride: Stride) -> Iterator[Cell]:

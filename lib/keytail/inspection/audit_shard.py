@@ -16,6 +16,7 @@ import numpy as np
 
 from keytail.errors import KeytailError
 from keytail.format.control import ControlType
+from keytail.inspection.audit_cells import unpack_entries, unpack_places
 from keytail.inspection.audit_scan import EVENTS, GAPS, PLACES, AuditTask, Gap, order_kind, order_replica
 from keytail.inspection.compare import DIFFERENCES, REASONS
 from keytail.inspection.compare import PLACES as PLACE_KINDS
@@ -92,9 +93,9 @@ def compare(
         elif kind == EVENTS:
             events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, kernels.EVENT_COLUMNS))
         elif kind == PLACES:
-            places.add(order_replica(order), data)
+            places.add(order_replica(order), unpack_places(bytes(data)))
         else:
-            records_.add(order_replica(order), data)
+            records_.add(order_replica(order), unpack_entries(bytes(data)))
     one = _Shard(task, gaps, records_)
     others, elsewhere = _compare_places(task, places)
     one.merge()
@@ -122,16 +123,16 @@ class _Parts:
     """Cells of rows on their way into one array, replica by replica."""
 
     def __init__(self, replicas: int, words: int) -> None:
-        self._words, self._parts = words, [b""]
+        self._parts = [np.empty((0, words), np.int64)]
         self._sizes = np.zeros(replicas, np.int64)
 
-    def add(self, replica: int, data: Any) -> None:
-        self._parts.append(bytes(data))
-        self._sizes[replica] += len(data) // (8 * self._words)
+    def add(self, replica: int, rows: np.ndarray) -> None:
+        self._parts.append(rows)
+        self._sizes[replica] += len(rows)
 
     def joined(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """All rows, and where those of each replica begin and end; nothing is kept here."""
-        rows = np.frombuffer(bytearray().join(self._parts), np.int64).reshape(-1, self._words)
+        rows = np.concatenate(self._parts)
         self._parts = []
         end = np.cumsum(self._sizes)
         return rows, end - self._sizes, end
