@@ -24,7 +24,7 @@ from tests.bench.report import machine
 from tests.clean.test_fan_out_memory import BATCH_RECORDS, task_of, write_segments
 
 VALUE_BYTES = 91
-SEGMENTS = 8
+SEGMENTS = 4
 
 
 def generate(home: Path, records: int, keys: int) -> None:

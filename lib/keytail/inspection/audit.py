@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keytail.inspection.audit_scan import AuditTask, Cell, Gap, Piece, scan
+from keytail.inspection.audit_scan import AuditTask, Cell, Gap, pieces_of, scan
 from keytail.inspection.audit_shard import Examples, ShardFindings, compare, of_lost
 from keytail.inspection.compare import epoch_spans
 from keytail.log.fs import FileSystem
@@ -87,14 +87,8 @@ def audit(task: AuditTask, first_offset: int, engine: Engine) -> Audit:
 
 
 def _run(task: AuditTask, engine: Engine) -> list[ShardFindings]:
-    pieces = [
-        Piece(task, number, segment)
-        for number, replica in enumerate(task.replicas)
-        for segment in range(len(replica.segments))
-    ]
-    pieces.sort(key=lambda piece: -task.replicas[piece.replica].segments[piece.segment][1])
     name = f"audit {task.topic}-{task.partition}"
-    found: list[ShardFindings] = engine.shuffle(name, scan, pieces, task.shards, compare, task)
+    found: list[ShardFindings] = engine.shuffle(name, scan, pieces_of(task), task.shards, compare, task)
     return found
 
 

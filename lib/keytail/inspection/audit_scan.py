@@ -27,6 +27,7 @@ from keytail.log.stride import SegmentReader, Stride
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_BITS, _REPLICA_BITS, _SEGMENT_BITS = 60, 52, 26
 _RUN = 1 << 17  # entries that are split at a time: 8 MiB, and as much again for what comes of it
+PIECE_BYTES = 64 << 20  # of a task: to begin one takes Spark as long as to scan 10 MiB
 _MOST_GAPS = 1000  # of a segment: one that has more is given up
 
 
@@ -72,25 +73,48 @@ class AuditTask:
 
 @dataclass(frozen=True)
 class Piece:
-    """Segment `segment` of replica `replica`."""
+    """Segments `first` .. `end` of replica `replica`."""
 
     task: AuditTask
     replica: int
-    segment: int
+    first: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size, _ in self.task.replicas[self.replica].segments[self.first : self.end])
+
+
+def pieces_of(task: AuditTask) -> list[Piece]:
+    """All segments, small ones together, the largest pieces first."""
+    pieces = []
+    for number, replica in enumerate(task.replicas):
+        first = 0
+        for end in range(1, len(replica.segments) + 1):
+            piece = Piece(task, number, first, end)
+            if piece.size_bytes >= PIECE_BYTES or end == len(replica.segments):
+                pieces.append(piece)
+                first = end
+    return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
 
 def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
-    """All of one segment. Refused where the file is not the one that was listed: a broker is at work on it."""
+    """All of some segments. Refused where a file is not the one that was listed: a broker is at work on it."""
+    for segment in range(piece.first, piece.end):
+        yield from _scan_segment(fs, piece, segment)
+
+
+def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
     replica = piece.task.replicas[piece.replica]
-    base, size_bytes, mtime_ns = replica.segments[piece.segment]
+    base, size_bytes, mtime_ns = replica.segments[segment]
     path = f"{replica.path}/{names.segment_file(base, names.LOG)}"
-    closed = piece.segment + 1 < len(replica.segments)
+    closed = segment + 1 < len(replica.segments)
     if closed:
         refuse_changed(fs, path, size_bytes, mtime_ns)
     else:
         size_bytes = fs.size(path)  # of the active one: what has come since is whole, or behind the end
-    one = _Scan(fs, piece, path, size_bytes, replica.segments[piece.segment + 1][0] if closed else None)
-    yield from one.cells()
+    next_base = replica.segments[segment + 1][0] if closed else None
+    yield from _Scan(fs, piece, segment, path, size_bytes, next_base).cells()
     if closed:
         refuse_changed(fs, path, size_bytes, mtime_ns)
 
@@ -98,13 +122,15 @@ def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
 class _Scan:
     """One segment under way."""
 
-    def __init__(self, fs: FileSystem, piece: Piece, path: str, size_bytes: int, next_base: int | None) -> None:
+    def __init__(
+        self, fs: FileSystem, piece: Piece, segment: int, path: str, size_bytes: int, next_base: int | None
+    ) -> None:
         self._task, self._replica = piece.task, piece.replica
         self._path, self._size_bytes, self._next_base = path, size_bytes, next_base
         self._fs, self._reader, self._scanner = fs, SegmentReader(fs), RecordScanner()
         log = piece.task.replicas[piece.replica]
-        self._base, self._log = log.segments[piece.segment][0], log
-        self._order = piece.replica << _REPLICA_BITS | piece.segment << _SEGMENT_BITS
+        self._base, self._log = log.segments[segment][0], log
+        self._order = piece.replica << _REPLICA_BITS | segment << _SEGMENT_BITS
         self._cells = 0
         self._entries = np.empty((_RUN, kernels.WORDS), np.int64)
         self._sorted = np.empty((_RUN, kernels.WORDS), np.int64)
