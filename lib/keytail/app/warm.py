@@ -29,6 +29,9 @@ from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
 from keytail.format.build import build_batch
 from keytail.format.compression import CODECS, GZIP, compress
+from keytail.inspection.audit import Alone, audit
+from keytail.inspection.audit_scan import AuditTask
+from keytail.inspection.compare import ReplicaLog, cleaning_limits, compared_range
 from keytail.inspection.dump import DumpOptions, dump
 from keytail.inspection.dump_report import Report
 from keytail.inspection.lookup import lookup_offset, lookup_time
@@ -53,6 +56,9 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
         importlib.import_module(f"keytail.kernels.{module.name}")
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
         paths = [_new_partition(home, "warm", 0), _transactional_partition(home), _old_partition(home)]
+        on_step("audit")
+        for path in paths:
+            _audit(path, home)
         for path in paths:
             on_step(f"reading {os.path.basename(path)}")
             _read(path)
@@ -74,6 +80,21 @@ def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | No
         (_NOW_MS + n, b"key-%d" % (n * 7 % 10), None if n % 9 == 0 else b"value-%d" % n * 20)
         for n in range(first, first + count)
     ]
+
+
+def _audit(path: str, home: str) -> None:
+    """A partition and another one as replicas: nearly all of it is missing in either, and has to be explained."""
+    facts = survey(path)
+    other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}", 0))
+    logs = tuple(
+        ReplicaLog(
+            name, one.path, tuple((s.base_offset, s.log_bytes, s.log_mtime_ns) for s in one.segments),
+            one.log_start_offset, one.log_end_offset, None, None,
+        )
+        for name, one in (("a", facts), ("b", other))
+    )  # fmt: skip
+    first, end = compared_range(logs)
+    audit(AuditTask("warm", 0, logs, end, cleaning_limits(logs), 2, 1, 1), first, Alone(LOCAL))
 
 
 def _directory(home: str, topic: str, partition: int) -> str:
