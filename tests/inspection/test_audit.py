@@ -163,3 +163,23 @@ def test_nothing_above_where_a_cleaner_has_been_may_be_missing(tmp_path: Path) -
             replica.cleaned_to = offset
         result, _ = found(replicas, tmp_path)
         assert dict(result.divergences) == kinds, cleaned_to
+
+
+def test_a_marker_that_could_not_be_read_or_lies_below_a_log_start_is_not_missing(tmp_path: Path) -> None:
+    mine = {"producer_id": 4, "producer_epoch": 0}
+    data = encode_batch([Rec(0, NOW, b"k", b"v")], base_sequence=0, transactional=True, **mine)
+    marker = bytearray(encode_marker(1, NOW, commit=True, **mine))
+    rest = encode_batch([Rec(2, NOW, b"x", b"v")])
+    whole = one_batch(data, bytes(marker), rest)
+    without, _ = found([whole, one_batch(data, rest)], tmp_path)
+    assert dict(without.divergences) == {"marker-lost": 1}
+    marker[70] ^= 1
+    log = data + bytes(marker) + rest
+    damaged = Replica([Segment(0, log, mtime_ms=NOW), Segment(3, b"", mtime_ms=NOW)], end=3)
+    result, _ = found([whole, damaged], tmp_path)
+    assert not result.divergences
+    assert [(gap.first_offset, gap.end_offset) for gap in result.gaps] == [(1, 2)]
+    later = one_batch(rest)
+    later.log_start = 2
+    result, _ = found([whole, whole, later], tmp_path)
+    assert (dict(result.divergences), dict(result.early), result.common) == ({}, {}, 3)
