@@ -6,6 +6,7 @@ Pure but for listings of the source; what the target has is given.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,7 +211,8 @@ def _keep(
         return None
     row = planned.row()
     logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
-    text = f"unchanged since {record.written_ms} ms, when the target got it"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
+    text = f"unchanged since {since} UTC, when the target got it"
     status = row.status
     if status in ("clean", "skipped"):
         status = "clean"
