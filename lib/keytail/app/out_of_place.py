@@ -47,20 +47,23 @@ _COPIED_BYTES_PER_S = 400e6
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     """A row for each chosen partition: what `--execute` would do. Changes and locks nothing, neither here nor there."""
-    target = target_of(fs, request)
-    rules = replace(request.rules(fs), high_watermark="log-end")
-    chosen = choose(fs, request.choice)
-    known = target.found()
-    configuration = _with_metadata(fs, request)
-    judged = of_each(chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs)
-    for log_dir in request.choice.log_dirs:
-        fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
-        say(
-            f"keytail: from {log_dir} to {target.tree(log_dir)}: {fates['clean']} partitions would be compacted, "
-            f"{fates['copy']} copied as they are, {fates['keep']} are there unchanged, {fates['leave']} left out"
-        )
-    tell_unhosted([one.name for one in judged if one.is_unhosted])
-    return [one.planned_row(request.map_memory()) for one in judged]
+    with contextlib.ExitStack() as run:
+        if request.submitted:
+            session_of_run(run, request.master, submitted=request.submitted)
+        target = target_of(fs, request)
+        rules = replace(request.rules(fs), high_watermark="log-end")
+        chosen = choose(fs, request.choice)
+        known = target.found()
+        configuration = _with_metadata(fs, request)
+        judged = of_each(chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs)
+        for log_dir in request.choice.log_dirs:
+            fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
+            say(
+                f"keytail: from {log_dir} to {target.tree(log_dir)}: {fates['clean']} partitions would be compacted, "
+                f"{fates['copy']} copied as they are, {fates['keep']} are there unchanged, {fates['leave']} left out"
+            )
+        tell_unhosted([one.name for one in judged if one.is_unhosted])
+        return [one.planned_row(request.map_memory()) for one in judged]
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
