@@ -57,6 +57,14 @@ def test_no_topic_needs_to_be_named(run: Run, log_dir: Path, log: MetadataLog) -
     assert METADATA in said
 
 
+def test_old_metadata_is_told(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    as_of_ms = T0 + log.end_offset - 1
+    _, said = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
+    assert "Warning" not in said
+    _, said = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
+    assert "Warning: that is 2 d before this run, and settings of topics may have changed since" in said
+
+
 def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: Run, tmp_path: Path) -> None:
     log_dir = golden.unpack(tmp_path)
     flags = ("--config", tmp_path / "server.properties", "--now", str(golden.manifest()["generated_ms"] + 3_600_000))

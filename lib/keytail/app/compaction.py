@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.each_partition import of_each
 from keytail.app.ledger import LedgerFlags, recording, run_id_at
-from keytail.app.metadata import with_metadata
+from keytail.app.metadata import metadata_told
 from keytail.app.originals import make_directory, originals_of, tell, tell_kept
 from keytail.app.planning import (
     Planned,
@@ -115,7 +115,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
-        configuration, map_memory = _with_metadata(fs, request), request.map_memory()
+        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        map_memory = request.map_memory()
         rows = of_each(
             chosen,
             lambda log_dir, entry: plan_one(
@@ -145,7 +146,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         run.enter_context(hold(request.choice.log_dirs, fs))
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
-        configuration = _with_metadata(fs, request)
+        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
         tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
         _mend_checkpoints(fs, chosen, planned)
@@ -193,14 +194,6 @@ def _workers(
     seconds = [one.seconds for one in expected]
     extra = flags.session_settings()
     return workers_of_run(run, reporter, request.master, seconds, needs_spark=needs_spark, extra=extra)
-
-
-def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
-    """The configuration with what the metadata log says, and a word on standard error about how old that is."""
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
-    if configuration.cluster is not None:
-        say(f"keytail: {configuration.cluster.sentence()}")
-    return configuration
 
 
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:

@@ -11,15 +11,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from keytail.app.rows import say
 from keytail.app.selection import Configuration
 from keytail.config.files import parse_node_id
 from keytail.config.keys import KEYS, file_names
 from keytail.config.resolve import Layer, Setting, broker_options, topic_options
+from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.partition import PartitionEntry
+
+_OLD_MS = 3_600_000
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,16 @@ class Cluster:
         assert self.metadata is not None
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
-    def sentence(self) -> str:
-        """What to tell a person about it."""
+    def sentence(self, now_ms: int) -> str:
+        """What to tell a person about it, with a warning where it is old."""
         if self.metadata is None:
             return self.problem
         at = self.metadata
-        return f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
+        said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
+        if at.as_of_ms < 0 or now_ms - at.as_of_ms <= _OLD_MS:
+            return said
+        age = duration_text(now_ms - at.as_of_ms)
+        return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
         """The entry of `topic` for `effective`, where the metadata has one."""
@@ -116,6 +124,16 @@ def with_metadata(fs: FileSystem, log_dirs: Sequence[str], configuration: Config
     except (KeytailError, OSError) as problem:
         return replace(configuration, cluster=Cluster(problem=str(problem)))
     return replace(configuration, cluster=Cluster(broker, metadata))
+
+
+def metadata_told(
+    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int
+) -> Configuration:
+    """As `with_metadata`, with a word on standard error about how old the metadata is."""
+    configuration = with_metadata(fs, log_dirs, configuration)
+    if configuration.cluster is not None:
+        say(f"keytail: {configuration.cluster.sentence(now_ms)}")
+    return configuration
 
 
 def _value(broker: Mapping[str, Setting], name: str) -> object:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from keytail.app.compaction import Request
 from keytail.app.each_partition import of_each
 from keytail.app.ledger import is_named_by
-from keytail.app.metadata import with_metadata
+from keytail.app.metadata import metadata_told
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
 from keytail.app.planning import Rules
 from keytail.app.progress import Reporter
 from keytail.app.replicas import tell_unhosted
 from keytail.app.rows import say
-from keytail.app.selection import Chosen, Configuration, choose
+from keytail.app.selection import Chosen, choose
 from keytail.app.stopping import Stopped
 from keytail.app.workers import workers_of_run
 from keytail.errors import Refused
@@ -54,7 +54,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = replace(request.rules(fs), high_watermark="log-end")
         chosen = choose(fs, request.choice)
         known = target.found()
-        configuration = _with_metadata(fs, request)
+        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         judged = of_each(chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs)
         for log_dir in request.choice.log_dirs:
             fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
@@ -84,7 +84,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             run.enter_context(hold(target.places, fs))
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
-        configuration = _with_metadata(fs, request)
+        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         known = target.found()
         judged = of_each(
             chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=True), fs
@@ -274,10 +274,3 @@ def _workers(run: contextlib.ExitStack, reporter: Reporter, work: Sequence[Judge
     seconds = [one.seconds for one in expected if one is not None]
     seconds += [one.size_bytes / _COPIED_BYTES_PER_S for one in work]
     return workers_of_run(run, reporter, request.master, seconds, needs_spark=needs_spark)
-
-
-def _with_metadata(fs: FileSystem, request: Request) -> Configuration:
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
-    if configuration.cluster is not None:
-        say(f"keytail: {configuration.cluster.sentence()}")
-    return configuration
