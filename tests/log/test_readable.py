@@ -79,3 +79,22 @@ def test_a_log_that_ends_before_its_high_watermark(log: GrowingLog) -> None:
     with pytest.raises(CorruptLog, match="end at offset 18, before the high watermark 20"):
         asked(log)
     assert asked(log, log_end=True).end_offset == 18
+
+
+def test_segments_that_are_being_replaced(log: GrowingLog) -> None:
+    """What was committed and not finished: the sources have other names already, and nobody else tells."""
+    log.roll()
+    log.append(2)
+    log.write()
+    source = log.path / f"{0:020d}.log"
+    (log.path / f"{0:020d}.log.swap").write_bytes(source.read_bytes())
+    with pytest.raises(Refused, match="segments may be missing") as caught:
+        asked(log)
+    assert str(caught.value.path).endswith(".log.swap")
+    source.rename(log.path / f"{0:020d}.log.deleted")
+    with pytest.raises(Refused, match="segments may be missing"):
+        asked(log, log_end=True)
+    (log.path / f"{0:020d}.log.swap").unlink()
+    (log.path / f"{0:020d}.log.deleted").rename(source)
+    (log.path / f"{7:020d}.log.deleted").touch()  # as a broker leaves it for a minute
+    assert asked(log).end_offset == 22

@@ -26,9 +26,11 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     """Up to the high watermark that the broker has checkpointed, or to the log end where that is said; with `committed`
     to the last stable offset at most, which is where the earliest open transaction begins (`now_ms` tells its age).
 
-    Raises Refused where there is no high watermark and the log end is not said to do; CorruptLog where the log ends in
-    what is no batch though a broker stopped cleanly, or before its high watermark.
+    Raises Refused where there is no high watermark and the log end is not said to do, and where segments are being
+    replaced, or were when something was stopped: what is listed is then not the whole log. CorruptLog where the log
+    ends in what is no batch though a broker stopped cleanly, or before its high watermark.
     """
+    _refuse_half_replaced(facts)
     notes = []
     if facts.high_watermark is None and not log_end:
         raise Refused(
@@ -54,6 +56,17 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
         limit = unstable.offset
         notes.append(f"up to offset {limit}: {unstable.why}")
     return Readable(max(limit, facts.log_start_offset), tuple(notes))
+
+
+def _refuse_half_replaced(facts: PartitionFacts) -> None:
+    swaps = [name for name in facts.leftovers if names.parse_file_name(name).kind == "swap"]
+    if swaps:
+        raise Refused(
+            "segments are being replaced here, or were when something was stopped: segments may be missing",
+            path=os.path.join(facts.path, swaps[0]),
+            remedy="Beside a running broker try again. Else a broker that starts finishes it, and so does `keytail "
+            "compact --execute` of this partition",
+        )
 
 
 def _refuse_damaged_end(facts: PartitionFacts) -> None:
