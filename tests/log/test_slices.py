@@ -223,3 +223,15 @@ def test_damage_in_the_active_segment(rng: random.Random, tmp_path: Path) -> Non
         wanted = appended(log, 0, log.end)
         assert [replace(one, offset=0) for one in found] == [replace(one, offset=0) for one in wanted]
     assert read_anyway < 30
+
+
+def test_a_batch_below_its_segment(rng: random.Random, tmp_path: Path) -> None:
+    log = single(rng, tmp_path, 3)
+    log.roll()
+    log.append(3)
+    log.append(3)
+    log.write()
+    file = log.path / f"{9:020d}.log"
+    file.write_bytes((4).to_bytes(8, "big") + file.read_bytes()[8:])
+    with pytest.raises(CorruptLog, match="begins at offset 4, below its segment, which begins at 9"):
+        list(read(slices(log, 0, log.end, 400)))

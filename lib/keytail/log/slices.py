@@ -190,7 +190,22 @@ def _strides(reader: SegmentReader, piece: LogSlice) -> Iterator[Stride]:
     for stride in reader.strides(piece.path, piece.stop, start=piece.start):
         refuse_unsupported(stride)
         check_ends_below(stride, piece.next_offset)
+        _check_begins(stride, piece)
         yield stride
+
+
+def _check_begins(stride: Stride, piece: LogSlice) -> None:
+    """CorruptLog for a batch below its segment: the offset of a batch has no checksum."""
+    first = stride.table[0]
+    if first["base_offset"] < piece.segment.base_offset:
+        raise CorruptLog(
+            f"the batch begins at offset {first['base_offset']}, below its segment, which begins at "
+            f"{piece.segment.base_offset}",
+            path=stride.path,
+            byte_position=int(first["position"]),
+            offset=int(first["base_offset"]),
+            remedy=CORRUPT_REMEDY,
+        )
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
