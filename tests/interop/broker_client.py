@@ -183,6 +183,16 @@ class BrokerClient:
             assert time.monotonic() < give_up, f"a transaction stays open; last stable offsets: {stable}"
             time.sleep(0.05)
 
+    def wait_until_quiet(self, partitions: Iterable[tuple[str, int]], quiet_s: float = 1.0) -> None:
+        """Until no record has come for a second: behind the markers of a transaction its coordinator still writes that
+        it is complete."""
+        asked = list(partitions)
+        ends, since_s = self.offsets(asked), time.monotonic()
+        while time.monotonic() - since_s < quiet_s:
+            time.sleep(0.1)
+            if (now := self.offsets(asked)) != ends:
+                ends, since_s = now, time.monotonic()
+
     def offsets_for_times(
         self, topic: str, partition: int, timestamps_ms: Iterable[int]
     ) -> list[tuple[int, int] | None]:

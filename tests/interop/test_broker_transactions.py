@@ -181,6 +181,7 @@ class Story:
         self.expected[when] = {number: self.ledger.after_compaction(number, end) for number, end in ends.items()}
 
     def look(self, when: str, client: BrokerClient) -> None:
+        client.wait_until_quiet(EVERYTHING)
         self.views[when] = View.of(client)
         self.expected_groups[when] = dict(self.ledger.groups)
         self.aborted[when] = {name for name, how in self.ledger.ended.items() if how == "abort"}
