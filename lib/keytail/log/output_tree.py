@@ -187,12 +187,12 @@ class MountedTree:
         self._put(self.path, name, data, writable(like))
 
     def remove(self, root_files: Iterable[str]) -> None:
-        """Files of the log dir, durably, those that are there."""
-        there = [name for name in root_files if self.fs.exists(os.path.join(self.path, name))]
-        for name in there:
-            self.fs.unlink(os.path.join(self.path, name))
-        if there:
-            self.fs.fsync_dir(self.path)
+        """Files of the log dir, those that are there: each is gone for good before the next goes."""
+        for name in root_files:
+            path = os.path.join(self.path, name)
+            if self.fs.exists(path):
+                self.fs.unlink(path)
+                self.fs.fsync_dir(self.path)
 
 
 def writable(like: FileStat) -> FileStat:
