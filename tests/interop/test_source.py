@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from keytail.spark import delta
 from keytail.spark.session import local_session
 from tests.interop.broker import Broker
 from tests.interop.broker_story import start_client
@@ -29,7 +30,8 @@ LEVELS = ("read_uncommitted", "read_committed")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    session = local_session("local[2]", "source test", {}, rows_in_jvm=True)
+    # One JVM serves all sessions of a run of tests: what others need of it has to be there from the start.
+    session = local_session("local[2]", "source test", delta.session_settings(None), rows_in_jvm=True)
     add_kafka_source(session)
     yield session
     session.stop()
