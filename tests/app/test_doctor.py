@@ -151,7 +151,7 @@ def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
         fs = FileSystem()
         for name, answer in answers.items():
             setattr(fs, name, lambda path, answer=answer: answer)
-        [row] = [row for row in doctor_log_dirs.log_dirs(fs, [log_dir]) if row.check.endswith(": storage")]
+        [row] = [row for row in doctor_log_dirs.log_dirs(fs, [log_dir], 2**60) if row.check.endswith(": storage")]
         return row
 
     assert storage().status == "ok"

@@ -35,7 +35,7 @@ def doctor(
         _warm()
     rows = [machine.python(), machine.java(), machine.spark(), machine.delta(delta_jars), machine.native()]
     rows += [machine.cache(), machine.descriptors(), machine.memory()]
-    rows += log_dirs(fs, paths) if paths else [clock(now_ms, None)]
+    rows += log_dirs(fs, paths, now_ms) if paths else [clock(now_ms, None)]
     return rows + (_executors(master, paths) if master else [])
 
 

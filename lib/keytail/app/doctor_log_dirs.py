@@ -22,7 +22,7 @@ from keytail.spark.storage import is_network
 _FUTURE_MS = 3_600_000
 
 
-def log_dirs(fs: FileSystem, paths: Sequence[str]) -> list[CheckRow]:
+def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int) -> list[CheckRow]:
     """Rows of each log dir, and one of the clock."""
     try:
         surveyed = survey_log_dirs(fs, paths)
@@ -36,11 +36,11 @@ def log_dirs(fs: FileSystem, paths: Sequence[str]) -> list[CheckRow]:
         try:
             largest, last = _sizes(fs, facts)
         except OSError as problem:
-            rows.append(CheckRow(f"{facts.path}", FAIL, in_words(problem), "See that this user may read all of it"))
+            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "See that this user may read all of it"))
             continue
         newest = last if newest is None or (last is not None and last > newest) else newest
         rows += [_state(facts), _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
-    return [*rows, clock(time.time_ns() // 1_000_000, newest)]
+    return [*rows, clock(now_ms, newest)]
 
 
 def _state(facts: LogDirFacts) -> CheckRow:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.app.lookup import parse_time
@@ -27,6 +28,7 @@ from keytail.app.stopping import Stopped
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.delta import require_delta, session_settings
 from keytail.spark.ended import SparkEnded
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from keytail.spark.export_columns import Format, Formats
     from keytail.spark.export_table import TableState
 
-_ATTEMPTS = 3  # a live broker may delete or roll a segment between the listing and the look
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ def _plan_topic(
         try:
             if problem is not None:
                 raise problem
-            planned.append(_plan_live(fs, request, log_dir, entry, state, seed, row))
+            plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
+            planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
         except KeytailError as refused:
             planned.append(_Planned(replace(row, status=status_of(refused), error=str(refused))))
         except OSError as system:
@@ -212,24 +214,6 @@ def _state(request: Request, topic: str) -> TableState | None:
 
 def _in_words(formats: Mapping[str, str]) -> str:
     return " and ".join(f"--{what}-format {name}" for what, name in formats.items())
-
-
-def _plan_live(
-    fs: FileSystem,
-    request: Request,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    state: TableState | None,
-    seed: int,
-    row: ExportRow,
-) -> _Planned:
-    for left in reversed(range(_ATTEMPTS)):
-        try:
-            return _plan(fs, request, log_dir, entry, state, seed, row)
-        except (KeytailError, OSError):
-            if log_dir.clean_shutdown or not left:
-                raise
-    raise AssertionError
 
 
 def _plan(

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
-from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts, log_end
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+
+
+def again_beside_a_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
+    """What `look` gives, which lists and then reads. A few times where a broker may run and it raises KeytailError or
+    OSError: segments may be rolled, cleaned or deleted between the two. Raises what it raised the last time."""
+    for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
+        try:
+            return look()
+        except (KeytailError, OSError):
+            if not left:
+                raise
+    raise AssertionError
 
 
 @contextmanager

@@ -42,43 +42,33 @@ def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
 
     Also True where it cannot be asked: no rights to the file, or a system that does not tell.
     """
-    path = os.path.join(log_dir, names.LOCK)
+    return _asked(os.path.join(log_dir, names.LOCK), fs) is not False
+
+
+def can_be_asked(log_dir: str, fs: FileSystem = LOCAL) -> bool:
+    """Whether the system tells who holds locks in this directory; makes nothing. True where it has no file to ask."""
+    candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
+    path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
+    return path is None or _asked(path, fs) is not None
+
+
+def _asked(path: str, fs: FileSystem) -> bool | None:
+    """Whether the file is locked, False of one that is not there. None: it cannot be asked."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
         return False
     except OSError:
-        return True
+        return None
     try:
         if not hasattr(fcntl, "F_OFD_GETLK"):
-            return True
+            return None
         wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        return _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK
+        return bool(_FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK)
     except OSError:
-        return True
+        return None
     finally:
         fs.close(fd)
-
-
-def can_be_asked(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Whether the system tells who holds locks in this directory; makes nothing. True where it has no file to ask."""
-    if not hasattr(fcntl, "F_OFD_GETLK"):
-        return False
-    candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
-    path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
-    if path is None:
-        return True
-    try:
-        fd = fs.open_read(path)
-    except OSError:
-        return False
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    except OSError:
-        return False
-    finally:
-        fs.close(fd)
-    return True
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from keytail.errors import KeytailError, Refused, UsageProblem, of_system
+from keytail.errors import Refused, UsageProblem, of_system
 from keytail.inspection.lookup import lookup_time
 from keytail.log.fs import FileSystem
+from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.readable import Readable, readable
 from keytail.log.slices import LogSlice, slices_of
@@ -21,7 +22,6 @@ from keytail.spark.source_options import EARLIEST, LATEST, Bound, SourceOptions
 
 # What opening a file costs beside reading it, as Spark counts it: many small partitions share a task.
 _OPENING_BYTES = 4 << 20
-_ATTEMPTS = 3  # a live broker may delete or roll a segment between the listing and the look
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,13 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
 def _plan_live(
     fs: FileSystem, options: SourceOptions, log_dir: LogDirFacts, entry: PartitionEntry
 ) -> list[LogSlice]:
-    for left in reversed(range(_ATTEMPTS)):
-        try:
-            return _plan(fs, options, survey_partition(fs, log_dir, entry))
-        except KeytailError:
-            if log_dir.clean_shutdown or not left:
-                raise
-        except OSError as error:
-            if log_dir.clean_shutdown or not left:
-                raise of_system(error) from error
-    raise AssertionError
+    def look() -> list[LogSlice]:
+        return _plan(fs, options, survey_partition(fs, log_dir, entry))
+
+    try:
+        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+    except OSError as error:
+        raise of_system(error) from error
 
 
 def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:

@@ -1,0 +1,44 @@
+"""Looking again where a broker may run, and not where none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.listed import again_beside_a_broker
+
+
+def failing(problems: list[Exception]) -> list[str]:
+    left = iter(problems)
+
+    def look() -> str:
+        calls.append("look")
+        for problem in left:
+            raise problem
+        return "seen"
+
+    calls: list[str] = []
+    calls.append(again_beside_a_broker(look, clean_shutdown=False))
+    return calls
+
+
+def test_what_a_broker_changed_meanwhile_is_looked_at_again() -> None:
+    assert failing([]) == ["look", "seen"]
+    assert failing([FileNotFoundError(), CorruptLog("shorter")]) == ["look", "look", "look", "seen"]
+
+
+def test_the_last_problem_is_told() -> None:
+    with pytest.raises(CorruptLog, match="third"):
+        failing([FileNotFoundError(), OSError(), CorruptLog("third"), CorruptLog("fourth")])
+    with pytest.raises(ZeroDivisionError):
+        failing([ZeroDivisionError()])
+
+
+def test_a_stopped_broker_changes_nothing() -> None:
+    problems = iter([KeytailError("first"), KeytailError("second")])
+
+    def look() -> None:
+        raise next(problems)
+
+    with pytest.raises(KeytailError, match="first"):
+        again_beside_a_broker(look, clean_shutdown=True)
