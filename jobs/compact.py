@@ -25,13 +25,18 @@ def restart_beside_spark(missing: ModuleNotFoundError) -> None:
     """spark-submit runs the first `python3` on PATH; where Spark itself came by pip, keytail is beside it."""
     home = Path(os.environ.get("SPARK_HOME", ""))
     beside = home.parents[3] / "bin" / "python" if home.parent.name == "site-packages" else None
-    if beside is None or not beside.exists() or os.path.realpath(sys.prefix) == os.path.realpath(beside.parents[1]):
+    was_there = beside is not None and os.environ.get("PYSPARK_DRIVER_PYTHON") == str(beside)
+    if beside is None or was_there or not beside.exists() or _is_in(beside):
         sys.exit(
             f"{sys.executable} has no module {missing.name}; set PYSPARK_PYTHON to the Python that keytail is "
             "installed in, such as .venv/bin/python"
         )
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(beside)
     os.execv(beside, [str(beside), *sys.argv])
+
+
+def _is_in(python: Path) -> bool:
+    return os.path.realpath(sys.prefix) == os.path.realpath(python.parents[1])
 
 
 if __name__ == "__main__":

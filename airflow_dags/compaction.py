@@ -1,0 +1,180 @@
+"""Compaction of stopped brokers' logs, and of snapshots: plan, gate, compact, verify, what the ledger has of it."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, TriggerRule, chain, dag, task_group
+
+sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+
+import keytail_brokers as inventory
+import keytail_commands as commands
+import keytail_steps as steps
+from keytail_submit import KeytailSubmitOperator, place
+
+STEPS = """
+| Task | What it does |
+|---|---|
+| `plan` | `keytail plan` and `keytail describe`: what is due, how many bytes of it are dirty. Changes nothing |
+| `gate` | skips the rest unless that reaches `least_bytes` and `least_dirty_ratio`; the figures are in its log |
+| `compact` | `keytail compact --execute`. Refused while a broker runs there: the task is then tried again, later |
+| `verify` | `keytail verify` of the same partitions: every checksum, offset, index entry and file name |
+| `ledger` | reads back what the ledger has of the run; skipped without a `ledger` |
+| `tell_partial` | fails, naming partitions and reasons, if a step was done in part only; else it is skipped |
+| `done` | the end: green if every step is |
+
+Retries are safe: keytail finishes or undoes what a killed run has begun, and a second run changes nothing. Where some
+partitions were refused or are damaged (status 3), the others are done, the task is green with `partial` in its XCom,
+nothing is tried again, and `tell_partial` fails. No clock is passed: a run decides by the time at which it runs.
+"""
+
+# What a mapped task is called in the UI; they are called with keywords, by which templates know arguments.
+NAMED = "{{ task.op_kwargs['name'] }}"
+_BROKERS = "keytail_compact_brokers"
+_SNAPSHOTS = "keytail_compact_snapshots"
+
+
+@dag(
+    dag_id=_BROKERS,
+    dag_display_name="keytail: compact brokers",
+    description="Compact the log dirs of stopped brokers, each on its own host",
+    doc_md=f"""Compacts the log dirs of stopped brokers, by a command on each broker's host, as the inventory has them
+(`KEYTAIL_BROKERS`); `choose` reads it. It stops no broker and starts none.
+{STEPS}""",
+    schedule=steps.schedule_of(_BROKERS),
+    catchup=False,
+    max_active_runs=1,
+    default_args=steps.DEFAULT_ARGS,
+    params=steps.params(
+        _BROKERS,
+        {
+            "brokers": steps.words_param((), "Brokers", "By their names in the inventory, one a line. None: all."),
+            **steps.selection(),
+            **steps.settings(),
+            **steps.compaction(),
+        },
+    ),
+    tags=["keytail", "kafka", "compaction"],
+)
+def compact_brokers() -> None:
+    @steps.task(execution_timeout=steps.SHORT)
+    def choose() -> list[str]:
+        """The brokers of this run; a mistake in the inventory is told here."""
+        wanted = steps.given()["brokers"]
+        return [inventory.broker(name).name for name in wanted] or [one.name for one in inventory.brokers()]
+
+    tasks: list[Any] = []
+
+    @task_group
+    def broker(name: str) -> None:
+        @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
+        def plan(name: str) -> dict[str, Any]:
+            one = inventory.broker(name)
+            return {"broker": name, "step": "plan", **steps.figures(one.command, steps.given(), one.on_host)}
+
+        @steps.task(execution_timeout=steps.SHORT, map_index_template=NAMED)
+        def gate(name: str, found: dict[str, Any]) -> dict[str, Any]:
+            return steps.pass_gate(found, steps.given())
+
+        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
+        def compact(name: str) -> dict[str, Any]:
+            one = inventory.broker(name)
+            words = one.command("compact", *steps.flags(steps.given(), "compact"), "--execute")
+            ended, run_id = steps.run_noting(words, one.on_host)
+            return {"broker": name, "step": "compact", "run_id": run_id, **commands.outcome(ended)}
+
+        @steps.task(map_index_template=NAMED)
+        def verify(name: str) -> dict[str, Any]:
+            one = inventory.broker(name)
+            ended = commands.run(one.command("verify", *steps.flags(steps.given(), "verify")), one.on_host)
+            return {"broker": name, "step": "verify", **commands.outcome(ended)}
+
+        @steps.task(
+            trigger_rule=TriggerRule.NONE_SKIPPED,  # of a run that failed, too
+            execution_timeout=steps.SHORT,
+            map_index_template=NAMED,
+        )
+        def ledger(name: str) -> dict[str, Any]:
+            one = inventory.broker(name)
+            run_id = steps.left_by("broker.compact").get("run_id")
+            made = steps.read_back(one.keytail, steps.given(), run_id, one.on_host)
+            return {"broker": name, "step": "ledger", **made}
+
+        planned = plan(name=name)
+        in_order = [planned, gate(name=name, found=planned), compact(name=name), verify(name=name), ledger(name=name)]
+        chain(*in_order)
+        tasks.extend(in_order)
+
+    broker.expand(name=choose())
+    steps.end_with(*tasks, partial=["broker.compact", "broker.verify", "broker.ledger"])
+
+
+@dag(
+    dag_id=_SNAPSHOTS,
+    dag_display_name="keytail: compact snapshots",
+    description="Compact log dirs that are mounted on all hosts of a Spark cluster, by spark-submit",
+    doc_md=f"""Compacts log dirs that a worker of Airflow and all hosts of a Spark cluster have at the same path, by
+`spark-submit` in client mode with the connection `spark_default`. Nothing but this DAG may write there.
+{STEPS}""",
+    schedule=steps.schedule_of(_SNAPSHOTS),
+    catchup=False,
+    max_active_runs=1,
+    default_args=steps.DEFAULT_ARGS,
+    params=steps.params(
+        _SNAPSHOTS,
+        {
+            "log_dirs": steps.words_param((), "Log dirs", "One a line (--log-dirs). Default: log.dirs of config."),
+            "config": steps.text_param(None, "server.properties", "The broker's (--config).", minLength=1),
+            **steps.selection(),
+            **steps.settings(),
+            **steps.compaction(),
+            "keytail_home": steps.text_param(
+                steps.HOME, "keytail's home", "The environment that keytail is installed in on the worker and all "
+                "executors, with jobs/ and conf/ in it.", minLength=1,
+            ),
+            "spark_home": steps.text_param(None, "SPARK_HOME", "Default: the Spark of that environment.", minLength=1),
+            "properties_file": steps.text_param(
+                None, "Properties file", "Of spark-submit (--properties-file), instead of conf/spark-defaults.conf: "
+                "conf/spark-delta.conf of keytail for a ledger.", minLength=1,
+            ),
+            "conf": Param({}, type="object", title="Spark's settings", description="Each is a --conf of spark-submit."),
+        },
+    ),
+    tags=["keytail", "kafka", "compaction", "spark"],
+)
+def compact_snapshots() -> None:
+    @steps.task(execution_timeout=steps.SHORT)
+    def plan() -> dict[str, Any]:
+        values = steps.given()
+
+        def command(verb: str, *more: str) -> tuple[str, ...]:
+            return (f"{values['keytail_home']}/bin/keytail", verb, *place(values), *more, "--output", "json")
+
+        return {"step": "plan", **steps.figures(command, values)}
+
+    @steps.task(execution_timeout=steps.SHORT)
+    def gate(found: dict[str, Any]) -> dict[str, Any]:
+        return steps.pass_gate(found, steps.given())
+
+    @steps.task(trigger_rule=TriggerRule.NONE_SKIPPED, execution_timeout=steps.SHORT)  # of a run that failed, too
+    def ledger() -> dict[str, Any]:
+        values = steps.given()
+        run_id = steps.left_by("compact").get("run_id")
+        return {"step": "ledger", **steps.read_back(f"{values['keytail_home']}/bin/keytail", values, run_id)}
+
+    planned = plan()
+    compact = KeytailSubmitOperator(
+        task_id="compact", verb="compact", job="compact.py", execute_it=True, execution_timeout=timedelta(hours=24)
+    )
+    verify = KeytailSubmitOperator(task_id="verify", verb="verify", job="verify.py")
+    tasks: list[Any] = [planned, gate(planned), compact, verify, ledger()]
+    chain(*tasks)
+    steps.end_with(*tasks, partial=["compact", "verify", "ledger"])
+
+
+compact_brokers()
+compact_snapshots()

@@ -1,0 +1,126 @@
+"""Index files of all brokers made anew where they are missing or wrong, one broker or group of brokers a task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, chain, dag, task_group
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+
+import keytail_brokers as inventory
+import keytail_commands as commands
+import keytail_steps as steps
+
+_DAG = "keytail_index_rebuild"
+NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
+
+
+def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], commands.Ended]) -> list[dict[str, Any]]:
+    """What became of each broker, one after the other; the others go on where one fails.
+
+    Then it fails for those, and is tried again if that may help any of them: the others have nothing left to do.
+    """
+    made: list[dict[str, Any]] = []
+    failed: list[tuple[str, AirflowException]] = []
+    for name in names:
+        try:
+            ended = do(inventory.broker(name))
+            made.append({"broker": name, "step": step, **commands.outcome(ended)})
+        except AirflowException as problem:
+            print(f"{name}: {problem}")
+            failed.append((name, problem))
+    if failed:
+        text = "; ".join(f"{name}: {problem}" for name, problem in failed)
+        for_good = all(isinstance(problem, AirflowFailException) for _, problem in failed)
+        raise (AirflowFailException if for_good else AirflowException)(text)
+    return made
+
+
+@dag(
+    dag_id=_DAG,
+    dag_display_name="keytail: rebuild indexes",
+    description="Make index files anew that are missing or wrong, on the hosts of all stopped brokers",
+    doc_md="""Makes `.index`, `.timeindex` and `.txnindex` anew that are missing or not true of their logs, ahead of the
+brokers' start and on all cores of their hosts, then verifies. A broker that runs holds the lock of its log dirs: its
+task fails with that, is tried again, and the others go on.
+
+| Task | What it does |
+|---|---|
+| `choose` | reads the inventory: a mapped task for each broker, or for each group of brokers, one after the other |
+| `rebuild` | `keytail rebuild-index --execute` |
+| `verify` | `keytail verify` |
+| `tell_partial` | fails, naming partitions and reasons, if something was refused or is damaged; else it is skipped |
+| `done` | the end: green if every step is |
+
+Retries are safe: what is true of its log stays, so a second run finds nothing to do. With `truncate`, logs that a crash
+left torn are cut where a broker would cut them at its start. No clock is passed.
+""",
+    schedule=steps.schedule_of(_DAG),
+    catchup=False,
+    max_active_runs=1,
+    default_args=steps.DEFAULT_ARGS,
+    params=steps.params(
+        _DAG,
+        {
+            "brokers": steps.words_param((), "Brokers", "By their names in the inventory, one a line. None: all."),
+            "by": steps.text_param(
+                "broker", "A task for each", "group: brokers of a group one after the other, for hosts that share "
+                "disks; brokers without a group are each their own.", enum=["broker", "group"],
+            ),
+            **steps.selection(),
+            "topic_config": steps.settings()["topic_config"],
+            "truncate": Param(
+                False, type="boolean", title="Truncate",
+                description="Cut logs that a crash left torn where a broker would cut them (--truncate).",
+            ),
+            "all": Param(
+                False, type="boolean", title="All",
+                description="Also what is true, but not what a recovering broker writes (--all).",
+            ),
+            "ledger": steps.compaction()["ledger"],
+        },
+    ),
+    tags=["keytail", "kafka", "index"],
+)
+def index_rebuild() -> None:
+    @steps.task(execution_timeout=steps.SHORT)
+    def choose() -> list[list[str]]:
+        values = steps.given()
+        chosen = [inventory.broker(name) for name in values["brokers"]] or inventory.brokers()
+        groups: dict[str, list[str]] = {}
+        for one in chosen:
+            key = f"group {one.group}" if values["by"] == "group" and one.group else f"broker {one.name}"
+            groups.setdefault(key, []).append(one.name)
+        return list(groups.values())
+
+    tasks: list[Any] = []
+
+    @task_group
+    def brokers(names: list[str]) -> None:
+        @steps.task(execution_timeout=timedelta(hours=24), map_index_template=NAMED)
+        def rebuild(names: list[str]) -> list[dict[str, Any]]:
+            words = [*steps.flags(steps.given(), "rebuild-index"), "--execute"]
+            return of_each(names, "rebuild-index", lambda one: commands.run(
+                one.command("rebuild-index", *words), one.on_host
+            ))
+
+        @steps.task(map_index_template=NAMED)
+        def verify(names: list[str]) -> list[dict[str, Any]]:
+            words = steps.flags(steps.given(), "verify")
+            return of_each(names, "verify", lambda one: commands.run(one.command("verify", *words), one.on_host))
+
+        in_order = [rebuild(names=names), verify(names=names)]
+        chain(*in_order)
+        tasks.extend(in_order)
+
+    brokers.expand(names=choose())
+    steps.end_with(*tasks, partial=["brokers.rebuild", "brokers.verify"])
+
+
+index_rebuild()

@@ -1,0 +1,121 @@
+"""The brokers whose log dirs the DAGs look after: where each is, how a command gets there, what keytail is told of it.
+
+The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, else keytail_brokers.toml beside the
+DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so that a
+mistake in it fails the task that needs it, with its words in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "KEYTAIL_BROKERS"
+BESIDE = Path(__file__).with_name("keytail_brokers.toml")
+
+
+class InventoryError(ValueError):
+    """What is wrong with the inventory, in which file, and what to write."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One broker.
+
+    `on_host`: what stands before a command that is to run on its host, and takes one more word, a line for a shell,
+    such as ("ssh", "kafka@b1") or ("docker", "exec", "-i", "b1", "sh", "-c"); empty: this host. It must pass standard
+    input on. `flags` go to every verb. `commands` are further ones, by what they do, for who stops and starts brokers.
+    """
+
+    name: str
+    on_host: tuple[str, ...] = ()
+    keytail: str = "keytail"
+    config: str | None = None
+    log_dirs: tuple[str, ...] = ()
+    group: str = ""
+    flags: tuple[str, ...] = ()
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def command(self, verb: str, *more: str) -> tuple[str, ...]:
+        """The words of `keytail VERB` for its log dirs, with rows on standard output."""
+        words = [self.keytail, verb]
+        if self.config is not None:
+            words += ["--config", self.config]
+        if self.log_dirs:
+            words += ["--log-dirs", ",".join(self.log_dirs)]
+        return (*words, *self.flags, *more, "--output", "json")
+
+
+def brokers(path: str | None = None) -> list[Broker]:
+    """All of them, in the order of the file. InventoryError where it is missing or says something wrong."""
+    where = path or os.environ.get(VARIABLE) or str(BESIDE)
+    try:
+        with open(where, "rb") as file:
+            found = tomllib.load(file)
+    except FileNotFoundError:
+        raise InventoryError(
+            f"there is no inventory of brokers at {where}. Set {VARIABLE} to its path; keytail_brokers.sample.toml "
+            "shows one"
+        ) from None
+    except (OSError, tomllib.TOMLDecodeError) as problem:
+        raise InventoryError(f"{where} cannot be read as TOML: {problem}") from problem
+    if unknown := sorted(found.keys() - {"broker"}):
+        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; there are only [[broker]] tables")
+    tables = found.get("broker", [])
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise InventoryError(f"{where} names no broker; each is a [[broker]] table")
+    made = [_broker(table, f"{where}: broker {number}") for number, table in enumerate(tables, 1)]
+    for number, one in enumerate(made):
+        if any(one.name == other.name for other in made[:number]):
+            raise InventoryError(f"{where}: two brokers are named {one.name!r}; a name is of one only")
+    return made
+
+
+def broker(name: str, path: str | None = None) -> Broker:
+    """The one of that name."""
+    known = brokers(path)
+    for one in known:
+        if one.name == name:
+            return one
+    raise InventoryError(f"the inventory has no broker {name!r}; it has {', '.join(one.name for one in known)}")
+
+
+_TEXTS = ("name", "keytail", "config", "group")
+_LISTS = ("on_host", "log_dirs", "flags")
+
+
+def _broker(table: Mapping[str, Any], where: str) -> Broker:
+    name = table.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise InventoryError(f"{where} has no name, such as name = \"b1\"")
+    where = f"{where} ({name})"
+    if unknown := sorted(table.keys() - {*_TEXTS, *_LISTS, "commands"}):
+        known = ", ".join((*_TEXTS, *_LISTS, "commands"))
+        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; known are {known}")
+    for key in _TEXTS:
+        if key in table and not (isinstance(table[key], str) and table[key]):
+            raise InventoryError(f"{where}: {key} is to be a text that is not empty, not {table[key]!r}")
+    lists = {key: _words(table[key], f"{where}: {key}") for key in _LISTS if key in table}
+    commands = table.get("commands", {})
+    if not isinstance(commands, dict):
+        raise InventoryError(f"{where}: commands is to be a table of lists of words, not {commands!r}")
+    for log_dir in lists.get("log_dirs", ()):
+        if "," in log_dir or not os.path.isabs(log_dir):
+            raise InventoryError(f"{where}: log_dirs has {log_dir!r}; each is an absolute path without a comma")
+    if not table.get("config") and not lists.get("log_dirs"):
+        raise InventoryError(f"{where} has neither config, its server.properties, nor log_dirs; keytail needs one")
+    return Broker(
+        **{key: table[key] for key in _TEXTS if key in table},
+        **lists,
+        commands={key: _words(words, f"{where}: commands.{key}") for key, words in commands.items()},
+    )
+
+
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
+        raise InventoryError(f"{where} is to be a list of words, such as [\"ssh\", \"b1\"], not {value!r}")
+    return tuple(value)

@@ -1,0 +1,319 @@
+"""Running keytail from a task: here or on a broker's host, told line by line, stopped in order, its rows read.
+
+A command runs under a small shell whose standard input is held open. When that closes, because the task was killed,
+timed out, or its worker died, the shell sends SIGTERM to the command, on whatever host it is: keytail then stops
+within seconds, with its locks free and its scratch gone. Signals alone would not get through ssh or sudo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+# Exit statuses that keytail does not have: as timeout(1) and shells say them.
+TIMED_OUT = 124
+NOT_FOUND = (126, 127)
+# Rows of these statuses are named in the XCom before all others.
+BAD = frozenset({"corrupt", "damaged", "failed", "refused", "differs", "fail"})
+_WORRYING = frozenset({"suspect", "interrupted", "partly", "warn"})
+_RETRY_HELPS = frozenset({"failed"})
+MOST_ROWS = 50
+LARGEST_ROWS = 10
+MOST_TEXT = 600
+# How long keytail may take to stop; it needs seconds. Then the process group is killed, which is safe as well.
+GRACE_S = 60.0
+
+# A background command of a shell has no standard input of its own; `go` says that ours is passed on.
+_UNDER_A_SHELL = """\
+if read -r go; then
+  exec 3<&0
+  "$@" </dev/null 3<&- & child=$!
+  (while read -r line <&3; do :; done; kill -TERM "$child") >/dev/null 2>&1 & watcher=$!
+  wait "$child"; status=$?
+  kill "$watcher" 2>/dev/null
+  exit "$status"
+fi
+echo "keytail: standard input does not get here, so this command was not begun" >&2
+exit 2
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: `rows` of its standard output, or the `output` itself where it was asked for, `words` the
+    last lines of its standard error."""
+
+    exit_status: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    words: str = ""
+    output: str = ""
+
+
+def run(
+    words: Sequence[str],
+    on_host: Sequence[str] = (),
+    timeout_s: float | None = None,
+    on_line: Callable[[str], None] = print,
+    parse_rows: bool = True,
+    grace_s: float = GRACE_S,
+    keep_output: bool = False,
+) -> Ended:
+    """Run it to its end, and say how that was; what it says on standard error goes to `on_line` as it comes.
+
+    After `timeout_s` it is stopped, and the status is 124. When this process is told to end by SIGTERM, or an
+    exception comes up here (Airflow's own timeout is one), it is stopped too. `parse_rows`: standard output is a JSON
+    array; else it is told as standard error is. AirflowFailException where it is to be one and is not, after status 0
+    or 3. `keep_output`: of a command without rows, its standard output goes to `output` and is not told.
+    """
+    line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
+    command = [*on_host, shlex.join(line)] if on_host else line
+    on_line(f"$ {shlex.join([*on_host, shlex.join(words)]) if on_host else shlex.join(words)}")
+    told: deque[str] = deque(maxlen=20)
+
+    def tell(text: str) -> None:
+        told.append(text[:MOST_TEXT])
+        on_line(text)
+
+    apart = parse_rows or keep_output
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output if apart else subprocess.PIPE,
+            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+            start_new_session=True,
+        )
+        timed_out = _follow(process, timeout_s, grace_s, tell)
+        status = TIMED_OUT if timed_out else process.returncode
+        output.seek(0)
+        said = output.read()
+    rows = _rows(said, status) if parse_rows else []
+    kept = said.decode(errors="replace") if keep_output else ""
+    return Ended(status if status >= 0 else 128 - status, rows, "\n".join(told), kept)
+
+
+def _follow(
+    process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, tell: Callable[[str], None]
+) -> bool:
+    """Until it has ended, with all that it said told; whether it took longer than `timeout_s`."""
+    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    kill_at_s: float | None = None
+    timed_out = False
+    held = process.stdin
+    assert held is not None
+
+    def stop() -> None:
+        nonlocal kill_at_s
+        if kill_at_s is None:
+            kill_at_s = time.monotonic() + grace_s
+            with contextlib.suppress(OSError):
+                held.close()
+
+    lines = _lines(process)
+    try:
+        with contextlib.suppress(OSError):  # it has ended already, and its status says why
+            held.write(b"go\n")
+            held.flush()
+        with _at_sigterm(stop):
+            for line in lines:
+                if line is not None:
+                    tell(line)
+                now_s = time.monotonic()
+                if until_s is not None and now_s > until_s and not timed_out:
+                    timed_out = True
+                    tell(f"not done after {timeout_s:g} s: stopped")
+                    stop()
+                if kill_at_s is not None and now_s > kill_at_s:
+                    _kill_group(process)
+        process.wait()
+    except BaseException:  # Airflow's execution_timeout is none of Exception's
+        stop()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+            process.wait()
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            held.close()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    return timed_out
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """What it says, a line at a time, and None at least twice a second, until it has ended and said all.
+
+    Something that it left running may hold the pipe open: a second after its end that is not waited for any more.
+    """
+    stream = process.stderr or process.stdout
+    assert stream is not None
+    buffered = b""
+    ended_s: float | None = None
+    with selectors.DefaultSelector() as ready:
+        ready.register(stream, selectors.EVENT_READ)
+        while ended_s is None or time.monotonic() < ended_s + 1:
+            if ready.select(0.2):
+                read = os.read(stream.fileno(), 1 << 16)
+                if not read:
+                    break
+                *whole, buffered = (buffered + read).split(b"\n")
+                yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+            if ended_s is None and process.poll() is not None:
+                ended_s = time.monotonic()
+            yield None
+    if buffered:
+        yield buffered.decode(errors="replace")
+    while process.poll() is None:  # it has closed its output and works on
+        time.sleep(0.05)
+        yield None
+
+
+@contextlib.contextmanager
+def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Airflow ends a task by SIGTERM, to which a task that is a function does nothing, and SIGKILL seconds later."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _rows(output: bytes, status: int) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(output)
+        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+            return rows
+    except ValueError:
+        pass
+    if status in (0, 3):
+        begin = output[:200].decode(errors="replace")
+        raise AirflowFailException(
+            f"standard output is no JSON array of rows, though the status is {status}; it begins {begin!r}. What a "
+            "login prints must not go there"
+        )
+    return []
+
+
+def outcome(ended: Ended) -> dict[str, Any]:
+    """What a task leaves in its XCom, small however many rows there are; or the error that it fails by.
+
+    Status 0, and 1 with nothing but warnings: fine. 3, or 1 with some rows bad: `partial` is true, and the task
+    succeeds, as a retry of all would not help those. 1 with all bad, 2, and a program that is not there: no retry. All
+    else, a lock that is held, a host that is not reached, a kill: Airflow's retries see to it.
+    """
+    rows, status = ended.rows, ended.exit_status
+    bad = [row for row in rows if row.get("status") in BAD]
+    if status in (0, 3) or (status == 1 and rows and len(bad) < len(rows)):
+        return summary(rows, status)
+    if status == 1 and rows:
+        text = f"nothing was done, of {len(rows)}: {_named(bad)}"
+        if any(row["status"] in _RETRY_HELPS for row in bad):
+            raise AirflowException(text)
+        raise AirflowFailException(text)
+    last = _short(ended.words) or "it said nothing"
+    if status == 2:
+        raise AirflowFailException(f"wrong usage, which a retry would not mend: {last}")
+    if status in NOT_FOUND:
+        raise AirflowFailException(f"the command is not there, or cannot be run (status {status}): {last}")
+    if status == TIMED_OUT:
+        raise AirflowException(f"stopped, as it took too long: {last}")
+    if 128 < status <= 128 + signal.NSIG:
+        raise AirflowException(f"ended by signal {status - 128}: {last}")
+    raise AirflowException(f"could not begin, or its host was not reached (status {status}): {last}")
+
+
+def summary(rows: Sequence[Mapping[str, Any]], status: int) -> dict[str, Any]:
+    """Counts, sizes, and of the rows those that need attention, then the largest; how many are left out."""
+    bad = [row for row in rows if row.get("status") in BAD]
+    worrying = [row for row in rows if row.get("status") in _WORRYING]
+    others = [row for row in rows if row.get("status") not in BAD | _WORRYING]
+    others.sort(key=lambda row: -(_size(row, "bytes_before") or _size(row, "bytes") or 0))
+    kept = [*bad, *worrying][:MOST_ROWS]
+    kept += others[: min(LARGEST_ROWS, MOST_ROWS - len(kept))]
+    done = [row for row in rows if _size(row, "bytes_before") is not None and _size(row, "bytes_after") is not None]
+    return {
+        "exit_status": status,
+        "partial": status == 3 or (status == 1 and bool(bad)),
+        "partitions": len(rows),
+        "counts": dict(Counter(str(row.get("status")) for row in rows)),
+        "bytes_before": sum(row["bytes_before"] for row in done),
+        "bytes_after": sum(row["bytes_after"] for row in done),
+        "rows": [_cut(row) for row in kept],
+        "rows_left_out": len(rows) - len(kept),
+    }
+
+
+def _size(row: Mapping[str, Any], key: str) -> int | None:
+    value = row.get(key)
+    return value if isinstance(value, int) else None
+
+
+def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without lists (of findings, segments, settings), whose lengths are told, and with short texts."""
+    made: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, (list, dict)):
+            made[key] = len(value)
+            if key == "findings" and value:
+                made["first_finding"] = _short(str(value[0].get("what")))
+        elif value is not None and value != "":
+            made[key] = _short(value) if isinstance(value, str) else value
+    return made
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Of the partition, or what else the row is about."""
+    if row.get("topic") is not None:
+        return f"{row['topic']}-{row.get('partition')}"
+    return str(row.get("table") or row.get("check") or row.get("log_dir") or "?")
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """As `orders-0 corrupt: what is wrong`."""
+    what = row.get("first_finding") or row.get("error") or ""
+    findings = row.get("findings")
+    if isinstance(findings, list) and findings:
+        what = findings[0].get("what") or what
+    return f"{name_of(row)} {row.get('status')}" + (f": {_short(str(what))}" if what else "")
+
+
+def _named(rows: Sequence[Mapping[str, Any]]) -> str:
+    more = f"; and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return "; ".join(in_words(row) for row in rows[:5]) + more
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."

@@ -1,0 +1,258 @@
+"""What the roll over brokers decides, as functions of what commands said; the commands are rolling_maintenance.py's.
+
+The law: a broker that was stopped is started again, unless `verify` said that a start would lose records; no broker is
+touched while another one is down, nor after the roll has stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# The steps of a broker, in order, and the commands of the inventory that they need.
+STEPS = ("precheck", "begin", "stop", "stopped", "compact", "verify", "start", "in_sync", "go_on")
+NEEDED = ("stop", "start", "reachable", "under_replicated", "unavailable")
+# Commands whose output is to be empty: before a broker is stopped, and once it is back.
+BEFORE = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
+AFTER = ("under_replicated", "unavailable")
+KNOWN = (*NEEDED, "under_min_isr", "at_min_isr")
+
+MOST_NAMED = 20
+MOST_TEXT = 600
+_BAD = ("damaged", "failed", "refused")
+
+
+def lacking(commands: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong with a broker's commands, "" if nothing."""
+    missing = [name for name in NEEDED if not commands.get(name)]
+    unknown = sorted(set(commands) - set(KNOWN))
+    told = [f"lacks commands.{name}" for name in missing]
+    told += [f"has the unknown commands.{name}" for name in unknown]
+    return " and ".join(told)
+
+
+def group_ids(names: Iterable[str]) -> list[str]:
+    """A name that Airflow takes for a group of tasks, for each broker, all different."""
+    made: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        number, one = 1, plain
+        while one in made:
+            number += 1
+            one = f"{plain}_{number}"
+        made.append(one)
+    return made
+
+
+def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The brokers of this run, in the inventory's order. ValueError for one that it has not."""
+    unknown = sorted(set(only) - set(names))
+    if unknown:
+        raise ValueError(f"only_brokers has {', '.join(unknown)}; the inventory has {', '.join(names)}")
+    return [name for name in names if not only or name in only]
+
+
+# -- whether a broker runs, by the rows of `keytail doctor`
+
+RUNNING = "running"  # it holds a lock, and its file of a clean shutdown is gone
+BUSY = "busy"  # a lock is held where that file is: a broker that is ending, or a compaction that is
+CLEAN = "clean"  # all locks are free, all log dirs have the file
+UNCLEAN = "unclean"  # all locks are free, and a log dir has no such file
+UNKNOWN = "unknown"
+
+
+def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Of a broker's log dirs: RUNNING, BUSY, CLEAN, UNCLEAN, or UNKNOWN where one of them could not be asked."""
+    clean: dict[str, bool | None] = {}
+    held: dict[str, bool | None] = {}
+    for row in rows:
+        path = row.get("log_dir")
+        if path is None:
+            if row.get("check") == "log dirs":
+                return UNKNOWN
+            continue
+        for kept, key in ((clean, "clean_shutdown"), (held, "held")):
+            kept.setdefault(path, None)
+            if row.get(key) is not None:
+                kept[path] = row[key]
+    if not clean or None in clean.values() or None in held.values():
+        return UNKNOWN
+    if any(held[path] and not clean[path] for path in held):
+        return RUNNING
+    if any(held.values()):
+        return BUSY
+    return CLEAN if all(clean.values()) else UNCLEAN
+
+
+def has_stopped(states: Sequence[str]) -> str | None:
+    """By the states seen so far, one a look: CLEAN, UNCLEAN, or None where it may still end.
+
+    UNCLEAN wants two looks: a broker that ends between the question after its file and that after its lock has written
+    the one before it lets go of the other.
+    """
+    if states and states[-1] == CLEAN:
+        return CLEAN
+    return UNCLEAN if states[-2:] == [UNCLEAN, UNCLEAN] else None
+
+
+def is_good(name: str, exit_status: int, output: str) -> bool:
+    """Whether a check found nothing: `reachable` by its status alone, the others by an empty output too."""
+    return exit_status == 0 and (name == "reachable" or not output.strip())
+
+
+# -- what verify said
+
+
+def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What counts of a run of verify: `ran`, whether it came to its end; `loses`, findings by which a start would lose
+    records; `bad`, partitions that are damaged or were not read; each named up to a number, with the whole count."""
+    losing = [
+        _words(row, finding) for row in rows for finding in row.get("findings") or () if finding.get("start_loses")
+    ]
+    bad = [_row_words(row) for row in rows if row.get("status") in _BAD]
+    return {
+        "ran": exit_status == 0 or (exit_status in (1, 3) and bool(rows)),
+        "loses": losing[:MOST_NAMED],
+        "loses_count": len(losing),
+        "bad": bad[:MOST_NAMED],
+        "bad_count": len(bad),
+    }
+
+
+def may_start(said: Mapping[str, Any] | None) -> bool:
+    """Always, but where verify said that a start would lose records. No verdict, for whatever reason, says nothing."""
+    return not (said and said.get("loses"))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row.get("log_dir")) if row.get("topic") is None else f"{row['topic']}-{row.get('partition')}"
+
+
+def _words(row: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
+    where = [str(finding["path"])] if finding.get("path") else []
+    where += [f"{key.replace('_', ' ')} {finding[key]}" for key in ("byte_position", "offset")
+              if finding.get(key) is not None]  # fmt: skip
+    text = f"{_name(row)}: {finding.get('what')} ({', '.join(where)}). A broker: {finding.get('broker')}"
+    return short(f"{text}. {finding.get('remedy')}")
+
+
+def _row_words(row: Mapping[str, Any]) -> str:
+    findings = row.get("findings") or ()
+    worst = next((one for one in findings if one.get("severity") == "error"), None)
+    return short(f"{_name(row)} {row.get('status')}: {worst['what'] if worst else row.get('error')}")
+
+
+def short(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
+
+
+# -- whether the roll goes on
+
+
+def stops_the_roll(
+    stopped: Mapping[str, Any] | None,
+    compacted: Mapping[str, Any] | None,
+    said: Mapping[str, Any] | None,
+    *,
+    stop_on_damage: bool,
+) -> str:
+    """Of a broker that is back in sync: why the roll ends here all the same, "" where it goes on.
+
+    Each is what that step left, None where it left nothing.
+    """
+    if not stopped or stopped.get("state") != CLEAN:
+        return "it was not stopped cleanly, and so it was started again without a compaction"
+    if not compacted:
+        return "its compaction failed"
+    if not said or not said.get("ran"):
+        return "what its compaction left could not be verified"
+    if said.get("loses"):
+        return f"verify found what a start loses records by: {_list(said['loses'], said['loses_count'])}"
+    if said.get("bad") and stop_on_damage:
+        return f"verify found damage: {_list(said['bad'], said['bad_count'])}"
+    return ""
+
+
+def _list(texts: Sequence[str], count: int) -> str:
+    more = count - min(len(texts), 3)
+    return "; ".join(texts[:3]) + (f"; and {more} more" if more > 0 else "")
+
+
+# -- how the roll ended
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`brokers`: of each what became of it. `text`: for who is woken, "" where all went well."""
+
+    brokers: Mapping[str, str]
+    text: str
+
+
+UP, DOWN, KEPT_DOWN, UNTOUCHED = "up", "down", "kept down", "not touched"
+KEPT = "not started: "  # begins why a start was refused
+_SILENT = "the task ended without a word: its worker died, or it was killed; its log says more"
+NEXT = {
+    "precheck": "Nothing was touched. See to what it says, then clear {group}.precheck with all that is downstream.",
+    "begin": "Nothing was touched. Clear {group}.begin with all that is downstream.",
+    "start": "Start it by hand now: {start}. See the broker's own log. Once it is back, clear {group}.start with all "
+    "that is downstream: the roll goes on from there.",
+    "kept down": "Do not start it. On its host do what the finding says helps (copy the partition's directory first), "
+    "or move the partition's directory out of the log dir where other replicas are in sync; then clear {group}.verify "
+    "with all that is downstream: it looks again, and starts the broker if that loses nothing.",
+    "in_sync": "It was started. See its log and the under-replicated partitions; once they are gone clear "
+    "{group}.in_sync with all that is downstream: the roll goes on from there. Do not stop another broker before.",
+    "go_on": "It runs and is in sync. To go on with the next broker mark {group}.go_on as success and clear what is "
+    "downstream of it; to do this one again start a run with only_brokers.",
+}
+
+
+def ending(
+    groups: Mapping[str, str], states: Mapping[str, str | None], whys: Mapping[str, str], starts: Mapping[str, str]
+) -> Ending:
+    """How the roll ended. `groups`: broker by its group of tasks, in order; `states` and `whys` by "group.step" (and
+    "choose", the task before all): the state of the task, and why it failed as far as it said so; `starts`: the command
+    that starts a broker, by group."""
+    became = {broker: _became(group, states, whys) for group, broker in groups.items()}
+    for group, broker in groups.items():
+        step = next((step for step in STEPS if states.get(f"{group}.{step}") == "failed"), None)
+        last = _stopping_step(group, states)
+        if last is None:
+            continue
+        kept = became[broker] == KEPT_DOWN
+        first = step if step in ("stop", "stopped", "compact", "verify") and last != "precheck" else last
+        told = [f"The roll stopped at broker {broker}, step {first}: {whys.get(f'{group}.{first}', _SILENT)}"]
+        if first != last:
+            told.append(f"Step {last}: {whys.get(f'{group}.{last}', _SILENT)}")
+        state = {UP: "runs", DOWN: "is DOWN", KEPT_DOWN: "is DOWN, and is kept down"}.get(became[broker])
+        told.append(f"Broker {broker} {state or 'was not touched'}.")
+        told.append(NEXT["kept down" if kept else last].format(group=group, start=starts.get(group, "its command")))
+        others = [name for name, one in became.items() if one == UNTOUCHED and name != broker]
+        if others:
+            told.append(f"Not touched: {', '.join(others)}.")
+        return Ending(became, "\n".join(told))
+    text = ""
+    if states.get("choose") != "success":
+        text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was touched; mend that first."
+    elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
+                   if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
+        text = f"The roll did not come to its end, and no step says why. Look after {', '.join(open_)}."
+    return Ending(became, text)
+
+
+def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str]) -> str:
+    if states.get(f"{group}.begin") != "success":
+        return UNTOUCHED
+    if states.get(f"{group}.start") == "success":
+        return UP
+    return KEPT_DOWN if whys.get(f"{group}.start", "").startswith(KEPT) else DOWN
+
+
+def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
+    """The step by which a broker keeps the roll from going on; None where it does not, or was not reached."""
+    for step in ("precheck", "begin", "start", "in_sync", "go_on"):
+        if states.get(f"{group}.{step}") == "failed":
+            return step
+    return None

@@ -1,0 +1,305 @@
+"""What the DAGs share: Params and the flags that come of them, retries, schedules, the gate, who tells of trouble.
+
+No task passes a clock to keytail: each run takes the time of its host, so that a task that is cleared and run again
+a week later decides by the time it runs at, and not by that of its DAG run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import Param, TriggerRule, get_current_context
+from airflow.sdk import task as airflow_task
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from keytail_commands import MOST_ROWS, Ended, in_words, outcome, run, summary
+
+HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
+
+# All that these jobs do may be done again: keytail finishes or undoes what a killed run has begun, and leaves alone
+# what is done. A retry therefore waits for what passes: a lock that is held, a host that is away.
+DEFAULT_ARGS: dict[str, Any] = {
+    "retries": 3,
+    "retry_delay": timedelta(minutes=5),
+    "retry_exponential_backoff": True,
+    "max_retry_delay": timedelta(hours=1),
+    "execution_timeout": timedelta(hours=12),
+}
+SHORT = timedelta(hours=1)
+RUN_ID = re.compile(r"ledger: this is run ([0-9A-Za-z-]+)")
+
+
+
+
+def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    """Airflow's @task, whose result is one XCom (of a dict it would make one of each key)."""
+    return airflow_task(function, multiple_outputs=False, **settings) if function else airflow_task(
+        multiple_outputs=False, **settings
+    )
+
+
+def given() -> Mapping[str, Any]:
+    """The Params of this run."""
+    return get_current_context()["params"]
+
+
+def left_by(task_id: str) -> dict[str, Any]:
+    """The XCom of that task, of this one's map index; empty where it left none."""
+    instance: Any = get_current_context()["ti"]
+    return instance.xcom_pull(task_ids=task_id, map_indexes=instance.map_index) or {}
+
+
+def schedule_of(dag_id: str) -> str | None:
+    """A cron expression from the environment of whoever parses DAGs: KEYTAIL_COMPACT_BROKERS_SCHEDULE, for one."""
+    return os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None
+
+
+def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
+    """With the defaults that KEYTAIL_COMPACT_BROKERS_PARAMS, for one, has: a JSON object, as scheduled runs need it."""
+    variable = f"{dag_id.upper()}_PARAMS"
+    text = os.environ.get(variable)
+    if not text:
+        return dict(declared)
+    try:
+        given = json.loads(text)
+    except ValueError as problem:
+        raise ValueError(f"{variable} is no JSON: {problem}") from problem
+    if not isinstance(given, dict) or given.keys() - declared.keys():
+        raise ValueError(f"{variable} is to be a JSON object of {', '.join(declared)}")
+    made = dict(declared)
+    for name, value in given.items():
+        made[name] = Param(value, description=declared[name].description, **declared[name].schema)
+        made[name].resolve()  # a value against the schema is told now
+    return made
+
+
+def words_param(default: Sequence[str], title: str, description: str) -> Param:
+    return Param(list(default), type="array", items={"type": "string"}, title=title, description=description)
+
+
+def text_param(default: str | None, title: str, description: str, **schema: Any) -> Param:
+    kinds: Any = ["null", "string"] if default is None else "string"
+    return Param(default, type=kinds, title=title, description=description, **schema)
+
+
+def selection() -> dict[str, Param]:
+    """Which partitions. Without any of these: all."""
+    return {
+        "topic_list": words_param((), "Topics", "Topics by name, one a line (--topic-list)."),
+        "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one a line (--topic)."),
+        "partitions": words_param(
+            (), "Partitions", "Such as orders-0, one a line (--partitions). One named here that is skipped counts as "
+            "refused.",
+        ),
+    }  # fmt: skip
+
+
+def settings() -> dict[str, Param]:
+    """What is known of topics beside what is on disk."""
+    return {
+        "topic_config": words_param(
+            (), "Settings", "[TOPIC:]KEY=VALUE under Kafka's names, one a line (--topic-config)."
+        ),
+        "topics_have_no_overrides": Param(
+            False, type="boolean", title="Topics have no overrides",
+            description="States that no topic has settings of its own, where no metadata log says so "
+            "(--topics-have-no-overrides).",
+        ),
+        "high_watermark": text_param(
+            "checkpoint", "High watermark", "log-end states that these copies never rejoin a cluster, or that all "
+            "replicas were stopped (--high-watermark).", enum=["checkpoint", "log-end"],
+        ),
+    }  # fmt: skip
+
+
+def compaction() -> dict[str, Param]:
+    """How to compact, and when it is worth a run."""
+    return {
+        "least_bytes": Param(
+            64 << 20, type="integer", minimum=0, title="Gate: bytes",
+            description="Skip unless so many bytes are cleanable in the partitions that are due, together.",
+        ),
+        "least_dirty_ratio": Param(
+            0.0, type="number", minimum=0, maximum=1, title="Gate: dirty ratio",
+            description="Skip unless this share of the bytes of the partitions that are due is dirty, together. Each "
+            "partition's own min.cleanable.dirty.ratio holds beside it.",
+        ),
+        "force": Param(
+            False, type="boolean", title="Force",
+            description="Partitions are due whatever their dirty ratio and maximum lag (--force). The gate stays.",
+        ),
+        "deadline_minutes": Param(
+            None, type=["null", "number"], exclusiveMinimum=0, title="Deadline",
+            description="Begin nothing new after so many minutes (--deadline); the next run goes on.",
+        ),
+        "throttle": text_param(
+            None, "Throttle", "Most bytes a second that the tasks of a host read and write, as 100m (--throttle).",
+            pattern=r"^[0-9.]+ ?[kmgtKMGT]?i?[bB]?$",
+        ),
+        "ledger": text_param(
+            None, "Ledger", "Where runs are recorded (--ledger): a folder of the host that compacts, or s3a://... "
+            "Without one there is no record to read back.", minLength=1,
+        ),
+        "more_flags": words_param(
+            (), "More flags of compact", "One word a line, as --keep-originals and /var/kafka-originals."
+        ),
+    }  # fmt: skip
+
+
+_SELECTS = ("topic_list", "topic", "partitions")
+_KNOWS = ("topic_config", "topics_have_no_overrides", "high_watermark")
+# Which Params a verb has a flag for.
+FLAGS: dict[str, tuple[str, ...]] = {
+    "plan": (*_SELECTS, *_KNOWS, "force"),
+    "describe": (*_SELECTS, *_KNOWS),
+    "compact": (*_SELECTS, *_KNOWS, "force", "deadline_minutes", "throttle", "ledger", "delta_jars", "more_flags"),
+    "verify": _SELECTS,
+    "rebuild-index": (*_SELECTS, "topic_config", "truncate", "all", "ledger", "delta_jars"),
+    "history": ("ledger", "delta_jars"),
+}
+
+
+def flags(values: Mapping[str, Any], verb: str) -> list[str]:
+    """The words that Params make of the flags of a verb; those that the DAG has not, or that say nothing, are none."""
+    made: list[str] = []
+    for name in FLAGS[verb]:
+        value = values.get(name)
+        if value is None or value is False or value in ("", []):
+            continue
+        if name == "more_flags":
+            made += value
+        elif name in ("topic_list", "partitions"):
+            made += [_flag(name), ",".join(value)]
+        elif name == "deadline_minutes":
+            made += ["--deadline", f"{value:g}"]
+        elif name != "high_watermark" or value != "checkpoint":
+            for one in value if isinstance(value, list) else [value]:
+                made += [_flag(name)] if one is True else [_flag(name), str(one)]
+    return made
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+Command = Callable[..., tuple[str, ...]]
+"""The words of a verb for some log dirs, as `Broker.command` makes them: verb, then further flags."""
+
+
+def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] = ()) -> dict[str, Any]:
+    """What is due, as `plan` says it, and how much of that is dirty, as `describe` does: for the gate.
+
+    `cleanable_bytes` are those from the first dirty offset to the end of what may be cleaned, by the cleaner's
+    checkpoint, of the partitions that `plan` would compact; `dirty_ratio` their share of that and what is clean
+    before. Both verbs read listings only, and no log.
+    """
+    planned = run(command("plan", *flags(values, "plan")), on_host)
+    made = outcome(planned)
+    described = run(command("describe", *flags(values, "describe")), on_host)
+    outcome(Ended(described.exit_status, described.rows, described.words))
+    key = ("log_dir", "topic", "partition")
+    due = {tuple(row[part] for part in key) for row in planned.rows if row["status"] == "would-compact"}
+    dirty = [row for row in described.rows if tuple(row[part] for part in key) in due]
+    cleanable = sum(row["cleanable_bytes"] or 0 for row in dirty)
+    clean = sum(row["clean_bytes"] or 0 for row in dirty)
+    return {
+        **made,
+        "due": len(due),
+        "cleanable_bytes": cleanable,
+        "clean_bytes": clean,
+        "dirty_ratio": round(cleanable / (cleanable + clean), 4) if cleanable + clean else 0.0,
+    }
+
+
+def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Why the gate is open; AirflowSkipException with why it is not."""
+    text = (
+        f"{found['due']} of {found['partitions']} partitions are due, {found['cleanable_bytes']:,} bytes cleanable "
+        f"(least {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (least "
+        f"{values['least_dirty_ratio']})"
+    )
+    print(text)
+    closed = found["cleanable_bytes"] < values["least_bytes"] or found["dirty_ratio"] < values["least_dirty_ratio"]
+    if not found["due"] or closed:
+        raise AirflowSkipException(f"the gate is closed: {text}")
+    return {"why": text}
+
+
+def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
+    """What the ledger has of a run; skips where none was kept, or it was too short to begin one."""
+    if not values.get("ledger"):
+        raise AirflowSkipException("no ledger is given")
+    if run_id is None:
+        raise AirflowSkipException("the run did not name itself to the ledger")
+    words = [keytail, "history", *flags(values, "history"), "--run", run_id, "--output", "json"]
+    ended = run(words, on_host)
+    made = outcome(ended)
+    if not ended.rows:
+        raise AirflowFailException(f"the ledger says nothing of run {run_id}")
+    own, *of_run = ended.rows
+    kept = ("run_id", "command", "host", "status", "error", "start_ms", "end_ms", "partitions", "counts", "log_dirs")
+    told = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
+    told["partial"] = made["partial"] or own.get("status") != "done"
+    return told
+
+
+def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended, str | None]:
+    """As `run`; and by what id the ledger knows the run."""
+    found: list[str] = []
+
+    def on_line(line: str) -> None:
+        print(line)
+        found.extend(RUN_ID.findall(line))
+
+    return run(words, on_host, on_line=on_line), found[-1] if found else None
+
+
+def end_with(*steps: Any, partial: Sequence[str]) -> None:
+    """The last two tasks behind `steps`: `tell_partial`, of what the tasks `partial` left, and `done`.
+
+    `tell_partial` runs whatever became of the steps. `done` is the one leaf, by which Airflow judges the run: it does
+    not mind what was skipped, and is not reached behind anything that failed.
+    """
+
+    @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, execution_timeout=SHORT)
+    def tell_partial() -> None:
+        instance: Any = get_current_context()["ti"]
+        tell_trouble(instance.xcom_pull(task_ids=list(partial)))
+
+    told = tell_partial()
+    list(steps) >> told
+    [*steps, told] >> EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
+
+
+def tell_trouble(outcomes: Iterable[Any]) -> None:
+    """AirflowFailException with what the steps left undone; AirflowSkipException where that is nothing.
+
+    A run of which a part was refused or damaged is not tried again, and is not green either.
+    """
+    told: list[str] = []
+    for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):
+        if not one or not one.get("partial"):
+            continue
+        where = f"{one['broker']}: " if one.get("broker") else ""
+        counts = ", ".join(f"{number} {status}" for status, number in one["counts"].items())
+        told.append(f"{where}{one.get('step', 'a step')} was partial ({counts})")
+        wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]
+        told += [f"  {in_words(row)}" for row in wrong]
+        if one["rows_left_out"] and len(one["rows"]) >= MOST_ROWS:
+            told.append(f"  and more: {one['rows_left_out']} rows are not listed here")
+        if not wrong and one.get("run"):
+            told.append(f"  the ledger has run {one['run']['run_id']} as {one['run']['status']}")
+        elif not wrong:
+            told.append("  all is done, but the ledger lacks it; the next run with it tells what is missing")
+    if not told:
+        raise AirflowSkipException("nothing was refused, damaged or failed")
+    text = "\n".join(told)
+    print(text)
+    raise AirflowFailException(text)

@@ -1,0 +1,116 @@
+"""A job of keytail by spark-submit, with its rows in the XCom and its exit status for what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from keytail_commands import Ended, outcome
+from keytail_steps import RUN_ID, flags
+
+
+class KeytailSubmitOperator(SparkSubmitOperator):
+    """A SparkSubmitOperator for `jobs/*.py`, whose task succeeds where a part of the partitions was done.
+
+    spark-submit's log has rows and all else in one stream, and its hook takes every status but 0 for a failure. So the
+    job writes its rows to a file of this host (the driver's, in client mode), and what the task comes to is decided by
+    them and the status, as for any command (keytail_commands.outcome). Arguments, settings and environment are made
+    of Params when the task runs, a word from a word: no text of a Param is ever split or evaluated.
+    """
+
+    def __init__(self, *, verb: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
+        self.verb = verb
+        self.job = job
+        self.execute_it = execute_it
+        self.run_ids: list[str] = []
+        super().__init__(
+            application="{{ params.keytail_home }}/jobs/" + job,
+            application_args=self._arguments,  # type: ignore[arg-type] (a callable is a template too)
+            conf=_conf,  # type: ignore[arg-type]
+            env_vars=_environment,  # type: ignore[arg-type]
+            properties_file="{{ params.properties_file or '' }}",
+            name="keytail " + verb + " {{ dag_run.run_id }}",
+            **kwargs,
+        )
+
+    def _arguments(self, context: Mapping[str, Any], jinja_env: Any) -> list[str]:
+        values = context["params"]
+        words = [*place(values), *flags(values, self.verb)]
+        return [*words, "--execute"] if self.execute_it else words
+
+    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+        with tempfile.TemporaryDirectory(prefix="keytail-") as folder:
+            path = os.path.join(folder, "rows.json")
+            self.application_args = [*(self.application_args or ()), "--rows-file", path]
+            status, words = 0, ""
+            try:
+                super().execute(context)
+            except AirflowException as problem:
+                status, words = _status(self._hook), "\n".join(str(problem).splitlines()[-20:])
+                if not status:
+                    raise
+            rows = json.loads(Path(path).read_text()) if os.path.exists(path) else None
+        if rows is None and status in (0, 3):
+            raise AirflowFailException(
+                "the job left no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ are older"
+            )
+        return {"step": self.verb, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
+            Ended(status, rows or [], words)
+        )
+
+    def _get_hook(self) -> Any:
+        hook = super()._get_hook()
+        told = hook._process_spark_submit_log
+        hook._process_spark_submit_log = lambda lines: told(self._noted(lines))
+        return hook
+
+    def _noted(self, lines: Iterable[str]) -> Iterator[str]:
+        """By which id the ledger knows the run, the job says in its log."""
+        for line in lines:
+            self.run_ids += RUN_ID.findall(line)
+            yield line
+
+
+def place(values: Mapping[str, Any]) -> list[str]:
+    """The log dirs and the broker's settings, as Params have them."""
+    words: list[str] = []
+    if values.get("config"):
+        words += ["--config", values["config"]]
+    if values.get("log_dirs"):
+        words += ["--log-dirs", ",".join(values["log_dirs"])]
+    if not words:
+        raise AirflowFailException("the Params name no log dirs and no server.properties: give log_dirs or config")
+    return words
+
+
+def _conf(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in context["params"]["conf"].items()}
+
+
+def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
+    """Of spark-submit: the environment that keytail is installed in, as if it were activated. Airflow's own has a
+    Spark, too, without keytail, and without a spark-submit."""
+    home = context["params"]["keytail_home"]
+    made = {
+        "PATH": os.pathsep.join([f"{home}/bin", os.environ.get("PATH", os.defpath)]),
+        "PYSPARK_PYTHON": f"{home}/bin/python",
+        "PYSPARK_DRIVER_PYTHON": f"{home}/bin/python",
+        "SPARK_CONF_DIR": f"{home}/conf",
+    }
+    spark = context["params"].get("spark_home") or next(
+        (str(found) for found in Path(home).glob("lib/python3*/site-packages/pyspark")), None
+    )
+    return made if spark is None else {**made, "SPARK_HOME": spark}
+
+
+def _status(hook: Any) -> int:
+    """Of spark-submit, which is the job's in client mode; 0 where it did not come to that."""
+    process = getattr(hook, "_submit_sp", None)
+    return 0 if process is None else process.wait()

@@ -1,0 +1,80 @@
+"""The ledger of runs kept small: old rows go, small files become large ones, files that it no longer names go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, dag
+from airflow.sdk.exceptions import AirflowFailException
+
+sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+
+import keytail_brokers as inventory
+import keytail_commands as commands
+import keytail_steps as steps
+
+_DAG = "keytail_ledger_maintenance"
+
+
+@dag(
+    dag_id=_DAG,
+    dag_display_name="keytail: maintain the ledger",
+    description="Remove old rows of the ledger of runs, and join its small files",
+    doc_md="""Keeps the ledger of `--ledger` small: `keytail history --maintain`.
+
+| Task | What it does |
+|---|---|
+| `maintain` | removes rows older than `retain_days`, joins small files, removes those not named for a week |
+| `tell_partial` | fails if a table could not be maintained and others were; else it is skipped |
+| `done` | the end: green if every step is |
+
+Runs may append meanwhile. Retries are safe: each table is changed by Delta's own commits, and what is done is not done
+again. The ledger is a record only: nothing that keytail decides depends on it.
+""",
+    schedule=steps.schedule_of(_DAG),
+    catchup=False,
+    max_active_runs=1,
+    default_args=steps.DEFAULT_ARGS,
+    params=steps.params(
+        _DAG,
+        {
+            "ledger": steps.text_param(None, "Ledger", "The one that runs are given (--ledger).", minLength=1),
+            "retain_days": Param(
+                400, type=["null", "integer"], minimum=1, title="Days to retain",
+                description="Rows of days before go (--retain-days). Empty: none.",
+            ),
+            "broker": steps.text_param(
+                None, "Broker", "On which broker's host the ledger is, by its name in the inventory. Without one: here."
+            ),
+            "keytail_home": steps.text_param(
+                steps.HOME, "keytail's home", "Of this worker: the environment that keytail is installed in.",
+                minLength=1,
+            ),
+            "delta_jars": steps.text_param(
+                None, "Delta's jars", "A folder with them, where no Maven repository is reached (--delta-jars).",
+                minLength=1,
+            ),
+        },
+    ),
+    tags=["keytail", "ledger"],
+)
+def ledger_maintenance() -> None:
+    @steps.task
+    def maintain() -> dict[str, Any]:
+        values = steps.given()
+        if not values["ledger"]:
+            raise AirflowFailException("the Params name no ledger")
+        one = inventory.broker(values["broker"]) if values["broker"] else None
+        keytail = one.keytail if one else f"{values['keytail_home']}/bin/keytail"
+        words = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]
+        if values["retain_days"] is not None:
+            words += ["--retain-days", str(values["retain_days"])]
+        ended = commands.run([*words, "--output", "json"], one.on_host if one else ())
+        return {"step": "maintain", **commands.outcome(ended)}
+
+    steps.end_with(maintain(), partial=["maintain"])
+
+
+ledger_maintenance()

@@ -1,0 +1,474 @@
+"""Rolling maintenance: each broker of the inventory in turn is stopped, compacted, verified, started, waited for.
+
+The steps of a broker are a group of tasks, made from the inventory when this file is parsed. What is decided by what
+commands say stands in keytail_rolling.py; here are the commands, and which task runs after which.
+
+`start` is the teardown of `begin`: Airflow runs it whatever became of the tasks between, a worker that died in one of
+them included, and also where somebody marks the whole run as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+
+import keytail_brokers as inventory
+import keytail_commands as commands
+import keytail_rolling as rolling
+import keytail_steps as steps
+
+DAG_ID = "keytail_rolling_maintenance"
+DOC = """Stops each broker of the inventory (`KEYTAIL_BROKERS`) in turn, compacts and verifies its logs, starts it and
+waits until it is in sync; then the next one. A broker that was stopped is always started again, whatever its compaction
+returned, unless `verify` says that a start would lose records. Where anything is not as it should be the roll stops,
+and `roll` fails with the broker, the step, and what to do. All of it: `airflow_dags/ROLLING.md`.
+
+| Task | What it does |
+|---|---|
+| `choose` | which brokers; fails where the inventory lacks a command |
+| `inventory_is_missing` | is all there is without an inventory |
+| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is touched before |
+| `begin` | from here on the broker may be down: `start` runs, whatever happens |
+| `stop` | the inventory's command |
+| `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; without, nothing is compacted |
+| `compact` | `keytail compact --deadline --execute`; partial (status 3) is noted, nothing is tried again |
+| `verify` | `keytail verify`, whatever became of the compaction |
+| `start` | the inventory's command, many times if need be, unless `verify` says that a start would lose records |
+| `in_sync` | waits until the broker is reachable and no partition is under-replicated or unavailable |
+| `go_on` | whether the next broker may follow |
+| `roll` | the end: what became of each broker, or the alert |
+"""
+PARAMS = {
+    "only_brokers": Param(
+        [], type="array", items={"type": "string"}, title="Only these brokers",
+        description="By their names in the inventory, one a line. None: all, in its order.",
+    ),
+    "topic": Param(
+        None, type=["null", "string"], minLength=1, title="Topics by pattern",
+        description="A regular expression of whole names (--topic). None: all that the inventory's flags allow.",
+    ),
+    "deadline_minutes": Param(
+        60, type="number", exclusiveMinimum=0, title="Deadline",
+        description="A compaction begins nothing new after so many minutes (--deadline); the next roll goes on.",
+    ),
+    "overrun_minutes": Param(
+        60, type="number", minimum=0, title="Overrun",
+        description="What a compaction has begun may take so long past the deadline. Then it is stopped, in order.",
+    ),
+    "verify_minutes": Param(
+        240, type="number", exclusiveMinimum=0, title="Verify",
+        description="Verify is stopped after so many minutes. The broker is started then, and the roll stops.",
+    ),
+    "stop_minutes": Param(
+        10, type="number", exclusiveMinimum=0, title="Stop",
+        description="A broker is to have stopped cleanly within so many minutes.",
+    ),
+    "wait_for_sync_minutes": Param(
+        60, type="number", exclusiveMinimum=0, title="Wait for sync",
+        description="So long is waited, before a broker is stopped and after it was started, until no partition is "
+        "under-replicated or unavailable.",
+    ),
+    "stop_on_damage": Param(
+        True, type="boolean", title="Stop on damage",
+        description="Verify cannot tell damage of today from old damage. Without this the roll goes on past such that "
+        "a start loses nothing by; the broker is started either way.",
+    ),
+    "dry_run": Param(
+        False, type="boolean", title="Dry run",
+        description="Stops nothing: looks once, prints each broker's commands and what is due there.",
+    ),
+    "poll_seconds": Param(
+        15, type="number", exclusiveMinimum=0, title="Poll", description="Between two looks at whatever is waited for."
+    ),
+}  # fmt: skip
+
+ALERT, RETRY = "KEYTAIL_ALERT", "KEYTAIL_ROLL_RETRY_SECONDS"
+START_TRIES = 5  # of the command in one try of the task
+CONFIRM_S = 120.0  # so long a broker may take until it holds the lock of a log dir
+ASK_S = 300.0  # so long a check, or doctor, may take
+
+
+def _values() -> Any:
+    return get_current_context()["params"]
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Why the task failed is left for the last one, which tells it."""
+    try:
+        yield
+    except AirflowSkipException:
+        raise
+    except Exception as problem:
+        with contextlib.suppress(Exception):
+            get_current_context()["ti"].xcom_push(key="why", value=rolling.short(str(problem)))
+        raise
+
+
+def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The words of each command that a run gives for a broker, by step."""
+    topic = ("--topic", values["topic"]) if values["topic"] else ()
+    return {
+        "doctor": _doctor_words(one),
+        "plan": one.command("compact", *topic),
+        "stop": one.commands["stop"],
+        "compact": one.command("compact", *topic, "--deadline", f"{values['deadline_minutes']:g}", "--execute"),
+        "verify": one.command("verify", *topic),
+        "start": one.commands["start"],
+        **{name: one.commands[name] for name in rolling.KNOWN if name in one.commands},
+    }
+
+
+def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
+    """Without the inventory's flags, which choose topics."""
+    return replace(one, flags=()).command("doctor")
+
+
+def _doctor(one: inventory.Broker) -> commands.Ended:
+    try:
+        return commands.run(_doctor_words(one), one.on_host, ASK_S)
+    except AirflowException as problem:  # no rows, though it says that all is well
+        return commands.Ended(1, words=str(problem))
+
+
+def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
+    """What the first check that is not good said; "" where all are. A command that is not there fails the task."""
+    for name in names:
+        if name not in one.commands:
+            continue
+        ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
+        if ended.exit_status in commands.NOT_FOUND:
+            raise AirflowFailException(f"commands.{name} is not there, or cannot be run: {ended.words}")
+        if not rolling.is_good(name, ended.exit_status, ended.output):
+            said = rolling.short(ended.output.strip() or ended.words)
+            print(f"{name}: status {ended.exit_status}: {said}")
+            return f"{name} (status {ended.exit_status}): {said}"
+    return ""
+
+
+def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
+    """Until all checks were good so many times in a row; AirflowFailException with the last that was not."""
+    values = _values()
+    until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
+    good = 0
+    while True:
+        wrong = _check(one, names)
+        good = 0 if wrong else good + 1
+        if good >= looks:
+            return
+        if time.monotonic() > until_s:
+            raise AirflowFailException(
+                f"not after {values['wait_for_sync_minutes']:g} minutes: {wrong or 'good once, and not asked again'}"
+            )
+        time.sleep(values["poll_seconds"])
+
+
+def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
+    values = _values()
+    if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
+        raise AirflowSkipException(f"{one.name} is not among only_brokers")
+    if values["dry_run"]:
+        return _show(one, values)
+    ended = _doctor(one)
+    state = rolling.state_of(ended.rows)
+    wrong = [f"{row.get('check')}: {row.get('found')}" for row in ended.rows if row.get("status") == "fail"]
+    if wrong or not ended.rows:
+        raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
+    if state != rolling.RUNNING:
+        raise AirflowFailException(f"the broker does not run (its log dirs: {state}); a roll begins with all running")
+    _wait_until_good(one, ("reachable", *rolling.BEFORE), looks=1)
+    return None
+
+
+def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A dry run: what would be done, and what is due there."""
+    wrong = _check(one, ("reachable", *rolling.BEFORE))
+    print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
+    words = words_of(one, values)
+    for step in ("stop", "compact", "verify", "start"):
+        print(f"{one.name}: would {step}: {shlex.join([*one.on_host, shlex.join(words[step])])}")
+    made = commands.outcome(commands.run(words["plan"], one.on_host))
+    print(f"{one.name}: {made['counts']}")
+    return {"would_wait_for": wrong, **made}
+
+
+def _stop(one: inventory.Broker) -> None:
+    ended = commands.run(one.commands["stop"], one.on_host, 60 * _values()["stop_minutes"], parse_rows=False)
+    if ended.exit_status != 0:
+        raise AirflowException(f"commands.stop ended with status {ended.exit_status}: {ended.words}")
+
+
+def _stopped(one: inventory.Broker) -> dict[str, Any]:
+    """Every log dir has its file of a clean shutdown, and its lock is free."""
+    values = _values()
+    until_s = time.monotonic() + 60 * values["stop_minutes"]
+    states: list[str] = []
+    while True:
+        ended = _doctor(one)
+        states.append(rolling.state_of(ended.rows))
+        print(f"log dirs: {states[-1]}")
+        decided = rolling.has_stopped(states)
+        if decided == rolling.CLEAN:
+            return {"state": decided}
+        if decided is not None:
+            raise AirflowFailException("it ended without a clean shutdown: no .kafka_cleanshutdown in a log dir")
+        if time.monotonic() > until_s:
+            said = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
+            raise AirflowFailException(
+                f"it has not stopped cleanly after {values['stop_minutes']:g} minutes (log dirs: {states[-1]}){said}"
+            )
+        time.sleep(values["poll_seconds"])
+
+
+def _compact(one: inventory.Broker) -> dict[str, Any]:
+    values = _values()
+    limit_s = 60 * (values["deadline_minutes"] + values["overrun_minutes"])
+    return commands.outcome(commands.run(words_of(one, values)["compact"], one.on_host, limit_s))
+
+
+def _verify(one: inventory.Broker) -> dict[str, Any]:
+    values = _values()
+    ended = commands.run(words_of(one, values)["verify"], one.on_host, 60 * values["verify_minutes"])
+    said = rolling.verdict(ended.exit_status, ended.rows)
+    get_current_context()["ti"].xcom_push(key="verdict", value=said)
+    if said["loses"]:
+        raise AirflowFailException(f"a start would lose records: {'; '.join(said['loses'])}")
+    if said["bad"]:
+        raise AirflowFailException(f"{said['bad_count']} partitions are damaged or unread: {'; '.join(said['bad'])}")
+    if not said["ran"] and ended.exit_status == 0:
+        return commands.summary([], 0)
+    return commands.outcome(ended)
+
+
+def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Starts it, unless verify said no, and sees that it holds a lock then."""
+    if not rolling.may_start(said):
+        assert said is not None
+        raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
+    poll_s = _values()["poll_seconds"]
+    _let_go(one, poll_s)
+    for number in range(1, START_TRIES + 1):
+        ended = commands.run(one.commands["start"], one.on_host, ASK_S, parse_rows=False)
+        if ended.exit_status == 0:
+            break
+        print(f"commands.start ended with status {ended.exit_status}, try {number} of {START_TRIES}")
+        time.sleep(poll_s)
+    else:
+        raise AirflowException(f"commands.start ended with status {ended.exit_status}: {ended.words}")
+    until_s = time.monotonic() + CONFIRM_S
+    while True:
+        state = rolling.state_of(_doctor(one).rows)
+        if state == rolling.RUNNING:
+            return {"state": state}
+        if time.monotonic() > until_s:
+            if state == rolling.UNKNOWN:  # doctor cannot be asked; in_sync asks the broker
+                return {"state": state}
+            raise AirflowException(f"commands.start said yes, but no broker holds its log dirs: {state}")
+        time.sleep(poll_s)
+
+
+def _let_go(one: inventory.Broker, poll_s: float) -> None:
+    """A compaction whose task died ends within seconds; until then no broker could have the locks."""
+    until_s = time.monotonic() + CONFIRM_S
+    while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:
+        time.sleep(poll_s)
+
+
+def _group(group: str, name: str) -> Any:
+    """The tasks of a broker: those that begin and end its sequence."""
+
+    @task_group(group_id=group)
+    def of_broker() -> None:
+        @task(trigger_rule=TriggerRule.NONE_FAILED, retries=2)
+        def precheck() -> Any:
+            with _explained():
+                return _precheck(inventory.broker(name))
+
+        @task(retries=3)
+        def begin() -> None:
+            """From here on the broker may be down, and `start` runs whatever happens."""
+            if _values()["dry_run"]:
+                raise AirflowSkipException("a dry run stops nothing")
+
+        @task(retries=2)
+        def stop() -> None:
+            with _explained():
+                _stop(inventory.broker(name))
+
+        @task(retries=1)
+        def stopped() -> Any:
+            with _explained():
+                return _stopped(inventory.broker(name))
+
+        @task(retries=0)
+        def compact() -> Any:
+            with _explained():
+                return _compact(inventory.broker(name))
+
+        # Whatever became of the compaction, but not where there was none.
+        @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=1)
+        def verify() -> Any:
+            with _explained():
+                return _verify(inventory.broker(name))
+
+        @task(retries=20)
+        def start() -> Any:
+            with _explained():
+                said = get_current_context()["ti"].xcom_pull(task_ids=f"{group}.verify", key="verdict")
+                return _start(inventory.broker(name), said)
+
+        @task(retries=2)
+        def in_sync() -> None:
+            with _explained():
+                _wait_until_good(inventory.broker(name), ("reachable", *rolling.AFTER), looks=2)
+
+        @task(retries=2)
+        def go_on() -> None:
+            with _explained():
+                why = rolling.stops_the_roll(
+                    *_left_by(group), stop_on_damage=_values()["stop_on_damage"]
+                )
+                if why:
+                    raise AirflowFailException(f"it runs and is in sync; the roll ends here, as {why}")
+
+        made = {one.function.__name__: one() for one in (
+            precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on
+        )}  # fmt: skip
+        made["precheck"] >> made["begin"] >> made["stop"] >> made["stopped"] >> made["compact"] >> made["verify"]
+        made["stopped"] >> made["verify"] >> made["start"]
+        made["start"].as_teardown(setups=made["begin"], on_failure_fail_dagrun=True)
+        made["start"] >> made["in_sync"] >> made["go_on"]
+        tasks.update(made)
+
+    tasks: dict[str, Any] = {}
+    of_broker()
+    return tasks
+
+
+def _states(tasks: list[str]) -> dict[str, str | None]:
+    context = get_current_context()
+    ti: Any = context["ti"]
+    run_id = context["dag_run"].run_id
+    found: dict[str, str | None] = ti.get_task_states(dag_id=DAG_ID, task_ids=tasks, run_ids=[run_id]).get(run_id, {})
+    return found
+
+
+def _left_by(group: str) -> list[Any]:
+    """What `stopped`, `compact` and `verify` left in this round; what they left before they were cleared is not it."""
+    pull: Any = get_current_context()["ti"].xcom_pull
+    left = {"stopped": "return_value", "compact": "return_value", "verify": "verdict"}
+    states = _states([f"{group}.{step}" for step in left])
+    ended = {"success", "failed"}
+    return [
+        pull(task_ids=f"{group}.{step}", key=key) if states.get(f"{group}.{step}") in ended else None
+        for step, key in left.items()
+    ]
+
+
+def _pages(text: str) -> None:
+    """Gives the text to whom KEYTAIL_ALERT names: a command, which gets it as its last word."""
+    words = shlex.split(os.environ.get(ALERT, ""))
+    if words:
+        with contextlib.suppress(OSError, ValueError):
+            commands.run([*words, text], timeout_s=60, parse_rows=False)
+
+
+def _ending(groups: Mapping[str, str]) -> rolling.Ending:
+    pull: Any = get_current_context()["ti"].xcom_pull
+    tasks = ["choose", *(f"{group}.{step}" for group in groups for step in rolling.STEPS)]
+    states = _states(tasks)
+    whys = {name: why for name in tasks if states.get(name) == "failed"
+            if (why := pull(task_ids=name, key="why"))}  # fmt: skip
+    for group in groups:  # a broker that is to stay down is never one to start by hand, whatever got lost
+        said = pull(task_ids=f"{group}.verify", key="verdict")
+        if states.get(f"{group}.start") == "failed" and not rolling.may_start(said):
+            whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}"
+    known: dict[str, inventory.Broker] = {}
+    with contextlib.suppress(Exception):  # the text is of more use than the words of the commands
+        known = {one.name: one for one in inventory.brokers()}
+    starts = {
+        group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
+        for group, name in groups.items() if name in known
+    }  # fmt: skip
+    return rolling.ending(groups, states, whys, starts)
+
+
+def _declare(named: list[str]) -> None:
+    groups = dict(zip(rolling.group_ids(named), named, strict=True))
+
+    @task(retries=0)
+    def choose() -> list[str]:
+        """The brokers of this run; a mistake in the inventory or in Params is told here, with nothing touched."""
+        with _explained():
+            known = inventory.brokers()
+            names = rolling.chosen([one.name for one in known], _values()["only_brokers"])
+            wrong = [f"{one.name} {rolling.lacking(one.commands)}" for one in known
+                     if one.name in names and rolling.lacking(one.commands)]  # fmt: skip
+            if wrong:
+                raise AirflowFailException(f"the inventory is not ready for a roll: {'; '.join(wrong)}")
+            return names
+
+    @task(trigger_rule=TriggerRule.ALL_DONE, retries=2)
+    def roll() -> dict[str, str]:
+        """Fails where the roll stopped, and says at which broker and step, and what to do."""
+        ended = _ending(groups)
+        print(dict(ended.brokers))
+        if ended.text:
+            print(ended.text)
+            _pages(ended.text)
+            raise AirflowFailException(ended.text)
+        return dict(ended.brokers)
+
+    first, last = choose(), roll()
+    before = first
+    for group, name in groups.items():
+        tasks = _group(group, name)
+        before >> tasks["precheck"]
+        before = tasks["go_on"]
+        [tasks["start"], before] >> last
+    first >> last
+
+
+def _tell(problem: str) -> None:
+    @task(retries=0)
+    def inventory_is_missing() -> None:
+        raise AirflowFailException(problem)
+
+    inventory_is_missing()
+
+
+@dag(
+    dag_id=DAG_ID,
+    dag_display_name="keytail: rolling maintenance",
+    description="Each broker in turn: stop, compact, verify, start, wait until in sync",
+    doc_md=DOC,
+    schedule=steps.schedule_of(DAG_ID),
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retry_delay": timedelta(seconds=float(os.environ.get(RETRY, "30")))},
+    params=steps.params(DAG_ID, PARAMS),
+    tags=["keytail", "kafka", "rolling"],
+)
+def rolling_maintenance() -> None:
+    try:
+        named = [one.name for one in inventory.brokers()]
+    except Exception as problem:  # told by a task, since an import error hides the DAG
+        _tell(str(problem))
+        return
+    _declare(named)
+
+
+rolling_maintenance()

@@ -1,0 +1,309 @@
+"""What the roll decides by what commands say; and its law, in random sequences over the tasks as Airflow has them.
+
+KEYTAIL_SEED repeats the sequences.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.airflow_dags.conftest import imported
+
+rolling: Any = imported("keytail_rolling")
+
+LOSES = {"what": "w", "path": "/p", "byte_position": 3, "offset": 9, "broker": "deletes", "remedy": "mend",
+         "severity": "error", "start_loses": True}  # fmt: skip
+KEEPS = {**LOSES, "start_loses": False}
+
+
+def log_dir(path: str, clean: bool | None, held: bool | None) -> list[dict[str, Any]]:
+    return [
+        {"check": path, "log_dir": path, "clean_shutdown": clean, "held": None},
+        {"check": f"{path}: owner", "log_dir": path, "clean_shutdown": None, "held": None},
+        {"check": f"{path}: lock", "log_dir": path, "clean_shutdown": None, "held": held},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dirs", "state"),
+    [
+        ([(False, True)], "running"),
+        ([(True, False)], "clean"),
+        ([(False, False)], "unclean"),
+        ([(True, True)], "busy"),
+        ([(None, False)], "unknown"),
+        ([(True, None)], "unknown"),
+        ([], "unknown"),
+        ([(True, False), (True, False)], "clean"),
+        ([(True, False), (False, False)], "unclean"),
+        ([(True, False), (True, True)], "busy"),
+        ([(True, False), (False, True)], "running"),
+        ([(True, False), (None, None)], "unknown"),
+    ],
+)
+def test_the_state_of_a_broker_is_that_of_all_its_log_dirs(dirs: list[tuple[Any, Any]], state: str) -> None:
+    rows = [row for n, (clean, held) in enumerate(dirs) for row in log_dir(f"/d{n}", clean, held)]
+    rows += [{"check": "clock", "log_dir": None, "clean_shutdown": None, "held": None}, {"check": "Java"}]
+    assert rolling.state_of(rows) == state
+    missing = {"check": "log dirs", "status": "fail"}
+    assert rolling.state_of([*rows, missing]) == "unknown"
+
+
+def test_unclean_wants_two_looks() -> None:
+    told = [([], None), (["running"], None), (["running", "unclean"], None), (["unclean", "clean"], "clean"),
+            (["unclean", "unclean"], "unclean"), (["unclean", "unknown", "unclean"], None), (["busy"], None),
+            (["unknown"], None), (["clean"], "clean"), (["clean", "running"], None)]  # fmt: skip
+    for states, decided in told:
+        assert rolling.has_stopped(states) == decided, states
+
+
+def test_a_check_is_good_without_output() -> None:
+    assert rolling.is_good("unavailable", 0, " \n")
+    assert not rolling.is_good("unavailable", 0, "Topic: t")
+    assert not rolling.is_good("unavailable", 1, "")
+    assert rolling.is_good("reachable", 0, "b1 (id: 1) -> ...")
+    assert not rolling.is_good("reachable", 1, "")
+
+
+def row(status: str, *findings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"topic": "t", "partition": 1, "status": status, "error": "", "findings": list(findings), **more}
+
+
+def test_a_verdict() -> None:
+    said = rolling.verdict(1, [row("sound"), row("damaged", KEEPS, LOSES), row("suspect", KEEPS), row("failed")])
+    assert (said["ran"], said["loses_count"], said["bad_count"]) == (True, 1, 2)
+    assert said["loses"] == ["t-1: w (/p, byte position 3, offset 9). A broker: deletes. mend"]
+    assert not rolling.may_start(said)
+    assert rolling.may_start(rolling.verdict(1, [row("damaged", KEEPS)]))
+    assert rolling.may_start(rolling.verdict(255, []))
+    assert rolling.may_start(None)
+    of_log_dir = {"topic": None, "log_dir": "/d", "status": "damaged", "error": "", "findings": [LOSES]}
+    assert rolling.verdict(1, [of_log_dir])["loses"][0].startswith("/d: w")
+    for status, rows, ran in ((0, [], True), (1, [], False), (2, [], False), (124, [row("sound")], False)):
+        assert rolling.verdict(status, rows)["ran"] is ran
+
+
+def test_many_findings_are_small_in_the_database() -> None:
+    long = {**LOSES, "what": "w" * 5000}
+    said = rolling.verdict(1, [row("damaged", *[long] * 50, partition=n) for n in range(500)])
+    assert (said["loses_count"], said["bad_count"]) == (25_000, 500)
+    assert len(str(said)) < 30_000
+    assert not rolling.may_start(said)
+
+
+SOUND = {"ran": True, "loses": [], "loses_count": 0, "bad": [], "bad_count": 0}
+CLEAN, COMPACTED = {"state": "clean"}, {"partial": True}
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ((CLEAN, COMPACTED, SOUND), ""),
+        ((None, COMPACTED, SOUND), "not stopped cleanly"),
+        (({"state": "unclean"}, COMPACTED, SOUND), "not stopped cleanly"),
+        ((CLEAN, None, SOUND), "compaction failed"),
+        ((CLEAN, COMPACTED, None), "not be verified"),
+        ((CLEAN, COMPACTED, {**SOUND, "ran": False}), "not be verified"),
+        ((CLEAN, COMPACTED, {**SOUND, "loses": ["x"], "loses_count": 9}), "x; and 8 more"),
+        ((CLEAN, COMPACTED, {**SOUND, "bad": ["y"], "bad_count": 1}), "damage: y"),
+    ],
+)
+def test_what_stops_the_roll(left: tuple[Any, Any, Any], why: str) -> None:
+    told = rolling.stops_the_roll(*left, stop_on_damage=True)
+    assert why in told
+    assert bool(told) == bool(why)
+    assert bool(rolling.stops_the_roll(*left, stop_on_damage=False)) == (bool(why) and "damage" not in why)
+
+
+def test_brokers_and_their_groups() -> None:
+    assert rolling.group_ids(["b1", "b.1", "b 1", "ü", "b_1"]) == ["b1", "b_1", "b_1_2", "_", "b_1_3"]
+    assert rolling.chosen(["a", "b", "c"], []) == ["a", "b", "c"]
+    assert rolling.chosen(["a", "b", "c"], ["c", "a"]) == ["a", "c"]
+    with pytest.raises(ValueError, match="has x; the inventory has a"):
+        rolling.chosen(["a"], ["a", "x"])
+    whole = dict.fromkeys(rolling.NEEDED, ("true",))
+    assert rolling.lacking(whole) == ""
+    assert rolling.lacking({**whole, "at_min_isr": ("x",)}) == ""
+    assert rolling.lacking({**whole, "at_min_irs": ("x",), "stop": ()}) == (
+        "lacks commands.stop and has the unknown commands.at_min_irs"
+    )
+
+
+# -- the law, over the tasks that the DAG has, by Airflow's rules in a dull form
+
+
+def outcome_by_rule(task: Mapping[str, Any], states: Mapping[str, str], setups: set[str]) -> str | None:
+    """What becomes of a task whose upstream is done: None, it runs."""
+    above = {name: states[name] for name in task["upstream"]}
+    values = list(above.values())
+    failed = any(state in ("failed", "upstream_failed") for state in values)
+    rule = task["rule"]
+    if rule == "all_done":
+        return None
+    if rule == "none_failed":
+        return "upstream_failed" if failed else None
+    if rule == "all_done_min_one_success":
+        if "success" in values:
+            return None
+        return "upstream_failed" if failed else "skipped"
+    if rule == "all_done_setup_success":
+        begun = [state for name, state in above.items() if name in setups]
+        if "success" in begun:
+            return None
+        return "skipped" if all(state == "skipped" for state in begun) else "upstream_failed"
+    assert rule == "all_success", rule
+    return "upstream_failed" if failed else "skipped" if "skipped" in values else None
+
+
+class World:
+    """Three brokers, and what random tasks do to them. A task that dies may have done its work, or not."""
+
+    def __init__(self, rng: random.Random, groups: list[str]) -> None:
+        self.rng = rng
+        self.down: set[str] = set()
+        self.refused: set[str] = set()
+        self.tried_in_vain: set[str] = set()
+        self.left: dict[str, Any] = {}
+        self.over = False  # the roll has stopped: nothing may be touched
+        self.skipped = {group for group in groups if rng.random() < 0.15}
+
+    def run(self, group: str, step: str) -> str:
+        rng, left = self.rng, self.left
+        name = f"{group}.{step}"
+        dies = rng.random() < 0.06
+        if step == "precheck":
+            if group in self.skipped:
+                return "skipped"
+            good = not self.down and rng.random() < 0.93
+            self.over |= not good or dies
+            return "success" if good and not dies else "failed"
+        if step == "begin":
+            assert not self.over
+            self.over |= dies
+            return "failed" if dies else "success"
+        if step == "stop":
+            assert not self.over, "a broker is stopped after the roll has"
+            assert not self.down, "two brokers are down at once"
+            if not dies or rng.random() < 0.5:
+                self.down.add(group)
+            return "failed" if dies or rng.random() < 0.05 else "success"
+        if step == "stopped":
+            state = rolling.has_stopped([rng.choice(["clean"] * 9 + ["unclean", "running"])] * 2)
+            if dies or state != "clean":
+                return "failed"
+            left[name] = {"state": state}
+            return "success"
+        if step == "compact":
+            assert group in self.down
+            if dies or rng.random() < 0.1:
+                return "failed"
+            left[name] = {"partial": rng.random() < 0.3}
+            return "success"
+        if step == "verify":
+            status, rows = rng.choice([(0, [row("sound")])] * 8 + [(1, [row("damaged", LOSES)]), (255, []),
+                                      (1, [row("damaged", KEEPS)])])  # fmt: skip
+            if dies:
+                return "failed"
+            left[name] = rolling.verdict(status, rows)
+            return "success" if status == 0 else "failed"
+        if step == "start":
+            if not rolling.may_start(left.get(f"{group}.verify")):
+                self.refused.add(group)
+                self.over = True
+                return "failed"
+            if dies:  # out of all its retries
+                self.tried_in_vain.add(group)
+                self.over = True
+                return "failed"
+            self.down.discard(group)
+            return "success"
+        if step == "in_sync":
+            assert group not in self.down
+            good = not dies and rng.random() < 0.95
+            self.over |= not good
+            return "success" if good else "failed"
+        assert step == "go_on"
+        why = rolling.stops_the_roll(
+            *(left.get(f"{group}.{one}") for one in ("stopped", "compact", "verify")), stop_on_damage=True
+        )
+        self.over |= bool(why) or dies
+        return "failed" if why or dies else "success"
+
+
+GROUPS = ["a", "b", "c"]
+
+
+def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
+    tasks = rolls_of["three"]["tasks"]
+    setups = {name for name, task in tasks.items() if task["setup"]}
+    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"KEYTAIL_SEED={seed}", flush=True)
+    seen: set[str] = set()
+    for number in range(3000):
+        rng = random.Random(f"{seed}-{number}")
+        world = World(rng, GROUPS)
+        states: dict[str, str] = {}
+        stopped: set[str] = set()
+        while len(states) < len(tasks):
+            ready = [n for n in tasks if n not in states and all(above in states for above in tasks[n]["upstream"])]
+            name = rng.choice(ready)
+            decided = outcome_by_rule(tasks[name], states, setups)
+            if decided is None:
+                group, _, step = name.rpartition(".")
+                decided = world.run(group, step) if group else "success"
+                stopped |= world.down
+            states[name] = decided
+        # Whoever was stopped has been started, or verify said no, or the command failed to the last.
+        assert world.down == {group for group in stopped if group in world.refused | world.tried_in_vain}, number
+        assert len(world.down) <= 1
+        for group in world.refused:
+            assert world.left[f"{group}.verify"]["loses"]
+        ended = rolling.ending(dict(zip(GROUPS, GROUPS, strict=True)), {**states, "choose": "success"},
+                               {f"{g}.start": rolling.KEPT for g in world.refused}, {})  # fmt: skip
+        assert bool(ended.text) == world.over, (number, states, ended)
+        for group in GROUPS:
+            down = ended.brokers[group] in (rolling.DOWN, rolling.KEPT_DOWN)
+            # Where the stop died before it did anything, and then the start, it is said to be down and is not.
+            assert down or group not in world.down, (number, ended)
+            assert not down or group in world.down | world.tried_in_vain, (number, ended)
+            if down:
+                assert f"broker {group}" in ended.text
+                assert "is DOWN" in ended.text
+        seen |= {*ended.brokers.values(), "stopped" if ended.text else "through"}
+    assert seen == {rolling.UP, rolling.DOWN, rolling.KEPT_DOWN, rolling.UNTOUCHED, "stopped", "through"}
+
+
+def test_each_step_is_a_task_and_the_last_one_tells(rolls_of: dict[str, Any]) -> None:
+    tasks = rolls_of["three"]["tasks"]
+    assert set(tasks) == {"choose", "roll", *(f"{group}.{step}" for group in GROUPS for step in rolling.STEPS)}
+    assert [name for name in tasks if not any(name in task["upstream"] for task in tasks.values())] == ["roll"]
+    for before, group in zip(["choose", "a.go_on", "b.go_on"], GROUPS, strict=True):
+        assert tasks[f"{group}.precheck"]["upstream"] == [before]
+        start = tasks[f"{group}.start"]
+        assert (start["teardown"], start["fails_run"], start["retries"] >= 10) == (True, True, True)
+        assert tasks[f"{group}.begin"]["setup"]
+        assert f"{group}.begin" in start["upstream"]
+        assert tasks[f"{group}.compact"]["retries"] == 0
+    assert rolls_of["three"]["max_active_runs"] == 1
+    assert rolls_of["three"]["catchup"] is False
+    for name, param in rolls_of["three"]["params"].items():
+        assert param["description"], name
+        assert param["schema"]["type"], name
+    wanted = {"deadline_minutes", "only_brokers", "topic", "wait_for_sync_minutes", "dry_run"}
+    assert wanted <= set(rolls_of["three"]["params"])
+
+
+def test_without_brokers_there_is_one_task_that_says_what_to_do(rolls_of: dict[str, Any]) -> None:
+    assert list(rolls_of["none"]["tasks"]) == ["inventory_is_missing"]
+
+
+def test_a_roll_that_does_not_begin_is_told() -> None:
+    ended = rolling.ending({"a": "a"}, {"choose": "failed"}, {"choose": "no inventory"}, {})
+    assert "did not begin: no inventory" in ended.text
+    open_ = rolling.ending({"a": "A"}, {"choose": "success", "a.begin": "success"}, {}, {})
+    assert "Look after A (down)" in open_.text

@@ -1,0 +1,178 @@
+"""A roll over real Kafka brokers, with Kafka's own tools as checks: afterwards the logs are compacted, the brokers run
+and serve the newest record of each key.
+
+One broker; KEYTAIL_ROLL_BROKERS=2 makes it two with a controller of their own and two replicas of each partition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow_dags.rolls import Airflow
+from tests.interop.broker import Broker, _free_ports
+from tests.interop.broker_story import KEYTAIL, newest_of, start_client
+from tests.interop.kafka import class_path
+
+pytestmark = pytest.mark.interop
+
+BROKERS = int(os.environ.get("KEYTAIL_ROLL_BROKERS", "1"))
+NOW = 1_700_000_000_000
+TOPIC_CONFIGS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384", "min.cleanable.dirty.ratio": "0.3"}
+KEYS = 20
+
+# A broker as a service: start and stop by process id, both idempotent. $1: folder, $2: what.
+SERVICE = """#!/bin/sh
+pid=$(cat "$1/pid" 2>/dev/null)
+up() {{ [ -n "$pid" ] && [ -d "/proc/$pid" ] && ! grep -q "^State:.Z" "/proc/$pid/status"; }}
+case $2 in
+start) up && exit 0
+  setsid {java} >>"$1/service.log" 2>&1 </dev/null &
+  echo $! >"$1/pid" ;;
+stop) up || exit 0
+  kill -TERM "$pid"
+  while up; do sleep 0.1; done ;;
+esac
+"""
+
+
+class Cluster:
+    """Brokers of one cluster, which scripts start and stop; where there are two, the controller is a third process."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        controller_port, *ports = _free_ports(count + 1)
+        apart = count > 1
+        common = {
+            "controller.quorum.voters": f"{100 if apart else 1}@127.0.0.1:{controller_port}",
+            "offsets.topic.replication.factor": str(count),
+            "log.cleaner.enable": "false",
+            "controlled.shutdown.enable": "true",
+            "replica.lag.time.max.ms": "5000",
+        }
+        own = f"CONTROLLER://127.0.0.1:{controller_port}"
+        self.brokers: dict[str, Broker] = {}
+        for number, port in enumerate(ports, 1):
+            listeners = f"PLAINTEXT://127.0.0.1:{port}" + ("" if apart else f",{own}")
+            roles = "broker" if apart else "broker,controller"
+            properties = {**common, "node.id": str(number), "process.roles": roles, "listeners": listeners}
+            self._add(f"b{number}", properties)
+        if apart:
+            properties = {**common, "node.id": "100", "process.roles": "controller", "listeners": own}
+            self._add("controller", properties)
+        self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.ports = ports
+
+    def _add(self, name: str, properties: dict[str, str]) -> None:
+        work = self.folder / name
+        broker = self.brokers[name] = Broker(work / "logs", work, properties=properties, heap="256m")
+        (work / "logs").mkdir(parents=True)
+        config = broker._write_config()
+        broker._format(config)
+        script = work / "service"
+        script.write_text(SERVICE.format(java=shlex.join(broker._java("-Xmx256m", "kafka.Kafka", str(config)))))
+        script.chmod(0o755)
+
+    def service(self, name: str, what: str) -> list[str]:
+        return [str(self.folder / name / "service"), str(self.folder / name), what]
+
+    def start(self) -> None:
+        for name in reversed(list(self.brokers)):
+            subprocess.run(self.service(name, "start"), check=True)
+
+    def kill(self) -> None:
+        for name in self.brokers:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int((self.folder / name / "pid").read_text()), signal.SIGKILL)
+
+    def tool(self, name: str, *words: str, port: int | None = None) -> list[str]:
+        bootstrap = self.bootstrap if port is None else f"127.0.0.1:{port}"
+        flags = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+        main = f"org.apache.kafka.tools.{name}"
+        return ["java", *flags, "-cp", class_path(), main, "--bootstrap-server", bootstrap, *words]
+
+    def inventory(self) -> Path:
+        made = []
+        for number, port in enumerate(self.ports, 1):
+            name = f"b{number}"
+            commands = {
+                "stop": self.service(name, "stop"),
+                "start": self.service(name, "start"),
+                "reachable": self.tool("BrokerApiVersionsCommand", port=port),
+                "under_replicated": self.tool("TopicCommand", "--describe", "--under-replicated-partitions"),
+                "unavailable": self.tool("TopicCommand", "--describe", "--unavailable-partitions"),
+            }
+            if len(self.ports) > 1:  # of one replica every partition is at its minimum
+                commands["at_min_isr"] = self.tool("TopicCommand", "--describe", "--under-min-isr-partitions")
+            made.append(f'[[broker]]\nname = "{name}"\nkeytail = "{KEYTAIL}"\nflags = ["--topic", "users"]\n')
+            made.append(f'config = "{self.folder / name / "server.properties"}"\non_host = ["sh", "-c"]\n')
+            made.append("[broker.commands]\n")
+            made += [f"{what} = {json.dumps(words)}\n" for what, words in commands.items()]
+        path = self.folder / "brokers.toml"
+        path.write_text("".join(made))
+        return path
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    made = Cluster(folder, BROKERS)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def until_it_works(words: Sequence[str]) -> None:
+    give_up = time.monotonic() + 60
+    while (done := subprocess.run(words, capture_output=True, check=False)).returncode:
+        assert time.monotonic() < give_up, done.stdout + done.stderr
+        time.sleep(0.2)
+
+
+def test_a_roll_over_real_brokers(airflow: Airflow, tmp_path: Path) -> None:
+    with start_client() as client, cluster(tmp_path) as brokers:
+        configs = [word for key, value in TOPIC_CONFIGS.items() for word in ("--config", f"{key}={value}")]
+        create = ["--create", "--topic", "users", "--partitions", "2", "--replication-factor", str(BROKERS), *configs]
+        until_it_works(brokers.tool("BrokerApiVersionsCommand", port=brokers.ports[-1]))
+        until_it_works(brokers.tool("TopicCommand", *create))
+        client.connect(brokers)  # type: ignore[arg-type]  # it asks for `bootstrap` alone
+        for number in range(120):
+            records = [(NOW + number, b"k%d" % (i % KEYS), b"%d" % number * 40) for i in range(10)]
+            client.produce("p", "users", number % 2, records)
+        client.close_producer("p")
+        partitions = [("users", 0), ("users", 1)]
+        before, ends = client.consume(partitions), client.offsets(partitions)
+        pids = {name: (brokers.folder / name / "pid").read_text() for name in brokers.brokers}
+        env = {"KEYTAIL_BROKERS": str(brokers.inventory()), "KEYTAIL_ALERT": ""}
+        conf = {"poll_seconds": 0.3, "stop_minutes": 1, "wait_for_sync_minutes": 1.5}
+        [answer] = airflow.rolls([{"env": env, "conf": conf, "retries": 0}])
+        assert answer["state"] == "success", (answer["states"], answer["xcoms"])
+        names = [f"b{number}" for number in range(1, BROKERS + 1)]
+        assert answer["xcoms"]["roll return_value"] == dict.fromkeys(names, "up")
+        for name in names:
+            compacted: dict[str, Any] = answer["xcoms"][f"{name}.compact return_value"]
+            assert compacted["counts"] == {"compacted": 2}
+            assert compacted["bytes_after"] < compacted["bytes_before"] / 2
+            assert answer["xcoms"][f"{name}.verify verdict"]["ran"]
+            assert (brokers.folder / name / "pid").read_text() != pids[name]
+        until_it_works(brokers.tool("BrokerApiVersionsCommand", port=brokers.ports[0]))
+        after = client.consume(partitions)
+        assert newest_of(after) == newest_of(before)
+        assert len(after) < len(before) / 2
+        assert client.offsets(partitions) == ends
+        client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
+        for name in names:  # by itself each would start cleanly again
+            subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
+            assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
+

@@ -1,0 +1,154 @@
+"""The DAGs as Airflow reads them: their imports, tasks, params and rendered commands."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from keytail.app.cli import app
+from tests.airflow_dags.conftest import DAGS, ROOT, Ask
+from tests.airflow_dags.test_commands import ODD
+
+SNAPSHOTS, BROKERS = "keytail_compact_snapshots", "keytail_compact_brokers"
+REBUILD, LEDGER = "keytail_index_rebuild", "keytail_ledger_maintenance"
+TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)
+PAGE = (DAGS / "README.md").read_text()
+
+
+def test_the_dags(ask: Ask, tmp_path: Path) -> None:
+    """One reading of them all, as it takes seconds: no errors, nothing brought in that is not Airflow's, and of each
+    DAG what holds for all."""
+    found = ask("structure", KEYTAIL_COMPACT_BROKERS_SCHEDULE="0 3 * * 6", KEYTAIL_BROKERS=str(tmp_path / "none"),
+                KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"ledger": "/l"}')  # fmt: skip
+    assert found["errors"] == {}
+    assert found["forbidden"] == []
+    dags = found["dags"]
+    assert dags.keys() >= set(TOLD_HERE)
+    for dag_id, dag in dags.items():
+        assert (dag["max_active_runs"], dag["catchup"]) == (1, False), dag_id
+        assert dag["schedule"] == ("0 3 * * 6" if dag_id == BROKERS else None)
+        assert "keytail" in dag["tags"]
+        assert dag["description"]
+        for task_id in dag["tasks"]:
+            told = f"`{task_id.rpartition('.')[2]}`"
+            assert told in dag["doc"] or dag_id not in TOLD_HERE, f"{dag_id} {task_id}"
+        for name, param in dag["params"].items():
+            assert param["description"], f"{dag_id} {name}"
+            assert param["schema"]["type"], f"{dag_id} {name}"
+            assert dag_id not in TOLD_HERE or f"`{name}`" in PAGE, f"{dag_id} {name}"
+    for dag_id in TOLD_HERE:
+        assert f"`{dag_id}`" in PAGE
+        tasks = dags[dag_id]["tasks"]
+        assert [task_id for task_id, task in tasks.items() if not task["downstream"]] == ["done"]
+        assert tasks["done"]["rule"].endswith("NONE_FAILED")
+        assert tasks["tell_partial"]["rule"].endswith("ALL_DONE")
+        assert tasks["tell_partial"]["retries"] == 0
+        for task_id, task in tasks.items():
+            assert task["timeout_s"], task_id
+            if task_id != "tell_partial":
+                assert (task["retries"], task["delay_s"], task["backoff"]) == (3, 300, True), task_id
+    assert in_order(dags[SNAPSHOTS]["tasks"], "plan", "gate", "compact", "verify", "ledger", "tell_partial", "done")
+    steps = [f"broker.{step}" for step in ("plan", "gate", "compact", "verify", "ledger")]
+    assert in_order(dags[BROKERS]["tasks"], "choose", *steps, "tell_partial", "done")
+    assert in_order(dags[REBUILD]["tasks"], "choose", "brokers.rebuild", "brokers.verify", "tell_partial", "done")
+    assert dags[LEDGER]["params"]["ledger"]["value"] == "/l"
+    assert in_order(dags[LEDGER]["tasks"], "maintain", "tell_partial", "done")
+    assert dags[SNAPSHOTS]["tasks"]["compact"]["kind"] == "KeytailSubmitOperator"
+
+
+def in_order(tasks: dict[str, Any], *names: str) -> bool:
+    return all(after in tasks[before]["downstream"] for before, after in itertools.pairwise(names))
+
+
+def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
+    """A word of a Param is a word of the command, whatever is in it; templates in it stay as they are."""
+    odd = [*(word for word in ODD if word), "{{ 1 + 1 }}", "{% raw %}"]
+    full = {
+        "log_dirs": ["/a b", "/c'd"], "config": "/x y/server.properties", "topic": odd, "topic_list": ["o r", "u"],
+        "partitions": ["a-0", "b-1"], "topic_config": ["t:cleanup.policy=compact"], "force": True,
+        "topics_have_no_overrides": True, "high_watermark": "log-end", "deadline_minutes": 90, "throttle": "100m",
+        "ledger": "s3a://b/l", "more_flags": ["--grouping", "kafka"], "conf": {"spark.x": "a {{ b }}", "spark.y": 3},
+        "properties_file": "/p q",
+    }  # fmt: skip
+    confs = [json.dumps({"log_dirs": ["/a"]}), json.dumps(full)]
+    least, most, _, verify = ask("render", SNAPSHOTS, "compact,verify", *confs)
+    assert least["application"] == f"{keytail_home}/jobs/compact.py"
+    assert least["application_args"] == ["--log-dirs", "/a", "--execute"]
+    assert (least["conf"], least["properties_file"]) == ({}, "")
+    assert most["application_args"] == [
+        "--config", "/x y/server.properties", "--log-dirs", "/a b,/c'd", "--topic-list", "o r,u",
+        *(word for text in odd for word in ("--topic", text)), "--partitions", "a-0,b-1",
+        "--topic-config", "t:cleanup.policy=compact", "--topics-have-no-overrides", "--high-watermark", "log-end",
+        "--force", "--deadline", "90", "--throttle", "100m", "--ledger", "s3a://b/l", "--grouping", "kafka",
+        "--execute",
+    ]  # fmt: skip
+    assert most["conf"] == {"spark.x": "a {{ b }}", "spark.y": "3"}
+    assert most["properties_file"] == "/p q"
+    env = most["env_vars"]
+    assert env["PATH"].startswith(f"{keytail_home}/bin:")
+    assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == f"{keytail_home}/bin/python"
+    assert Path(env["SPARK_HOME"], "bin", "spark-submit").exists()
+    assert env["SPARK_CONF_DIR"] == f"{keytail_home}/conf"
+    assert "--execute" not in verify["application_args"]
+    assert "--force" not in verify["application_args"]
+
+
+def test_what_is_wrong_with_defaults_is_told(ask: Ask) -> None:
+    """Of the Params from the environment, where DAGs are read: by the variable's name, for the DAGs of that file."""
+    found = ask(
+        "structure", KEYTAIL_COMPACT_BROKERS_PARAMS="{", KEYTAIL_INDEX_REBUILD_PARAMS='{"x": 1}',
+        KEYTAIL_LEDGER_MAINTENANCE_PARAMS='{"retain_days": 0}',
+    )  # fmt: skip
+    errors = {Path(path).name: error for path, error in found["errors"].items()}
+    assert errors.keys() == {"compaction.py", "index_rebuild.py", "ledger_maintenance.py"}
+    assert "KEYTAIL_COMPACT_BROKERS_PARAMS is no JSON" in errors["compaction.py"]
+    assert "KEYTAIL_INDEX_REBUILD_PARAMS is to be a JSON object of brokers" in errors["index_rebuild.py"]
+    assert "minimum" in errors["ledger_maintenance.py"]
+
+
+def test_flags_are_of_their_verbs(commands: Any) -> None:
+    """What the DAGs put behind a verb is what the verb takes. By their source: Airflow is not in this process."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    namespace: dict[str, Any] = {}
+    source = (DAGS / "keytail_steps.py").read_text()
+    begin, end = source.index("_SELECTS ="), source.index("Command = Callable")
+    exec("from __future__ import annotations\n" + source[begin:end], namespace)
+    values = {
+        "topic_list": ["a"], "topic": ["b"], "partitions": ["c-0"], "topic_config": ["k=v"],
+        "topics_have_no_overrides": True, "high_watermark": "log-end", "force": True, "deadline_minutes": 1.5,
+        "throttle": "1m", "ledger": "/l", "delta_jars": "/j", "truncate": True, "all": True, "more_flags": ["--force"],
+    }  # fmt: skip
+    assert {name for names in namespace["FLAGS"].values() for name in names} == values.keys()
+    for verb in namespace["FLAGS"]:
+        known = {name for parameter in verbs[verb].params for name in parameter.opts}
+        given = namespace["flags"](values, verb)
+        assert {word for word in given if word.startswith("--")} <= known, verb
+        assert namespace["flags"]({}, verb) == namespace["flags"]({"high_watermark": "checkpoint"}, verb) == []
+
+
+def test_no_clock_is_passed() -> None:
+    for path in DAGS.glob("*.py"):
+        text = path.read_text()
+        assert not [word for word in ("--now", "logical_date", "{{ ds", "data_interval") if word in text], path
+
+
+def test_the_environment_is_the_one_that_is_pinned(airflow_bin: Path) -> None:
+    lines = (ROOT / "conf" / "constraints-airflow.txt").read_text().splitlines()
+    pinned = {name.lower().replace("_", "-"): version for name, _, version in (
+        line.partition("==") for line in lines if not line.startswith("#")
+    )}  # fmt: skip
+    assert all(pinned.values())
+    installed = {}
+    for path in airflow_bin.parent.glob("lib/python*/site-packages/*.dist-info"):
+        name, version = path.name.removesuffix(".dist-info").rsplit("-", 1)
+        installed[name.lower().replace("_", "-").replace(".", "-")] = version
+    known = {name.replace(".", "-"): version for name, version in pinned.items()}
+    assert {k: v for k, v in installed.items() if k not in ("pip", "setuptools", "wheel")} == known
+    assert "pyspark" not in known
+    if "pyspark-client" not in known:
+        pytest.fail("the Spark provider is not among them")

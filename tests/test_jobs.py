@@ -1,0 +1,51 @@
+"""A job that spark-submit starts with a Python that has no keytail looks for one beside Spark, once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import compact
+
+MISSING = ModuleNotFoundError("No module named 'keytail'", name="keytail")
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Python of an environment that Spark came to by pip."""
+    spark = tmp_path / "lib/python3/site-packages/pyspark"
+    python = tmp_path / "bin/python"
+    for folder in (spark, python.parent):
+        folder.mkdir(parents=True)
+    python.touch(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(spark))
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+    monkeypatch.setattr(sys, "argv", ["jobs/compact.py", "--execute"])
+    return python
+
+
+def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")  # put back after the test, as the next is
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python3")
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    compact.restart_beside_spark(MISSING)
+    assert started == [(beside, [str(beside), "jobs/compact.py", "--execute"])]
+    assert os.environ["PYSPARK_PYTHON"] == str(beside)
+
+
+def test_that_python_has_none_either(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would start itself for ever."""
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(beside))
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
+    with pytest.raises(SystemExit, match="has no module keytail; set PYSPARK_PYTHON"):
+        compact.restart_beside_spark(MISSING)
+
+
+def test_spark_did_not_come_by_pip(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    monkeypatch.setattr(os, "execv", lambda *words: pytest.fail("started again"))
+    with pytest.raises(SystemExit, match="has no module keytail"):
+        compact.restart_beside_spark(MISSING)
