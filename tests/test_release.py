@@ -1,0 +1,121 @@
+"""What is released: a wheel and an sdist of the tracked files, complete, and installed where nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+import keytail
+from tests import golden
+
+ROOT = Path(__file__).parents[1]
+# Of use only where the project is worked on.
+NOT_RELEASED = (".ci/", ".gitignore")
+
+
+@dataclass(frozen=True)
+class Built:
+    wheel: Path
+    sdist: Path
+
+
+def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(command, cwd=cwd, env=kept | more, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nobody knows what is tracked")
+    return _run(["git", "ls-files"], ROOT).splitlines()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """From a copy: a build leaves nothing in the tree, and takes nothing from it that is not tracked."""
+    source = tmp_path_factory.mktemp("source")
+    for name in _tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("built")
+    _run([sys.executable, "-m", "build", "--outdir", out, "."], source)  # the wheel is built from the sdist
+    [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
+    return Built(wheel, sdist)
+
+
+@pytest.fixture(scope="module")
+def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that has the wheel, what it asks for, and nothing else."""
+    home = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(home, with_pip=True)
+    pip = [home / "bin/python", "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "install", "--quiet", "-c", ROOT / "conf/constraints.txt", built.wheel], home)
+    _run([*pip, "check"], home)
+    return home / "bin"
+
+
+def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> None:
+    tracked = _tracked()
+    wanted = {name.removeprefix("lib/") for name in tracked if name.startswith("lib/")}
+    with zipfile.ZipFile(built.wheel) as wheel:
+        names = set(wheel.namelist())
+        [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        facts = message_from_bytes(wheel.read(metadata))
+    assert wanted <= names
+    assert "keytail/py.typed" in names
+    assert {name.split("/")[0] for name in names - wanted} == {metadata.split("/")[0]}
+    assert facts["Version"] == keytail.__version__
+    assert facts["License-Expression"] == "Apache-2.0"
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_has_all_that_is_tracked(built: Built) -> None:
+    with tarfile.open(built.sdist) as sdist:
+        names = {member.name.partition("/")[2] for member in sdist.getmembers()}
+    wanted = {name for name in _tracked() if not name.startswith(NOT_RELEASED)}
+    assert wanted <= names
+    assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is made; the builder always adds the other
+
+
+def test_the_version_stands_in_one_place() -> None:
+    places = [
+        name for name in _tracked()
+        if name.endswith((".py", ".toml")) and f'"{keytail.__version__}"' in (ROOT / name).read_text()
+    ]  # fmt: skip
+    assert places == ["lib/keytail/__init__.py"]
+    assert f"## {keytail.__version__}" in (ROOT / "CHANGES.md").read_text()
+
+
+def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
+    """Under spark-submit, with the job of this tree; that what it leaves is sound, this environment says."""
+    assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
+    golden.unpack(tmp_path)
+    flags = ["--config", tmp_path / "server.properties", "--output", "json"]
+    [spark] = clean.parent.glob("lib/python*/site-packages/pyspark")
+    command = [clean / "spark-submit", "--master", "local[2]", ROOT / "jobs/compact.py", *flags, "--execute"]
+    rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(ROOT / "conf")))
+    assert sum(row["status"] == "compacted" for row in rows) > 5
+    assert all(row["status"] in ("compacted", "clean", "skipped") for row in rows)
+    verify = [sys.executable, "-m", "keytail.app.cli", "verify"]
+    assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
+
+
+def test_types_are_seen_by_who_uses_it(clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text("from keytail import __version__\n\nnumber: int = __version__\n")
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", clean / "python", "--cache-dir", tmp_path / "cache"]
+    done = subprocess.run([*mypy, "user.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'expression has type "str", variable has type "int"' in done.stdout
