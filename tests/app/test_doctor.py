@@ -129,6 +129,10 @@ def test_log_dirs(run: Run, tmp_path: Path) -> None:
     with hold([str(log_dir)]):
         held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert held[f"{log_dir}: lock"]["status"] == "warn"
+    state = [(row["clean_shutdown"], row["held"]) for row in of.values()]
+    assert state == [(True, None), (None, None), (None, None), (None, False)]
+    assert {row["log_dir"] for row in of.values()} == {str(log_dir)}
+    assert (held[f"{log_dir}: lock"]["held"], held["clock"]["held"], held["clock"]["log_dir"]) == (True, None, None)
     (log_dir / ".kafka_cleanshutdown").unlink()
     (log_dir / "lost+found").mkdir()
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
@@ -137,6 +141,7 @@ def test_log_dirs(run: Run, tmp_path: Path) -> None:
     (log_dir / "lost+found").rmdir()
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
     assert rows[str(log_dir)]["status"] == "warn"
+    assert rows[str(log_dir)]["clean_shutdown"] is False
     [log] = list(log_dir.glob("orders-0/00000000000000000000.log"))
     os.utime(log, (time.time() + 7200, time.time() + 7200))
     rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))

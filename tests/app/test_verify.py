@@ -88,3 +88,19 @@ def test_a_directory_that_is_no_log_dir(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "not a log dir" in result.stderr
     assert result.stdout == ""
+
+
+def test_it_says_when_a_start_would_lose_records(run: Run, log_dir: Path) -> None:
+    damaged = log_dir / "orders-1" / f"{100:020d}.log"
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    closed = run("verify", "--log-dirs", log_dir)
+    assert closed.exit_code == 1
+    assert "Do not start the broker" not in closed.stdout
+    active = sorted((log_dir / "orders-0").glob("*.log"))[-1]
+    active.write_bytes(active.read_bytes() + b"half a batch")
+    table = run("verify", "--log-dirs", log_dir).stdout
+    assert "Do not start the broker: it would lose or hide acknowledged records of orders-0." in table
+    assert table.count("Its start loses records") == 1
+    rows = rows_of(run("verify", "--log-dirs", log_dir, "--output", "json"))
+    assert [f["start_loses"] for f in rows["orders-0"]["findings"]] == [True]
+    assert not any(f["start_loses"] for f in rows["orders-1"]["findings"])

@@ -6,9 +6,11 @@ each test looks at what keytail reads at one point.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from keytail.config.keys import KEYS, file_names
+from keytail.config.keys import KEYS, TOPIC_KEYS, file_names
 from keytail.format.names import parse_metadata_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.metadata import METADATA_DIR, ClusterMetadata, read_metadata
@@ -33,6 +35,29 @@ OFTEN = {
     "internal.metadata.log.segment.bytes": "8192",
     "metadata.log.max.record.bytes.between.snapshots": "2000",
     "metadata.max.idle.interval.ms": "4",
+}
+# Under the names of a broker's file, of which the first of several synonyms wins.
+SYNONYMS = {
+    "log.roll.hours": "3",
+    "log.retention.hours": "9",
+    "log.retention.minutes": "70",
+    "log.segment.bytes": "3000000",
+    "log.index.interval.bytes": "5000",
+    "log.cleaner.min.compaction.lag.ms": "11",
+    "log.cleaner.min.cleanable.ratio": "0.25",
+    "log.cleaner.delete.retention.ms": "12",
+    "message.max.bytes": "2000000",
+}
+# The broker takes their values, and says that they are defaults.
+IN_HOURS_AND_MINUTES = {
+    "segment.ms": "server.properties: log.roll.hours=3", "retention.ms": "server.properties: log.retention.minutes=70"
+}
+SOURCES = {
+    "DYNAMIC_TOPIC_CONFIG": "of topic",
+    "DYNAMIC_BROKER_CONFIG": "broker 1",
+    "DYNAMIC_DEFAULT_BROKER_CONFIG": "all brokers",
+    "STATIC_BROKER_CONFIG": "server.properties",
+    "DEFAULT_CONFIG": "default",
 }
 FIRST = (
     "create kept 3 cleanup.policy=compact segment.bytes=2000000",
@@ -61,6 +86,7 @@ def read(log_dir: Path) -> ClusterMetadata:
 class Story:
     log_dir: Path
     described: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    settings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # by topic, as `describe --all` says
     found: dict[str, ClusterMetadata] = field(default_factory=dict)
     without_old_segments: ClusterMetadata | None = None
     beside: list[ClusterMetadata] = field(default_factory=list)
@@ -104,7 +130,7 @@ def _without_old_segments(story: Story, copy: Path) -> Path:
 
 
 def _until_stopped(story: Story, client: BrokerClient, work_dir: Path) -> None:
-    with Broker(story.log_dir, work_dir, properties=OFTEN) as broker:
+    with Broker(story.log_dir, work_dir, properties={**OFTEN, **SYNONYMS}) as broker:
         client.connect(broker)
         change(broker, *FIRST)
         change(broker, *MADE_AGAIN)
@@ -112,7 +138,15 @@ def _until_stopped(story: Story, client: BrokerClient, work_dir: Path) -> None:
         story.wait(lambda _: story.newest_snapshot > end and len(story.beside) > 20)
         story.described["stopped"] = client.describe_topics()
     story.look("stopped")
+    story.settings = _settings(work_dir / "server.properties")
     story.without_old_segments = read(_without_old_segments(story, work_dir / "copy"))
+
+
+def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    command = [sys.executable, "-m", "keytail.app.cli", "describe", "--config", str(config), "--all"]
+    done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {row["topic"]: row["settings"] for row in json.loads(done.stdout)}
 
 
 def _until_killed(story: Story, client: BrokerClient, work_dir: Path) -> None:
@@ -156,6 +190,24 @@ def test_topics_partitions_ids_and_configs_are_the_brokers_own(story: Story, whe
         assert found.topics[name].replicas == dict.fromkeys(range(topic["partitions"]), (NODE_ID,))
         newest = {key: values[-1] for key, values in found.topic_configs[name].items() if values[-1] is not None}
         assert newest == {key: value for key, value in topic["configs"].items() if key in KEPT}, name
+
+
+def test_every_setting_that_holds_and_its_source_are_the_brokers_own(story: Story) -> None:
+    compared: set[str] = set()
+    for topic, settings in story.settings.items():
+        holding = story.described["stopped"][topic]["holding"]
+        for key in TOPIC_KEYS:
+            if key.name not in holding:
+                continue
+            value, source = holding[key.name]
+            found = settings[key.name]
+            text = ",".join(found["value"]) if isinstance(found["value"], list) else str(found["value"])
+            assert text.lower() == value.lower(), (topic, key.name)
+            said = IN_HOURS_AND_MINUTES.get(key.name, SOURCES[source])
+            assert said in found["source"], (topic, key.name, source)
+            compared.add(source)
+    assert story.settings.keys() == {"kept", "plain", "again"}
+    assert compared >= {"DYNAMIC_TOPIC_CONFIG", "DYNAMIC_BROKER_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"}
 
 
 def test_what_is_long_committed_has_one_value(story: Story) -> None:

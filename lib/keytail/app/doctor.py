@@ -40,7 +40,7 @@ def doctor(
 
 
 def _warm() -> None:
-    with Reporter("doctor", 0, 0) as reporter:
+    with Reporter("doctor", []) as reporter:
         reporter.note("compiling what is not in the cache yet; about a minute the first time")
         from keytail.app.warm import warm as compile_all  # noqa: PLC0415 (brings in the compiler)
 
@@ -53,7 +53,7 @@ def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
     from keytail.spark.doctor import ask_executors, differences, look  # noqa: PLC0415 (brings in Spark)
     from keytail.spark.session import session_of_run  # noqa: PLC0415 (as the line above)
 
-    with contextlib.ExitStack() as run, Reporter("doctor", 0, 0) as reporter:
+    with contextlib.ExitStack() as run, Reporter("doctor", []) as reporter:
         reporter.note(f"starting Spark on {master}")
         try:
             seen, problems = ask_executors(session_of_run(run, master, submitted=False), paths)

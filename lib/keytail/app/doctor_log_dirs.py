@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from keytail.app import rows as show
 from keytail.app.doctor_row import FAIL, OK, WARN, CheckRow
@@ -39,7 +40,9 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int) -> list[CheckRow
             rows.append(CheckRow(facts.path, FAIL, in_words(problem), "See that this user may read all of it"))
             continue
         newest = last if newest is None or (last is not None and last > newest) else newest
-        rows += [_state(facts), _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
+        state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
+        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
+        rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
     return [*rows, clock(now_ms, newest)]
 
 
@@ -94,8 +97,8 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
         return CheckRow(check, FAIL, "this system does not tell whether a broker has it open", remedy)
     if is_held(facts.path, fs):
         remedy = "Stop the broker before a run that writes; verbs that look only work beside it"
-        return CheckRow(check, WARN, "held: a broker or another keytail run has it open", remedy)
-    return CheckRow(check, OK, "free")
+        return CheckRow(check, WARN, "held: a broker or another keytail run has it open", remedy, held=True)
+    return CheckRow(check, OK, "free", held=False)
 
 
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:

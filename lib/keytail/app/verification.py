@@ -6,8 +6,9 @@ Takes no lock and changes nothing. Needs no configuration: what is checked holds
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,14 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import status_of
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.inspection.findings import Finding
     from keytail.spark.verify import VerifyTask
+
+
+_NAMED = 5  # partitions in the last line
 
 
 @dataclass(frozen=True)
@@ -64,21 +69,29 @@ class _Run:
     entries: dict[str, PartitionEntry]
     twice: frozenset[tuple[str, int]]  # partitions with a directory in two log dirs
     reporter: Reporter
+    on_row: Callable[[VerifyRow], None]
     rows: dict[str, VerifyRow] = field(default_factory=dict)
 
     def heard(self, task: VerifyTask, outcome: Any) -> None:
         entry = self.entries[task.path]
         row = _row(entry, task, outcome, twice=(entry.topic, entry.partition) in self.twice)
         if outcome.trace:
-            show.say(outcome.trace)
+            say(outcome.trace, "error")
         self.rows[task.path] = row
+        self.on_row(row)
         self.reporter.done(row.name, row.status, row.bytes, row.error)
 
 
 def verify(
-    choice: Choice, *, master: str | None = None, submitted: bool = False, fs: FileSystem = LOCAL
+    choice: Choice,
+    *,
+    master: str | None = None,
+    submitted: bool = False,
+    on_row: Callable[[VerifyRow], None] = lambda row: None,
+    fs: FileSystem = LOCAL,
 ) -> list[VerifyRow]:
-    """A row for each log dir with findings of its own, then one for each chosen partition.
+    """A row for each log dir with findings of its own, then one for each chosen partition, which `on_row` hears of as
+    it ends.
 
     Starts Spark only where there is much to read, or it has been started.
     """
@@ -88,11 +101,13 @@ def verify(
     tasks = _tasks(fs, chosen)
     homes = Counter((entry.topic, entry.partition) for facts in chosen.log_dirs for entry in facts.partitions)
     twice = frozenset(key for key, count in homes.items() if count > 1)
+    sizes = [(os.path.basename(task.path), task.size_bytes) for task in tasks]
     size = sum(task.size_bytes for task in tasks)
-    with contextlib.ExitStack() as run, Reporter("verify", len(tasks), size) as reporter:
-        state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter)
+    with contextlib.ExitStack() as run, Reporter("verify", sizes) as reporter:
+        state = _Run({entry.path: entry for _, entry in chosen.partitions}, twice, reporter, on_row)
         seconds = [task.size_bytes / VERIFIED_BYTES_PER_S for task in tasks]
         if not submitted and master is None and size <= HERE_BYTES:
+            reporter.watch()
             verify_here(tasks, state.heard)
         else:
             workers = workers_of_run(run, reporter, master, seconds, submitted=submitted)
@@ -204,6 +219,16 @@ def print_table(rows: Sequence[VerifyRow]) -> None:
     verdict = f"{bad} with findings" if bad else "nothing wrong found"
     count = sum(row.topic is not None for row in rows)
     console.print(f"\n{count} partition{'s' if count != 1 else ''}, {size}: {verdict}.")
+    if text := next_step(rows):
+        console.print(escape(text), soft_wrap=True)
+
+
+def next_step(rows: Sequence[VerifyRow]) -> str:
+    losing = [row.name for row in rows if not row.live and any(finding["start_loses"] for finding in row.findings)]
+    if not losing:
+        return ""
+    named = ", ".join(losing[:_NAMED]) + (f" and {len(losing) - _NAMED} more" if losing[_NAMED:] else "")
+    return f"Do not start the broker: it would lose or hide acknowledged records of {named}."
 
 
 def finding_text(finding: dict[str, Any]) -> str:
@@ -214,4 +239,6 @@ def finding_text(finding: dict[str, Any]) -> str:
     text = f"{finding['severity']}: {finding['what']}" + (f" ({', '.join(where)})" if where else "")
     if finding.get("broker"):
         text += f". A broker: {finding['broker']}"
+    if finding.get("start_loses"):
+        text += ". Its start loses records"
     return escape(text + (f". {finding['remedy']}" if finding.get("remedy") else ""))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning"]
+# "at-end": only about the last segment, at whose end a broker that starts looks for the log end.
+StartLoses = Literal["no", "at-end", "yes"]
 
 
 @dataclass(frozen=True)
@@ -14,17 +16,23 @@ class Recovery:
 
     severity: Severity
     broker: str
+    start_loses: bool = False
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`what` and `broker` may name facts in braces."""
+    """`what` and `broker` may name facts in braces.
+
+    `start_loses`: whether a broker that starts on it loses, hides or makes unreadable records that were acknowledged
+    or that it acknowledges from then on; of each kind VERIFY.md says why.
+    """
 
     severity: Severity
     what: str
     broker: str
     remedy: str
     recovered: Recovery | None = None
+    start_loses: StartLoses = "no"
 
 
 REFETCH = (

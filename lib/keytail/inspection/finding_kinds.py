@@ -5,7 +5,7 @@ Here those about a segment: its batches and its indexes.
 
 from __future__ import annotations
 
-from keytail.inspection.finding_kind import REFETCH, Kind, Recovery, Severity
+from keytail.inspection.finding_kind import REFETCH, Kind, Recovery, Severity, StartLoses
 from keytail.inspection.finding_kinds_whole import WHOLE_KINDS
 
 _REBUILD = "`keytail rebuild-index` writes the indexes of the segment anew"
@@ -16,18 +16,20 @@ _WRONG_TIME = "Trusts it: lookups by time and time retention go wrong"
 _OF_1970 = "Takes the segment for one of 1970: time retention deletes it at once"
 _FROM_START = "Trusts it: every lookup reads the segment from its start"
 _CUT_HERE = Recovery(
-    "error", "Recovers the segment when it starts: cuts the log here and removes the segments behind it"
+    "error",
+    "Recovers the segment when it starts: cuts the log here and removes the segments behind it",
+    start_loses=True,
 )
 _REINDEXED = Recovery("warning", "Recovers the segment when it starts, which writes its indexes anew")
 
 
-def _log(what: str, broker: str, remedy: str = REFETCH) -> Kind:
+def _log(what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
     """Damage to batches that a recovery cuts off."""
-    return Kind("error", what, broker, remedy, _CUT_HERE)
+    return Kind("error", what, broker, REFETCH, _CUT_HERE, start_loses)
 
 
-def _index(severity: Severity, what: str, broker: str) -> Kind:
-    return Kind(severity, what, broker, _REBUILD, _REINDEXED)
+def _index(severity: Severity, what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
+    return Kind(severity, what, broker, _REBUILD, _REINDEXED, start_loses)
 
 
 _BATCHES = {
@@ -38,10 +40,12 @@ _BATCHES = {
         "Appends behind them: what it writes from then on cannot be read",
         "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, cuts them off",
         Recovery("warning", "Cuts them off when it starts"),
+        start_loses="yes",
     ),
     "size": _log(
         "a batch states the impossible size {size}; {left} bytes from here on cannot be read",
         "Fails fetches that reach it",
+        "at-end",
     ),
     "zeros": _log("{left} zero bytes where a batch should begin", "Fails fetches that reach them"),
     "magic": _log(
@@ -52,13 +56,16 @@ _BATCHES = {
         "a batch's checksum differs from its bytes",
         "Serves it, and consumers fail on it; its cleaner may give it a right checksum",
     ),
-    "offset-order": Kind("error", "a batch's offsets do not follow those before it", _SERVED_TWICE, REFETCH),
+    "offset-order": Kind(
+        "error", "a batch's offsets do not follow those before it", _SERVED_TWICE, REFETCH, start_loses="at-end"
+    ),
     "offset-range": Kind(
         "error",
         "a batch's offsets do not belong to this segment, or are too far from its base",
         "Splits the segment, or does not find the batch",
         REFETCH,
-        Recovery("error", "Splits the segment when it starts, or empties it"),
+        Recovery("error", "Splits the segment when it starts, or empties it", start_loses=True),
+        start_loses="at-end",
     ),
     "overlap": Kind(
         "error",
@@ -112,9 +119,13 @@ _OFFSET_INDEX = {
     "index-untrimmed": _index("warning", "{count} entries of zeros end the offset index", _FROM_START),
     "index-empty": _index("warning", "the offset index of a segment of {size} bytes is empty", _FROM_START),
     "index-size": _index("warning", "{size} bytes are no multiple of the entry size {entry}", "Ignores the last bytes"),
-    "index-order": _index("error", "entries do not rise from here on", _WRONG_FETCH),
-    "index-position": _index("error", "an entry points to byte {position}, where no batch begins", _WRONG_FETCH),
-    "index-offset": _index("error", "the batch at byte {position} does not end with the entry's offset", _WRONG_FETCH),
+    "index-order": _index("error", "entries do not rise from here on", _WRONG_FETCH, "at-end"),
+    "index-position": _index(
+        "error", "an entry points to byte {position}, where no batch begins", _WRONG_FETCH, "at-end"
+    ),
+    "index-offset": _index(
+        "error", "the batch at byte {position} does not end with the entry's offset", _WRONG_FETCH, "at-end"
+    ),
 }
 
 _TIME_INDEX = {
@@ -123,16 +134,20 @@ _TIME_INDEX = {
         "the time index is missing",
         "Creates an empty one: the segment's age becomes that of its file, and lookups by time miss it",
     ),
-    "time-index-zeros": _index("error", "the time index holds {count} entries of zeros and nothing else", _OF_1970),
-    "time-index-untrimmed": _index("error", "{count} entries of zeros end the time index", _OF_1970),
-    "time-order": _index("error", "entries do not rise from here on", _WRONG_TIME),
+    "time-index-zeros": _index(
+        "error", "the time index holds {count} entries of zeros and nothing else", _OF_1970, "yes"
+    ),
+    "time-index-untrimmed": _index("error", "{count} entries of zeros end the time index", _OF_1970, "yes"),
+    "time-order": _index("error", "entries do not rise from here on", _WRONG_TIME, "yes"),
     "time-offset": _index("error", "no batch ends with the offset of the entry for timestamp {timestamp}", _WRONG_TIME),
     "time-entry": _index(
         "error",
         "{timestamp} is not the segment's largest timestamp so far, first reached by this batch",
         _WRONG_TIME,
     ),
-    "time-incomplete": _index("error", "the segment's largest timestamp {timestamp} has no entry", _WRONG_TIME),
+    "time-incomplete": _index(
+        "error", "the segment's largest timestamp {timestamp} has no entry", _WRONG_TIME, "yes"
+    ),
 }
 
 _TXN_INDEX = {
@@ -140,27 +155,32 @@ _TXN_INDEX = {
         "error",
         "an entry has an unknown version, or its offsets do not rise",
         "Recovers the segment when it starts, or serves aborted records",
+        "yes",
     ),
     "txn-no-marker": _index(
         "error",
         "producer {producer} has no ABORT marker at the entry's last offset",
         "Trusts it: tells read_committed consumers to drop records that were not aborted",
+        "yes",
     ),
     "txn-no-entry": _index(
         "error",
         "no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
         "Serves its records to read_committed consumers; its cleaner takes them for committed",
+        "yes",
     ),
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the records before it to read_committed consumers",
+        "Serves the records before it to read_committed consumers; its cleaner takes them for committed",
+        "yes",
     ),
     "txn-stable-offset": _index(
         "error",
         "the last stable offset {stated} is above offset {most}, where a later aborted transaction has data, "
         "or where its own marker ends",
         "Stops searching there: serves records of aborted transactions to read_committed consumers",
+        "yes",
     ),
 }
 

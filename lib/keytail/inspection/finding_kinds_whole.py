@@ -16,8 +16,9 @@ _FILES = {
     "fatal-name": Kind(
         "error",
         "a name with a suffix that brokers know, but no 20-digit offset before it",
-        "Does not start, or makes an empty file beside it",
+        "Does not start, or makes an empty file beside it or in the place of a segment",
         _MOVE,
+        start_loses="yes",
     ),
     "not-regular": Kind(
         "error",
@@ -37,6 +38,7 @@ _FILES = {
         "the directory holds no segment",
         "Makes an empty log that begins at the log start offset of the checkpoint, or 0",
         "Restore it, if it ever held records",
+        start_loses="yes",
     ),
     "leftover-cleaned": Kind(
         "warning",
@@ -62,6 +64,7 @@ _FILES = {
         "Deletes it when it starts: the records in it are lost",
         "Do not start the broker: keep a copy of the directory, remove the .cleaned, then run "
         "`keytail compact --execute`",
+        start_loses="yes",
     ),
     "leftover-deleted": Kind("warning", "waits to be deleted", _DELETED, "Nothing needs to be done"),
     "leftover-scratch": Kind(
@@ -110,12 +113,14 @@ _PRODUCERS = {
         "producer {producer}: {reason}",
         "Believes it: refuses good batches of the producer, accepts repeated ones, or shows what is not committed",
         "Remove the snapshot; `keytail rebuild-index` makes it anew where the log still tells",
+        start_loses="yes",
     ),
     "snapshots-missing": Kind(
         "warning",
         "the log has batches of producers, but there is no producer snapshot",
         "Starts with no producers: repeated sends are accepted, open transactions count as none",
         "Restore the snapshots, or remove .kafka_cleanshutdown so that the broker replays the log",
+        start_loses="yes",
     ),
 }  # fmt: skip
 
@@ -160,18 +165,21 @@ _CLAIMS = {
         "{checkpoint} has {value}, above the log end offset {end}",
         "Deletes all segments when it starts",
         "Find out whether segments are missing; else correct the entry before the broker starts",
+        start_loses="yes",
     ),
     "recovery-point": Kind(
         "warning",
         "{checkpoint} has {value}, above the log end offset {end}: records that were on disk are gone",
         "Goes on from the log end; recovers nothing",
         "Restore the log's end from a replica or a backup, if it must not be lost",
+        start_loses="yes",
     ),
     "high-watermark": Kind(
         "warning",
         "{checkpoint} has {value}, above the log end offset {end}: records that consumers saw are gone",
         "Goes on from the log end",
         "Restore the log's end from a replica or a backup, if it must not be lost",
+        start_loses="yes",
     ),
     "cleaner-checkpoint": Kind(
         "warning",

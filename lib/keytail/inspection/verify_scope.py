@@ -61,6 +61,13 @@ class Scope:
             for name in parsed
             if name.kind == "live" and name.suffix == names.LOG and name.base_offset is not None
         )
+        if not self.bases:
+            return
+        self.findings.last = names.segment_file(self.bases[-1], "")
+        self.findings.unindexed = frozenset(
+            names.segment_file(base, "") for base in self.bases
+            if names.segment_file(base, names.INDEX) not in self.files
+        )  # fmt: skip
 
     def is_active(self, base: int) -> bool:
         return base == self.bases[-1]

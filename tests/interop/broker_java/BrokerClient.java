@@ -159,7 +159,10 @@ public final class BrokerClient {
         return JSON.getNodeFactory().booleanNode(true);
     }
 
-    /** Every topic, internal ones too: partition count, id and the overrides set on the topic itself. */
+    /**
+     * Every topic, internal ones too: partition count, id, the overrides set on the topic itself, and of every setting
+     * the value that holds and the kind of its source.
+     */
     private JsonNode describeTopics() throws Exception {
         ObjectNode answer = JSON.createObjectNode();
         var all = new org.apache.kafka.clients.admin.ListTopicsOptions().listInternal(true);
@@ -173,7 +176,9 @@ public final class BrokerClient {
             topic.put("partitions", topics.get(resource.name()).partitions().size());
             topic.put("id", topics.get(resource.name()).topicId().toString());
             ObjectNode overrides = topic.putObject("configs");
+            ObjectNode holding = topic.putObject("holding");
             for (ConfigEntry entry : configs.get(resource).entries()) {
+                holding.putArray(entry.name()).add(entry.value()).add(entry.source().toString());
                 if (entry.source() == ConfigEntry.ConfigSource.DYNAMIC_TOPIC_CONFIG) {
                     overrides.put(entry.name(), entry.value());
                 }
