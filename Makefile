@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AIRFLOW := .venv-airflow
 
-.PHONY: help venv test lint demo bench bench-report fuzz crash hostile soak golden clean
+.PHONY: browser help venv airflow-venv test lint demo bench bench-report fuzz crash hostile soak reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -15,12 +16,25 @@ $(VENV)/.installed: pyproject.toml conf/constraints.txt
 
 venv: $(VENV)/.installed  ## build .venv, with .venv/bin/keytail
 
+# Of its own: Airflow's Spark provider brings pyspark-client, which overwrites files of pyspark.
+$(AIRFLOW)/.installed: airflow_dags/requirements.txt conf/constraints-airflow.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c conf/constraints-airflow.txt \
+		-r airflow_dags/requirements.txt
+	touch $@
+
+airflow-venv: $(AIRFLOW)/.installed  ## build .venv-airflow, which the DAGs are tested in
+
+browser:  ## the browser that shows pages in tests (Debian's chromium, as root)
+	command -v chromium >/dev/null || { apt-get -o Acquire::Retries=3 update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+
 lint: venv  ## ruff, mypy, import-linter
-	$(BIN)/ruff check lib jobs tests
+	$(BIN)/ruff check lib jobs tests airflow_dags
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## lint and all tests (Java and Maven Central for the interop ones)
+test: lint airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones)
 	$(BIN)/python -m tests.in_two
 
 demo: venv  ## compact a copy of the golden logs and say what happened
@@ -54,8 +68,12 @@ hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and
 soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md
 	$(BIN)/python -m tests.soak
 
+reference: venv  ## REFERENCE.md and ERRORS.md of lib/keytail/app anew, from the program itself
+	$(BIN)/python -m keytail.app.reference > lib/keytail/app/REFERENCE.md
+	$(BIN)/python -m keytail.app.reference_errors > lib/keytail/app/ERRORS.md
+
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite
 
 clean:  ## remove what make built
-	rm -rf $(VENV) tests/interop/target .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) tests/interop/target .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """All tests in two processes, one for each of the two cores that CI has: `make test`.
 
-What the first says is seen at once, what the second says when both are done. The first has the folders that start
-brokers and Spark, the second all others, new ones too. Options go to both.
+What the first says is seen at once, what the second says when both are done. The first has most of the folders that
+start brokers and Spark, and one more so that both take about as long; the second has all others, new ones too. Options
+go to both.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST = ("tests/interop", "tests/spark")
-LAST = "tests/app"  # what it starts finds the kernels compiled, once, by the tests before it
+FIRST = ("tests/crash", "tests/interop", "tests/spark")
+# What they start finds the kernels compiled, once, by the tests before them.
+LAST = ("tests/airflow_dags", "tests/app")
 
 
 def main(options: Sequence[str]) -> int:
@@ -35,7 +37,7 @@ def main(options: Sequence[str]) -> int:
 def others() -> list[str]:
     """Folders and files with tests that are not of the first process."""
     found = sorted(str(path) for path in Path("tests").iterdir() if path.match("test_*.py") or _has_tests(path))
-    return [path for path in found if path not in (*FIRST, LAST)] + [LAST]
+    return [path for path in found if path not in (*FIRST, *LAST)] + list(LAST)
 
 
 def _has_tests(path: Path) -> bool:

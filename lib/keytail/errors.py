@@ -33,6 +33,10 @@ CORRUPT_HELP = {
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
+WRITTEN_TO = "Something else writes there: find out what, stop it, and run again"
+REPORT_IT = "This is a fault of keytail: keep a copy of the files and what this run said, and report it"
+
+
 # Control characters, and what turns the direction of writing: a terminal obeys them.
 _UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSEEN}

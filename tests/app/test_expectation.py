@@ -85,6 +85,7 @@ def test_cores_share_what_is_worth_a_session() -> None:
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = object()
     monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: (made, master, submitted))
+    monkeypatch.setattr(workers, "host_of_driver", lambda spark: "127.0.0.1")
     yield made
 
 
@@ -101,7 +102,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 )
 def test_who_does_it(given: dict[str, Any], has_spark: bool, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"master": None, "each_s": [0.1] * 10, **given}
-    with contextlib.ExitStack() as run, Reporter("compact", 1, 1) as reporter:
+    with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
         found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)
         if has_spark:
             assert found[0] is session

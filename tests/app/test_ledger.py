@@ -59,6 +59,10 @@ def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
             assert {name: row[name] for name in same} == {name: of_result[name] for name in same}
     over_time = history(ledger, "--partitions", "orders-1")
     assert [(row["partition"], row["status"]) for row in over_time] == [(1, "compacted"), (1, "compacted")]
+    for flags, said in (([], "2 of 2 partitions compacted."), (["--since", "2020-01-01"], "4 of 4 partitions")):
+        done = keytail("report", "--ledger", ledger, *flags, tmp_path / "page.html")
+        assert done.returncode == 0, done.stderr
+        assert said in (tmp_path / "page.html").read_text()
 
 
 def test_rebuild_index_and_expire_are_in_it_too(tmp_path: Path) -> None:

@@ -135,3 +135,37 @@ def test_rows_in_json_are_as_before(logs: Path) -> None:
     for arguments in (["verify"], ["rebuild-index"], ["plan"]):
         for row in run([*arguments, "--log-dirs", str(logs), "--output", "json"]).rows():
             assert not {"problem", "places"} & row.keys()
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["rebuild-index"], COMPACT])
+def test_all_rows_as_a_file(logs: Path, tmp_path: Path, arguments: list[str]) -> None:
+    """The bytes of standard output, whether or not that has them."""
+    both = [*arguments, "--log-dirs", str(logs), "--rows-file", str(tmp_path / "rows")]
+    answer = run([*both, "--output", "json", "--quarantine-report", str(tmp_path / "bad")])
+    assert (tmp_path / "rows").read_bytes() == answer.out
+    assert {row["topic"] for row in answer.rows()} == {"sound", "bad"}
+    assert [entry["topic"] for entry in json.loads((tmp_path / "bad").read_text())] == ["bad"]
+    (tmp_path / "rows").unlink()
+    assert run(both).out.startswith((b"Verified", b"Dry run", b"Compacted"))
+    assert {row["topic"] for row in json.loads((tmp_path / "rows").read_text())} == {"sound", "bad"}
+
+
+def test_a_file_of_rows_in_a_log_dir_is_wrong_usage(logs: Path) -> None:
+    answer = run([*COMPACT, "--log-dirs", str(logs), "--rows-file", str(logs / "rows")])
+    assert answer.status == 2
+    assert "--rows-file lies in a log dir" in answer.err
+    assert not (logs / "rows").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_rows(logs: Path, tmp_path: Path) -> None:
+    assert run(["verify", "--log-dirs", str(tmp_path / "none"), "--rows-file", str(tmp_path / "rows")]).status == 2
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize("told", [None, []])
+def test_a_run_that_is_stopped_leaves_the_rows_that_it_has(tmp_path: Path, told: list[Any] | None) -> None:
+    stop = quarantine.Stopped(15)
+    stop.rows = told
+    with pytest.raises(quarantine.Stopped), quarantine.report(None, [], str(tmp_path / "rows")):
+        raise stop
+    assert (tmp_path / "rows").exists() == (told is not None)

@@ -156,6 +156,7 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
+    flags += ["--report", str(tmp_path / "page.html")]
     run = start([str(SUBMIT), "--master", "local[2]", str(JOB), *flags], tmp_path)
     wait_for(lambda: list(log_dir.rglob("*.clean")), run)
     if to_group:
@@ -175,6 +176,9 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     check_left(log_dir, before)
     assert snapshot(log_dir) == untouched
     assert newest_by_key(records_of(log_dir / "orders-0")) == newest_by_key(before["orders-0"])
+    page = (tmp_path / "page.html").read_text()
+    assert "The run did not come to its end" in page
+    assert "orders-0" in page
 
 
 @pytest.mark.spark

@@ -27,7 +27,7 @@ def test_errors_tables_and_progress_show_them(capfd: pytest.CaptureFixture[str])
     row = ResultRow(EVIL, 0, EVIL, "refused", error=f"no: {EVIL}")
     show.error_console().print(f"[bold red]keytail:[/] {in_words(CorruptLog('cut', path=EVIL))}", soft_wrap=True)
     show.print_table([row, ResultRow("b", 0, "/other", "refused")], EVIL)
-    with Reporter("compact", 1, 1) as reporter:
+    with Reporter("compact", [("a-0", 1)]) as reporter:
         reporter.done(EVIL, "refused", 1, EVIL)
         reporter.note(EVIL)
     out, err = capfd.readouterr()

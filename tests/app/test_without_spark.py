@@ -85,6 +85,7 @@ def large(tmp_path: Path) -> Path:
 def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
     flags = ["--log-dirs", str(large), *CONFIG, *ROUNDS, "--execute", "--output", "json"]
+    flags += ["--report", str(tmp_path / "page.html")]
     run = start([str(KEYTAIL), "compact", *flags], tmp_path)
     first = large / "orders-0" / f"{0:020d}.log"
     inode = first.stat().st_ino
@@ -99,6 +100,9 @@ def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, lar
     check_left(large, before)
     [row] = [row for row in rows if row["partition"] == 0]
     assert "groups done, safe to start the broker" in row["error"], row
+    page = (tmp_path / "page.html").read_text()
+    assert f"The run did not come to its end: interrupted by {signal_number.name}. Reclaimed" in page
+    assert f"interrupted. {row['error'].partition('. ')[2]}" in page
     status, again, errors = compact(large)
     assert status == 0, errors
     assert {row["status"] for row in again} <= {"compacted", "clean"}

@@ -90,6 +90,7 @@ def test_any_bound_gives_the_bytes_of_one_round(case: int, fast_dir: Path) -> No
     sources = [group.source_bases for result in results for group in result.groups]
     assert sources == [group.source_bases for group in whole.groups]
     assert replace(results[-1], groups=(), phases_s={}) == replace(whole, groups=(), phases_s={})
+    assert [one for result in results for one in result.sources] == list(whole.sources)
 
 
 def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:

@@ -36,7 +36,7 @@ def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
     )
     nothing = np.empty(0, NATIVE_ENTRY)
     followers = Followers(TransactionTracker(nothing, base), TransactionTracker(nothing, base), 0)
-    survivors = builder.build(path, facts, numbers, start, end, followers, lambda phase, n: None)
+    survivors = builder.build(path, facts, numbers, start, end, followers)
     survivors.check()
 
     offsets, latest = build_map(log.segments, start, end, max_entries)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from keytail.app import rows as show
 from keytail.app.progress import Reporter
 from keytail.app.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.app.selection import Choice, pick
@@ -21,6 +20,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.metadata import read_topic_id
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.spark.rows import status_of
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.inspection.audit import Audit
@@ -69,9 +69,11 @@ def audit(
     examples: int = 5,
     master: str | None = None,
     submitted: bool = False,
+    on_row: Callable[[AuditRow], None] = lambda row: None,
     fs: FileSystem = LOCAL,
 ) -> list[AuditRow]:
-    """A row for each chosen partition that any replica hosts, by topic and partition."""
+    """A row for each chosen partition that any replica hosts, by topic and partition. `on_row` hears of each that is
+    compared, as it ends."""
     if len(given) < 2:
         raise UsageProblem(
             "an audit needs two replicas",
@@ -94,7 +96,7 @@ def audit(
         else:
             jobs.append(made)
     if jobs:
-        _run(jobs, rows, master, submitted)
+        _run(jobs, rows, master, submitted, on_row)
     return [rows[f"{topic}-{partition}"] for topic, partition in sorted(hosting)]
 
 
@@ -119,7 +121,8 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
     if len(hosting) == 1:
         return replace(row, status="skipped", error=f"only replica {hosting[0][0].name} hosts it")
     if len(hosting) > MOST_REPLICAS:
-        raise Refused(f"{len(hosting)} replicas of a partition, of which {MOST_REPLICAS} can be compared")
+        what = f"{len(hosting)} replicas of a partition, of which {MOST_REPLICAS} can be compared"
+        raise Refused(what, remedy="Give fewer --replica at a time")
     topic_id = next((i for *_, entry in hosting if (i := read_topic_id(fs, entry.path)) is not None), None)
     for replica, _, entry in hosting:
         refuse_other_topic(fs, replica.name, entry.path, topic_id)
@@ -175,23 +178,30 @@ def _told(log: ReplicaLog, records: int | None = None) -> dict[str, Any]:
     }
 
 
-def _run(jobs: list[AuditJob], rows: dict[str, AuditRow], master: str | None, submitted: bool) -> None:
+def _run(
+    jobs: list[AuditJob],
+    rows: dict[str, AuditRow],
+    master: str | None,
+    submitted: bool,
+    on_row: Callable[[AuditRow], None],
+) -> None:
     from keytail.spark.audit import audit_all  # noqa: PLC0415 (brings in the kernels)
 
-    size = sum(job.size_bytes for job in jobs)
-    with contextlib.ExitStack() as run, Reporter("audit", len(jobs), size) as reporter:
+    sizes = [(f"{job.task.topic}-{job.task.partition}", job.size_bytes) for job in jobs]
+    with contextlib.ExitStack() as run, Reporter("audit", sizes) as reporter:
         seconds = [job.size_bytes / AUDITED_BYTES_PER_S for job in jobs]
         large = any(not job.is_alone for job in jobs)
         spark = workers_of_run(run, reporter, master, seconds, submitted=submitted, needs_spark=large)
 
         def heard(job: AuditJob, outcome: Any) -> None:
             if outcome.trace:
-                show.say(outcome.trace)
+                say(outcome.trace, "error")
             row = _row(job, outcome)
             rows[row.name] = row
+            on_row(row)
             reporter.done(row.name, row.status, job.size_bytes, row.error)
 
-        audit_all(spark, jobs, heard, show.say)
+        audit_all(spark, jobs, heard, lambda trace: say(trace, "error"))
 
 
 def _row(job: AuditJob, outcome: Any) -> AuditRow:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from keytail.app import rows as show
 from keytail.app.audit import AuditRow
 
-_WHAT = {
+WHAT = {
     "control": "a marker in one replica, a record in another",
     "control-type": "markers of another type",
     "key": "records of another key at the same offset",
@@ -57,7 +57,7 @@ def _texts(row: AuditRow) -> list[str]:
     texts = []
     for kind, count in (row.divergences or {}).items():
         examples = [_example(one) for one in row.examples if one["kind"] == kind]
-        texts.append(f"{kind}: {count:,} {_WHAT[kind]}" + "".join(f"\n  {text}" for text in examples))
+        texts.append(f"{kind}: {count:,} {WHAT[kind]}" + "".join(f"\n  {text}" for text in examples))
     for gap in row.not_compared:
         texts.append(
             f"not compared: offsets {gap['first_offset']} to {gap['end_offset'] - 1} of {gap['replica']}: {gap['what']}"

@@ -15,14 +15,22 @@ from typing import Annotated, NoReturn
 import typer
 
 from keytail import __version__
-from keytail.app import cli_cleaning, cli_doctor, cli_inspection, cli_ledger, cli_maintenance, cli_moving, cli_rescue
+from keytail.app import (
+    cli_cleaning,
+    cli_doctor,
+    cli_inspection,
+    cli_ledger,
+    cli_maintenance,
+    cli_moving,
+    cli_report,
+    cli_rescue,
+)
 from keytail.app.command import SUBMITTED
 from keytail.app.stopping import die_quietly, stop_with_parent
 
 app = typer.Typer(
     name="keytail",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,6 +51,7 @@ VERBS = {
     "salvage": cli_rescue.salvage,
     "undo": cli_rescue.undo,
     "history": cli_ledger.history,
+    "report": cli_report.report,
     "doctor": cli_doctor.doctor,
 }
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from keytail.app import options as o
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, refuse_master, reported
-from keytail.app.ledger import LedgerFlags
+from keytail.app.ledger import LedgerFlags, is_uri
 from keytail.app.quarantine import report
+from keytail.app.report.writing import Page, reporting
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def plan(
     from_log_start: o.FromLogStart = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     replica: o.Replica = None,
+    report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark.
@@ -50,9 +52,12 @@ def plan(
         from_log_start=from_log_start,
         high_watermark=high_watermark.value,
         replicas=tuple(replica or ()),
+        in_detail=report_file is not None,
     )
-    rows = compaction.plan(request)
-    finish(rows, output, "Plan", _after_plan(rows), o.comma_lists(partitions))
+    with reporting(report_file, Page("plan", now_ms=now, configuration=configuration), request.choice.log_dirs) as page:
+        rows = compaction.plan(request)
+        page.done(rows, _after_plan(rows))
+        finish(rows, output, "Plan", page.next_step, o.comma_lists(partitions))
 
 
 @reported
@@ -88,6 +93,8 @@ def compact(
     ledger: o.LedgerFlag = None,
     delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,
+    rows_file: o.RowsFile = None,
+    report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
@@ -127,30 +134,38 @@ def compact(
         output_dirs=o.comma_items(output_dir),
         scratch_dir=scratch_dir,
         submitted=submitted,
+        in_detail=report_file is not None,
     )
     named = o.comma_lists(partitions)
-    if request.output_dirs or scratch_dir is not None:
-        _compact_out_of_place(request, output, named, quarantine_report)
-    with report(quarantine_report, request.choice.log_dirs) as told:
+    page = Page("compact", execute=execute, now_ms=now, configuration=configuration)
+    nowhere_in = (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
+    with reporting(report_file, page, nowhere_in), report(
+        quarantine_report, request.choice.log_dirs, rows_file
+    ) as told:
+        if request.output_dirs or scratch_dir is not None:
+            _compact_out_of_place(request, output, named, told, page)
         if not execute:
             told.extend(rows := compaction.plan(request))
-            finish(rows, output, "Dry run: nothing was changed", _after_dry_run(rows), named)
+            page.done(rows, _after_dry_run(rows))
+            finish(rows, output, "Dry run: nothing was changed", page.next_step, named)
         told.extend(rows := compaction.compact(request))
-        finish(rows, output, "Compacted", _after_compact(rows), named)
+        page.done(rows, _after_compact(rows))
+        finish(rows, output, "Compacted", page.next_step, named)
 
 
 def _compact_out_of_place(
-    request: Request, output: o.Output, named: Sequence[str], quarantine_report: str | None
-) -> None:
+    request: Request, output: o.Output, named: Sequence[str], told: list[ResultRow], page: Page
+) -> NoReturn:
     from keytail.app import out_of_place  # noqa: PLC0415 (--help and --version stay fast)
 
-    with report(quarantine_report, request.choice.log_dirs) as told:
-        if not request.execute:
-            told.extend(rows := out_of_place.plan(request))
-            next_step = "To do it: run the same command with --execute."
-            finish(rows, output, "Dry run: nothing was written", next_step, named)
-        told.extend(rows := out_of_place.compact(request))
-        finish(rows, output, "Compacted out of place", _about_refused(rows), named)
+    page.title = "compact --output-dir"
+    if not request.execute:
+        told.extend(rows := out_of_place.plan(request))
+        page.done(rows, "To do it: run the same command with --execute.")
+        finish(rows, output, "Dry run: nothing was written", page.next_step, named)
+    told.extend(rows := out_of_place.compact(request))
+    page.done(rows, _about_refused(rows))
+    finish(rows, output, "Compacted out of place", page.next_step, named)
 
 
 def _after_plan(rows: Sequence[ResultRow]) -> str:

@@ -9,6 +9,7 @@ from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
 from keytail.app.quarantine import report
+from keytail.app.report.writing import Page, reporting
 
 
 @reported
@@ -21,6 +22,8 @@ def verify(
     config: o.Config = None,
     master: o.Master = None,
     quarantine_report: o.QuarantineReport = None,
+    rows_file: o.RowsFile = None,
+    report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
@@ -31,9 +34,14 @@ def verify(
 
     configuration = configuration_of(config, None)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
-    with report(quarantine_report, choice.log_dirs) as told:
-        rows = verification.verify(choice, master=master, submitted=context.obj == SUBMITTED)
+    with reporting(report_file, Page("verify"), choice.log_dirs) as page, report(
+        quarantine_report, choice.log_dirs, rows_file
+    ) as told:
+        rows = verification.verify(
+            choice, master=master, submitted=context.obj == SUBMITTED, on_row=page.heard
+        )
         told.extend(rows)
+        page.done(rows, verification.next_step(rows))
         if output is o.Output.json:
             show.print_json(rows)
         else:
@@ -158,6 +166,7 @@ def audit(
     partitions: o.Partitions = None,
     examples: o.Examples = 5,
     master: o.Master = None,
+    report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers.
@@ -166,14 +175,19 @@ def audit(
     """
     from keytail.app import audit as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.app.audit_table import print_table  # noqa: PLC0415 (the same)
+    from keytail.app.replicas import directories_of  # noqa: PLC0415 (the same)
     from keytail.app.selection import Choice  # noqa: PLC0415 (the same)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
     choice = Choice((), tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
-    rows = verb.audit(replica or (), choice, examples=examples, master=master, submitted=submitted)
-    if output is o.Output.json:
-        show.print_json(rows)
-    else:
-        print_table(rows)
-    raise typer.Exit(verb.exit_status(rows, frozenset(choice.partitions)))
+    with reporting(report_file, Page("audit"), directories_of(replica or ())) as page:
+        rows = verb.audit(
+            replica or (), choice, examples=examples, master=master, submitted=submitted, on_row=page.heard
+        )
+        page.done(rows)
+        if output is o.Output.json:
+            show.print_json(rows)
+        else:
+            print_table(rows)
+        raise typer.Exit(verb.exit_status(rows, frozenset(choice.partitions)))

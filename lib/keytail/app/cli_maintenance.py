@@ -9,6 +9,7 @@ from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
 from keytail.app.ledger import LedgerFlags
 from keytail.app.quarantine import report
+from keytail.app.report.writing import Page, reporting
 
 
 @reported
@@ -28,6 +29,8 @@ def rebuild_index(
     ledger: o.LedgerFlag = None,
     delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,
+    rows_file: o.RowsFile = None,
+    report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
@@ -52,15 +55,19 @@ def rebuild_index(
         ledger=LedgerFlags(ledger, delta_jars),
         submitted=submitted,
     )
-    with report(quarantine_report, request.choice.log_dirs) as told:
-        rows = rebuild.rebuild(request)
+    page = Page("rebuild-index", execute=execute, configuration=configuration)
+    with reporting(report_file, page, request.choice.log_dirs), report(
+        quarantine_report, request.choice.log_dirs, rows_file
+    ) as told:
+        rows = rebuild.rebuild(request, on_row=page.heard)
         told.extend(rows)
+        page.done(rows, rebuild.next_step(rows, execute))
         if output is o.Output.json:
             show.print_json(rows)
         else:
             rebuild.print_table(rows, "Index files" if execute else "Dry run: nothing was changed")
-        if text := rebuild.next_step(rows, execute):
-            show.error_console().print(f"\n{text}", soft_wrap=True)
+        if page.next_step:
+            show.tell(f"\n{page.next_step}")
         raise typer.Exit(rebuild.exit_status(rows))
 
 
@@ -109,5 +116,5 @@ def expire(
     else:
         verb.print_table(rows, "Expired" if execute else "Dry run: nothing was changed")
     if text := verb.next_step(rows, execute):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
+        show.tell(f"\n{text}")
     raise typer.Exit(verb.exit_status(rows))

@@ -82,7 +82,7 @@ def import_logs(
     else:
         import_table.print_table(rows, "Import" if execute else "Dry run: nothing was changed")
     if text := import_table.next_step(rows, execute):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
+        show.tell(f"\n{text}")
     raise typer.Exit(import_.exit_status(rows))
 
 
@@ -148,5 +148,5 @@ def export(
     else:
         export_table.print_table(rows, "Export" if execute else "Dry run: nothing was changed")
     if text := export_table.next_step(rows, execute):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
+        show.tell(f"\n{text}")
     raise typer.Exit(story.exit_status(rows))

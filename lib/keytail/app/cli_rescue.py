@@ -79,7 +79,7 @@ def salvage(
     else:
         verb.print_table(rows, "Salvage" if execute else "Dry run: nothing was written")
     if text := verb.next_steps(rows, execute):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
+        show.tell(f"\n{text}")
     raise typer.Exit(verb.exit_status(rows))
 
 
@@ -122,5 +122,5 @@ def undo(
     else:
         report.print_table(rows, f"Undo of run {run}" if execute else "Dry run: nothing was changed")
     if text := report.next_step(rows, request):
-        show.error_console().print(f"\n{text}", soft_wrap=True)
+        show.tell(f"\n{text}")
     raise typer.Exit(verb.exit_status(rows))

@@ -8,13 +8,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.markup import escape
 
 from keytail.app import options as o
 from keytail.app import rows as show
+from keytail.app.speaking import spoken
 from keytail.app.stopping import Stopped, stoppable
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.spark.ended import SparkEnded
@@ -27,7 +28,11 @@ SUBMITTED = "under spark-submit"
 
 
 def reported(verb: Callable[..., None]) -> Callable[..., None]:
-    """Turn an error that ends the whole run into a message on standard error and an exit status."""
+    """Turn an error that ends the whole run into a message on standard error and an exit status.
+
+    The verb gets the flags that all have, of what it says there.
+    """
+    verb = spoken(verb)
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -57,14 +62,14 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say(text: str) -> None:
-    show.error_console().print(f"[bold red]keytail:[/] {escape(text)}", soft_wrap=True)
+    show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
 
 
 def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
     """What is done of a run that ended early, and how to go on; `status` is given back."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
-    show.error_console().print()
+    show.tell("", "error")
     _say(
         f"{why}{f': {done}' if done else ''}. What is reported as done is done, nothing is half replaced, and a broker "
         "may start. To go on, run the same command again"
@@ -114,13 +119,13 @@ def choice_of(
     )
 
 
-def finish(rows: list[ResultRow], output: o.Output, title: str, next_step: str, named: Sequence[str]) -> None:
+def finish(rows: list[ResultRow], output: o.Output, title: str, next_step: str, named: Sequence[str]) -> NoReturn:
     if output is o.Output.json:
         show.print_json(rows)
     else:
         show.print_table(rows, title)
     if next_step:
-        show.error_console().print(f"\n{next_step}", soft_wrap=True)
+        show.tell(f"\n{next_step}")
     raise typer.Exit(exit_status(rows, frozenset(named)))
 
 

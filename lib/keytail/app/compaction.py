@@ -7,6 +7,7 @@ differs. Locks are held from before the first decision to after the last checkpo
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -27,9 +28,8 @@ from keytail.app.planning import (
     plan_to_compact,
     resolve_leftovers,
 )
-from keytail.app.progress import Reporter
+from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.app.replicas import replicas_of, tell_unhosted
-from keytail.app.rows import say
 from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.app.workers import cores, workers_of_run
@@ -41,9 +41,11 @@ from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow, exit_status
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
+from keytail.spark.watching import host_of_driver
+from keytail.telling import say
 
 if TYPE_CHECKING:
-    from keytail.clean.task import FanOut
+    from keytail.clean.task import CleaningTask, FanOut
     from keytail.log.originals import Originals
     from keytail.spark.compact import Compaction
     from keytail.spark.originals import Keeper
@@ -77,6 +79,7 @@ class Request:
     output_dirs: tuple[str, ...] = ()
     scratch_dir: str | None = None
     submitted: bool = False  # under spark-submit, which has chosen the master
+    in_detail: bool = False  # rows are for a report
 
     def rules(self, fs: FileSystem) -> Rules:
         return Rules(
@@ -120,8 +123,8 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rows = of_each(
             chosen,
             lambda log_dir, entry: plan_one(
-                fs, log_dir, entry, configuration, rules, by_listing=True
-            ).planned_row(map_memory),
+                fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail
+            ).planned_row(map_memory, in_detail=request.in_detail),
             fs,
         )
         if rules.replicas:
@@ -153,14 +156,16 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:
-            return [p.row(executed=True) for p in planned]
+            return _in_order(planned, (), request)
         deadline_s = None
         if request.deadline_minutes is not None:
             deadline_s = started_s + request.deadline_minutes * 60
-        size = sum(segment.log_bytes for task in tasks for segment in task.segments)
-        with Reporter("compact", len(tasks), size) as reporter:
+        sizes = [(os.path.basename(task.partition_path), _log_bytes(task)) for task in tasks]
+        with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
             if spark is None:
                 spark = _workers(run, reporter, planned, request, flags)
+            else:
+                reporter.watch(host_of_driver(spark))
             recorded = recording(
                 flags, spark, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
                 now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,
@@ -176,12 +181,16 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 try:
                     rows = compaction.run()
                 except (Stopped, SparkEnded) as stop:
-                    stop.rows = _in_order(planned, compaction.rows_so_far())
+                    stop.rows = _in_order(planned, compaction.rows_so_far(), request)
                     at_end.callback(compaction.remove_scratch)
                     raise
-                record.rows = _in_order(planned, rows)
+                record.rows = _in_order(planned, rows, request)
                 record.exit_status = exit_status(record.rows)
         return record.recorded(record.rows)
+
+
+def _log_bytes(task: CleaningTask) -> int:
+    return sum(segment.log_bytes for segment in task.segments)
 
 
 def _workers(
@@ -241,7 +250,8 @@ def _compaction(
         space=ScratchSpace(fs, request.max_scratch_bytes),
         hosted={log_dir.path: hosted([log_dir]) for log_dir in chosen.log_dirs},
         on_row=lambda row: reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
-        on_trace=say,
+        on_phase=reporter.phase,
+        on_trace=lambda trace: say(trace, "error"),
         on_note=reporter.note,
         shared_storage=request.shared_storage,
         deadline_s=deadline_s,
@@ -255,6 +265,7 @@ def _keeper(fs: FileSystem, originals: Originals) -> Keeper:
     return Keeper(fs, originals)
 
 
-def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow]) -> list[ResultRow]:
+def _in_order(planned: Iterable[Planned], rows: Iterable[ResultRow], request: Request) -> list[ResultRow]:
     done: Iterator[ResultRow] = iter(rows)
-    return [p.gated(next(done)) if p.wanted else p.row(executed=True) for p in planned]
+    found = [(p, p.gated(next(done)) if p.wanted else p.row(executed=True)) for p in planned]
+    return [p.detailed(row) if request.in_detail else row for p, row in found]

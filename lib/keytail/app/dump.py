@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from keytail.app.rows import say
 from keytail.errors import UsageProblem
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.inspection.dump import DumpOptions, dump
@@ -18,6 +17,7 @@ from keytail.inspection.dump_index import IndexChecks
 from keytail.inspection.dump_range import Range
 from keytail.inspection.dump_report import Report
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.telling import say
 
 READER_GONE = 141  # as a shell says of a program whose reader (`head`) has ended
 

@@ -135,7 +135,8 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
             for one in looked_at:
                 _begin_reading(fs, pool, one, now_ms)
             rows = []
-            with Reporter("expire", len(looked_at), sum(one.bytes_to_read for one in looked_at)) as reporter:
+            sizes = [(os.path.basename(one.facts.path), one.bytes_to_read) for one in looked_at]
+            with Reporter("expire", sizes) as reporter:
                 if spark is None and flags.path is not None:
                     reporter.note("starting Spark, for the ledger")
                     spark = session_of_run(run, None, submitted=False, extra=flags.session_settings())

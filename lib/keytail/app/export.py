@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from keytail.app.lookup import parse_time
 from keytail.app.metadata import with_metadata
 from keytail.app.outside import refuse_in_log_dirs
-from keytail.app.progress import Reporter
-from keytail.app.rows import say
+from keytail.app.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
@@ -34,6 +33,8 @@ from keytail.spark.delta import require_delta, session_settings
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
+from keytail.spark.watching import host_of_driver
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.clean.export_plan import LogNow
@@ -302,6 +303,7 @@ def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) ->
     if as_of < facts.log_start_offset:
         raise Refused(
             f"the log begins at offset {facts.log_start_offset}, behind {as_of}: its state then cannot be told",
+            remedy="Give a later offset or time",
             path=facts.path,
         )
     if facts.cleaner_checkpoint is not None and facts.cleaner_checkpoint > as_of:
@@ -326,12 +328,13 @@ def _execute(
 ) -> None:
     from keytail.spark.export import Export, Exporting  # noqa: PLC0415 (brings in the kernels)
 
-    count = sum(one.work is not None for plans in planned.values() for one in plans)
-    size = sum(one.work.log_bytes for plans in planned.values() for one in plans if one.work is not None)
-    with contextlib.ExitStack() as run, Reporter("export", count, size) as reporter:
+    works = [one.work for plans in planned.values() for one in plans if one.work is not None]
+    sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
+    with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
         reporter.note("starting Spark")
         extra = session_settings(request.delta_jars)
         spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
+        reporter.watch(host_of_driver(spark))
         if request.submitted:
             require_delta(spark)
         for topic, plans in planned.items():
@@ -341,7 +344,7 @@ def _execute(
                 row = _row_of(of[outcome.work.partition].row, outcome)
                 rows[row.name] = row
                 if outcome.trace:
-                    say(outcome.trace)
+                    say(outcome.trace, "error")
                 reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
 
             if of:

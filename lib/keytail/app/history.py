@@ -97,17 +97,33 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
         return folded_runs(_read(flags, "runs", {}, spark))[-limit:]
 
 
-def run(flags: LedgerFlags, run_id: str, *, master: str | None = None) -> tuple[RunRow, list[PartitionRow]]:
-    """One run, by its id or an end of it that no other has, and a row for each of its partitions."""
+def run(
+    flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
+) -> tuple[RunRow, list[PartitionRow]]:
+    """One run, by its id or an end of it that no other has, and a row for each of its partitions. `newest`: of those
+    that end so."""
     with _reader(flags, master) as spark:
         known = folded_runs(_read(flags, "runs", {}, spark))
         ones = [one for one in known if one.run_id.endswith(run_id)]
+        ones = ones[-1:] if newest else ones
         if len(ones) != 1:
             few = ", ".join(one.run_id for one in known[-5:]) or "none"
             what = "several runs end with" if ones else "the ledger has no run"
             raise UsageProblem(f"{what} {run_id}", path=flags.path, remedy=f"The newest runs are: {few}")
         partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, spark)
     return ones[0], folded_partitions(partitions)
+
+
+def runs_since(
+    flags: LedgerFlags, since_ms: int, *, master: str | None = None
+) -> tuple[list[RunRow], list[PartitionRow]]:
+    """The runs begun at or after that time, and a row for each partition of each."""
+    with _reader(flags, master) as spark:
+        known = folded_runs(_read(flags, "runs", {}, spark))
+        wanted = [one for one in known if (one.start_ms or 0) >= since_ms]
+        ids = [one.run_id for one in wanted]
+        found = _read(flags, "partitions", {"run_id": ids}, spark) if ids else []
+    return wanted, folded_partitions(found)
 
 
 def partitions(

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.import_target import Partition, Target, find_target
 from keytail.app.progress import Reporter
-from keytail.app.rows import say
 from keytail.app.selection import Configuration
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.log.fs import LOCAL, FileSystem
@@ -28,6 +27,7 @@ from keytail.spark.import_source import Source, delta_settings
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import refuse_shared_storage
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.maintenance.import_ import ImportPlan
@@ -110,7 +110,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request)
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
-        with Reporter("import", len(target.partitions), 0) as reporter:
+        with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
             reporter.note("starting Spark")
             spark = session_of_run(
                 run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
@@ -203,7 +203,8 @@ def _dry_run(
 
     refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
     if not loads:
-        raise Refused("the source has no rows, so there is nothing to import", path=request.source.path)
+        what = "the source has no rows, so there is nothing to import"
+        raise Refused(what, path=request.source.path, remedy="Look at the source")
     by_number = {load.partition: load for load in loads}
     rows = []
     for one in planned:

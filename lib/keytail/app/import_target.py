@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.metadata import with_metadata
 from keytail.config.files import parse_node_id
-from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
@@ -91,7 +91,8 @@ class Target:
             for entry in facts.partitions:
                 if (entry.topic, entry.partition) == (self.request.topic, partition.number):
                     return replace(partition, log_dirs=(facts,), entries=(entry,))
-        raise KeytailError(f"partition {partition.number} was made but is not there", path=partition.log_dirs[0].path)
+        what = f"partition {partition.number} was made but is not there"
+        raise KeytailError(what, path=partition.log_dirs[0].path, remedy=WRITTEN_TO)
 
 
 def find_target(fs: FileSystem, request: Request) -> Target:
@@ -130,7 +131,7 @@ def _check_topic(request: Request) -> None:
         what = f"--topic {request.topic!r} is no name of a topic"
         raise UsageProblem(what, remedy="Give one topic by its whole name")
     if request.topic == names.CLUSTER_METADATA_TOPIC:
-        raise Refused("the metadata log is written by controllers only")
+        raise Refused("the metadata log is written by controllers only", remedy="Give another --topic")
     if request.single_replica and request.replica_log_dirs:
         raise UsageProblem(
             "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"

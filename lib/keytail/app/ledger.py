@@ -155,9 +155,9 @@ def recording(
     ledger.begin(
         arguments=sys.argv[1:],
         log_dirs=list(log_dirs),
-        versions=_versions(),
+        versions=versions(),
         now_ms=now_ms,
-        config=_given(configuration),
+        config=given_settings(configuration),
     )
     on_note(f"ledger: this is run {run_id}; keytail history --ledger {flags.path} --run {run_id}")
     made = Recording(ledger)
@@ -190,12 +190,12 @@ def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:
     return stop.rows or ()
 
 
-def _versions() -> Mapping[str, str]:
+def versions() -> Mapping[str, str]:
     packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
     return {"keytail": __version__, "python": platform.python_version(), **packages}
 
 
-def _given(configuration: Configuration) -> dict[str, str]:
+def given_settings(configuration: Configuration) -> dict[str, str]:
     """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows."""
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}

@@ -60,7 +60,7 @@ class LookupRow:
         return f"{self.topic}-{self.partition}"
 
 
-def parse_time(text: str) -> int:
+def parse_time(text: str, flag: str = "--timestamp") -> int:
     """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC unless it says otherwise)."""
     if re.fullmatch(r"-?\d+", text):
         timestamp_ms = int(text)
@@ -69,14 +69,14 @@ def parse_time(text: str) -> int:
             moment = datetime.fromisoformat(text)
         except ValueError as problem:
             raise UsageProblem(
-                f"--timestamp {text} is no time",
+                f"{flag} {text} is no time",
                 remedy="Give milliseconds since 1970, or a time such as 2023-11-14T22:13:20Z",
             ) from problem
         since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         timestamp_ms = -(-since // timedelta(milliseconds=1))  # up, so that nothing before the time is found
     if not 0 <= timestamp_ms < 2**63:
         raise UsageProblem(
-            f"--timestamp {text} is not a time from 1970 on",
+            f"{flag} {text} is not a time from 1970 on",
             remedy="Negative numbers stand for the first and the last offset in Kafka's tools, not for times",
         )
     return timestamp_ms

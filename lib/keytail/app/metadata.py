@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keytail.app.rows import say
 from keytail.app.selection import Configuration
 from keytail.config.files import parse_node_id
 from keytail.config.keys import KEYS, file_names
@@ -22,6 +21,7 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from keytail.log.partition import PartitionEntry
+from keytail.telling import say
 
 _OLD_MS = 3_600_000
 
@@ -48,10 +48,13 @@ class Cluster:
             return self.problem
         at = self.metadata
         said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
-        if at.as_of_ms < 0 or now_ms - at.as_of_ms <= _OLD_MS:
+        if not self.is_old(now_ms):
             return said
         age = duration_text(now_ms - at.as_of_ms)
         return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
+
+    def is_old(self, now_ms: int) -> bool:
+        return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - _OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
         """The entry of `topic` for `effective`, where the metadata has one."""
@@ -131,8 +134,9 @@ def metadata_told(
 ) -> Configuration:
     """As `with_metadata`, with a word on standard error about how old the metadata is."""
     configuration = with_metadata(fs, log_dirs, configuration)
-    if configuration.cluster is not None:
-        say(f"keytail: {configuration.cluster.sentence(now_ms)}")
+    if (cluster := configuration.cluster) is not None:
+        is_wrong = cluster.metadata is None or cluster.is_old(now_ms)
+        say(f"keytail: {cluster.sentence(now_ms)}", "warning" if is_wrong else "info")
     return configuration
 
 

@@ -200,7 +200,7 @@ Master = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        help="Spark master of the session that this command starts. Default: local[[*]]",
+        help="Spark master of the session that this command starts. Default: local[*]",
         rich_help_panel=_RUN,
     ),
 ]
@@ -409,6 +409,26 @@ QuarantineReport = Annotated[
         metavar="FILE",
         help="Write a JSON array of the partitions that were left alone: what is wrong, where, and what would help. "
         "Outside of every log dir.",
+        rich_help_panel=_RUN,
+    ),
+]
+RowsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--rows-file",
+        metavar="FILE",
+        help="Write the rows of --output json to a file as well, where standard output is not to be had alone. Whole "
+        "or not at all, and outside of every log dir.",
+        rich_help_panel=_RUN,
+    ),
+]
+ReportFile = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.html",
+        help="Write what the run did as one HTML page, also where it ends early. Outside of every log dir. Needs "
+        "keytail[report].",
         rich_help_panel=_RUN,
     ),
 ]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from keytail.app import rows as show
 from keytail.app.outside import refuse_in_log_dirs
 from keytail.errors import UsageProblem
@@ -54,7 +56,7 @@ def tell(originals: Originals) -> None:
     if not originals.copies:
         text = "So a partition that is replaced in rounds (--max-scratch-bytes, or for want of space) frees nothing "
         text += "between them: it needs room for all that is written of it, whatever --max-scratch-bytes is."
-        show.error_console().print(text, soft_wrap=True, markup=False, highlight=False)
+        show.tell(escape(text))
 
 
 def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
@@ -69,4 +71,4 @@ def _say(originals: Originals, which: str, run_id: str) -> None:
     undo = f"keytail undo --originals {originals.directory} --run {run_id}"
     text = f"{which} {how} {originals.directory}: {frees} until `{undo} --forget --execute`. Without --forget that "
     text += "puts them back."
-    show.error_console().print(text, soft_wrap=True, markup=False, highlight=False)
+    show.tell(escape(text))

@@ -22,9 +22,8 @@ from keytail.app.metadata import metadata_told
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
 from keytail.app.planning import Rules
-from keytail.app.progress import Reporter
+from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.app.replicas import tell_unhosted
-from keytail.app.rows import say
 from keytail.app.selection import Chosen, choose
 from keytail.app.stopping import Stopped
 from keytail.app.workers import workers_of_run
@@ -35,6 +34,8 @@ from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import DONE, ResultRow
 from keytail.spark.session import concurrent_tasks, session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
+from keytail.spark.watching import host_of_driver
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.log.output_record import OutputRecord
@@ -63,7 +64,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
                 f"{fates['copy']} copied as they are, {fates['keep']} are there unchanged, {fates['leave']} left out"
             )
         tell_unhosted([one.name for one in judged if one.is_unhosted])
-        return [one.planned_row(request.map_memory()) for one in judged]
+        return [one.planned_row(request.map_memory(), in_detail=request.in_detail) for one in judged]
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
@@ -93,9 +94,11 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         work = [one for one in judged if one.fate in ("clean", "copy")]
         work += [one for one in _metadata(fs, chosen, known) if one.fate == "copy"]
         run_id = secrets.token_hex(4)
-        size = sum(one.size_bytes for one in work)
-        with Reporter("compact", len(work), size) as reporter:
-            if spark is None and work:
+        sizes = [(one.name, one.size_bytes) for one in work]
+        with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
+            if spark is not None:
+                reporter.watch(host_of_driver(spark))
+            elif work:
                 spark = _workers(run, reporter, work, request)
             driver = _Driver(request, rules, fs, target, chosen, known, judged, work, run_id, reporter)
             deadline_s = None
@@ -164,8 +167,9 @@ class _Driver:
             space=ScratchSpace(self.fs),
             hosted={},
             on_row=lambda row: self.reporter.done(row.name, row.status, row.bytes_before or 0, row.error),
-            on_trace=say,
+            on_trace=lambda trace: say(trace, "error"),
             on_note=self.reporter.note,
+            on_phase=self.reporter.phase,
             shared_storage=self.request.shared_storage,
             deadline_s=deadline_s,
             fs=self.fs,
@@ -250,6 +254,8 @@ class _Driver:
         """Of the chosen partitions, in their order; the metadata log's has none, unless it could not be copied."""
         done: Iterator[ResultRow] = iter(placed)
         rows = [one.gated(next(done)) if one.fate in ("clean", "copy") else one.row for one in self.judged]
+        if self.request.in_detail:
+            rows = [one.detailed(row) for one, row in zip(self.judged, rows, strict=True)]
         return rows + [row for row in done if row.status not in DONE]
 
 

@@ -55,12 +55,17 @@ class Judged:
     def size_bytes(self) -> int:
         return self.row.bytes_before or 0
 
-    def planned_row(self, map_memory_bytes: int) -> ResultRow:
+    def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
         if self.fate == "copy":
-            return replace(self.row, error=f"would be copied as it is: {self.row.error}")
-        if self.fate == "clean" and self.planned is not None:
-            return self.planned.planned_row(map_memory_bytes)
-        return self.row
+            row = replace(self.row, error=f"would be copied as it is: {self.row.error}")
+        elif self.fate == "clean" and self.planned is not None:
+            row = self.planned.planned_row(map_memory_bytes)
+        else:
+            row = self.row
+        return self.detailed(row) if in_detail else row
+
+    def detailed(self, row: ResultRow) -> ResultRow:
+        return self.planned.detailed(row) if self.planned is not None else row
 
     def gated(self, row: ResultRow) -> ResultRow:
         return self.planned.gated(row) if self.planned is not None else row

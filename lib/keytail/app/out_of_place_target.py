@@ -70,7 +70,10 @@ class Target:
         with Processes(1, lambda target, attempt: attempt_one(Target._found, target, attempt)) as one:
             [outcome] = one.run([self])
         if outcome is None or outcome.value is None:
-            raise (outcome and outcome.problem) or KeytailError("the process that listed the target was killed, twice")
+            raise (outcome and outcome.problem) or KeytailError(
+                "the process that listed the target was killed, twice",
+                remedy="Mostly for want of memory (see the kernel's log)",
+            )
         known: dict[str, dict[str, Found]] = outcome.value
         return known
 

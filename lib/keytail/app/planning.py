@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from keytail.app.expectation import Expected, expect
 from keytail.app.replicas import Replica, gate
 from keytail.app.selection import Configuration
+from keytail.clean.detail import Detail, detail_of_plan
 from keytail.clean.gate import Gate
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
 from keytail.durations import duration_text
@@ -89,9 +90,19 @@ class Planned:
             return None
         return expect(self.facts.segments, selection, map_memory_bytes=map_memory_bytes)
 
-    def planned_row(self, map_memory_bytes: int) -> ResultRow:
-        """The row of a plan."""
-        return self.row(expected=self.expected(map_memory_bytes))
+    def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
+        """The row of a plan; `in_detail` for a report."""
+        row = self.row(expected=self.expected(map_memory_bytes))
+        return self.detailed(row) if in_detail else row
+
+    def detailed(self, row: ResultRow) -> ResultRow:
+        """`row` with all that is known for a report: what was decided by, and what a round has found."""
+        planned = detail_of_plan(self.facts.segments, self.decision.selection, self.config)
+        done: Detail | None = row.detail
+        if done is None:
+            return replace(row, detail=planned)
+        decided = {name: getattr(planned, name) for name in ("clean_bytes", "dirty_bytes", "minimum_dirty_ratio")}
+        return replace(row, detail=replace(done, **decided))
 
     def row(self, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
         """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""

@@ -1,7 +1,8 @@
 """`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
 
 A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
-at all, beside no log dir. The README says how to go on from it ("When a partition is corrupt").
+at all, beside no log dir. The README says how to go on from it ("When a partition is corrupt"). And `--rows-file FILE`:
+all rows, in the same way.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.markup import escape
 
 from keytail.app import rows as show
-from keytail.errors import CORRUPT_HELP, KeytailError, UsageProblem
+from keytail.app.stopping import Stopped
+from keytail.app.whole_file import refuse_file, write_whole
+from keytail.errors import CORRUPT_HELP, KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.spark.ended import SparkEnded
 
 BAD = ("refused", "corrupt", "failed", "damaged")
 
@@ -47,57 +50,51 @@ def place_of(problem: KeytailError) -> Place:
 
 
 @contextlib.contextmanager
-def report(path: str | None, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[list[Any]]:
-    """The rows that are put into the list are in the report once the verb has ended, by its exit status.
+def report(
+    path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
+) -> Iterator[list[Any]]:
+    """The rows that are put into the list are in both files once the verb has ended, by its exit status.
 
-    UsageProblem, before anything is done, for a path in a log dir, or where no file can be made.
+    Of a run that was stopped, or that Spark left, the rows that it has to say are in `rows_file`. UsageProblem, before
+    anything is done, for a path in a log dir, or where no file can be made.
     """
     rows: list[Any] = []
-    if path is None:
-        yield rows
-        return
-    _check(path, log_dirs)
+    for flag, file in (("--quarantine-report", path), ("--rows-file", rows_file)):
+        if file is not None:
+            refuse_file(fs, file, log_dirs, flag)
+
+    def write_rows(told: Sequence[Any]) -> None:
+        if rows_file is not None:
+            _write("the file of rows", rows_file, lambda file: show.write_json(told, file))
+
     try:
         yield rows
     except typer.Exit:
-        try:
-            _write(path, [entry(fs, row) for row in rows if row.status in BAD])
-        except OSError as problem:
-            text = f"the quarantine report could not be written: {problem}"
-            show.error_console().print(f"[bold red]keytail:[/] {escape(text)}", soft_wrap=True)
-            raise typer.Exit(1) from problem
+        write_rows(rows)
+        if path is not None:
+            entries = [entry(fs, row) for row in rows if row.status in BAD]
+            _write("the quarantine report", path, lambda file: _dump(entries, file))
+        raise
+    except (SparkEnded, Stopped) as ended:
+        if ended.rows is not None:
+            with contextlib.suppress(typer.Exit):  # it has said what it could not write
+                write_rows(ended.rows)
         raise
 
 
-def _check(path: str, log_dirs: Sequence[str]) -> None:
-    directory = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-    for log_dir in log_dirs:
-        if os.path.commonpath([directory, os.path.realpath(log_dir)]) == os.path.realpath(log_dir):
-            raise UsageProblem(
-                "--quarantine-report lies in a log dir, where a broker would stumble over it",
-                path=path,
-                remedy="Give a file somewhere else",
-            )
-    if os.path.isdir(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageProblem(
-            "--quarantine-report cannot be written", path=path, remedy="Give a file in a directory that exists"
-        )
+def _dump(entries: Sequence[dict[str, Any]], file: TextIO) -> None:
+    json.dump(entries, file, indent=2)
+    file.write("\n")
 
 
-def _write(path: str, entries: list[dict[str, Any]]) -> None:
-    """A temporary file beside it, durable, then its name."""
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
+def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
+    """typer.Exit of status 1, once told, where that fails."""
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(entries, file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        write_whole(path, write)
+    except OSError as problem:
+        text = f"{what} could not be written: {problem}"
+        show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
+        raise typer.Exit(1) from problem
 
 
 def entry(fs: FileSystem, row: Any) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,8 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, h
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import refuse_shared_storage
+from keytail.spark.watching import host_of_driver
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.maintenance.rebuild import PartitionPlan
@@ -106,8 +107,11 @@ class RebuildRow:
         return f"{self.topic}-{self.partition}"
 
 
-def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
-    """A row for each chosen partition, in the order of the log dirs."""
+def rebuild(
+    request: Request, fs: FileSystem = LOCAL, on_row: Callable[[RebuildRow], None] = lambda row: None
+) -> list[RebuildRow]:
+    """A row for each chosen partition, in the order of the log dirs. `on_row` hears of each that is looked into, as it
+    ends."""
     from keytail.spark.rebuild import Rebuild  # noqa: PLC0415 (brings in the kernels)
 
     with contextlib.ExitStack() as run:
@@ -126,19 +130,23 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
         looked_at = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
         plans = [one.plan for one in looked_at if one.plan is not None]
         size = sum(plan.log_bytes for plan in plans)
-        with Reporter("rebuild-index", len(plans), size) as reporter:
+        sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
+        with Reporter("rebuild-index", sizes) as reporter:
             if spark is None and (request.master or size > HERE_BYTES or flags.path) and fs is LOCAL:
                 seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
                 spark = workers_of_run(
                     run, reporter, request.master, seconds, needs_spark=flags.path is not None,
                     extra=flags.session_settings(),
                 )  # fmt: skip
+            else:
+                reporter.watch(host_of_driver(spark))
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 
             def heard(outcome: PartitionOutcome) -> None:
                 row = _row(outcome, notes[outcome.plan.facts.path])
                 rows[outcome.plan.facts.path] = row
+                on_row(row)
                 reporter.done(row.name, row.status, row.bytes, row.error)
 
             of_dirs = {facts.path: hosted([facts]) for facts in chosen.log_dirs}
@@ -151,7 +159,7 @@ def rebuild(request: Request, fs: FileSystem = LOCAL) -> list[RebuildRow]:
             with recorded as record:
                 record.intend([replace(one.refused_row(), status="begun") for one in looked_at if one.plan is not None])
                 Rebuild(
-                    plans, spark, of_dirs, heard, lambda trace: print(trace, file=sys.stderr), fs,
+                    plans, spark, of_dirs, heard, lambda trace: say(trace, "error"), fs,
                     shared_storage=request.shared_storage,
                 ).run()  # fmt: skip
                 done = [rows[one.facts.path] if one.plan is not None else one.refused_row() for one in looked_at]

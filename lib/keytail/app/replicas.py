@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.app.rows import say
 from keytail.clean.gate import Gate, cleaned_to, gate_of
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.log.fs import FileSystem
@@ -23,6 +22,7 @@ from keytail.log.partition import (
     survey_log_dirs,
     survey_partition,
 )
+from keytail.telling import say
 
 _MOST_NAMED = 10
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
@@ -49,9 +49,7 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
     replicas: list[Replica] = []
     taken = {_identity(fs, path): path for path in log_dirs}
     for value in given:
-        match = _NAMED.fullmatch(value)
-        texts = [text.strip() for text in (match[2] if match else value).split(",")]
-        paths = [str(Path(text).absolute()) for text in texts if text]
+        named, paths = _parsed(value)
         if not paths:
             raise UsageProblem(f"--replica {value!r} names no directory", remedy="Give [NAME=]DIR[,DIR]")
         for path in dict.fromkeys(paths):
@@ -63,13 +61,24 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
                     remedy="Each --replica names the log dirs of one broker, and of another one than the others",
                 )
             taken[identity] = path
-        name = match[1] if match else ",".join(paths)
+        name = named or ",".join(paths)
         if any(name == other.name for other in replicas):
             raise UsageProblem(f"two replicas are named {name}", remedy="Give each --replica a name of its own")
         surveyed = tuple(survey_log_dirs(fs, list(dict.fromkeys(paths))))
         entries = {(e.topic, e.partition): (facts, e) for facts in surveyed for e in facts.partitions}
         replicas.append(Replica(name, surveyed, entries))
     return tuple(replicas)
+
+
+def directories_of(given: Sequence[str]) -> list[str]:
+    """All log dirs that the flag names, as absolute paths, whether they are there or not."""
+    return [path for value in given for path in _parsed(value)[1]]
+
+
+def _parsed(value: str) -> tuple[str | None, list[str]]:
+    match = _NAMED.fullmatch(value)
+    texts = [text.strip() for text in (match[2] if match else value).split(",")]
+    return match[1] if match else None, [str(Path(text).absolute()) for text in texts if text]
 
 
 def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
@@ -118,7 +127,8 @@ def tell_unhosted(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])
-        say(f"keytail: {some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over")
+        text = f"{some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over"
+        say(f"keytail: {text}", "warning")
 
 
 def _unknown(name: str, path: str, why: str) -> Refused:

@@ -1,7 +1,7 @@
 """How results look: a JSON array for programs, a table with totals and next steps for people.
 
 Rows go to standard output, all else (progress, notes, errors) to standard error. What a person is told goes through
-these consoles or `say`, which show control characters and do not send them.
+these consoles or `telling.say`, which show control characters and do not send them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,11 +22,12 @@ from rich.text import Text
 
 from keytail.errors import visible
 from keytail.spark.rows import ResultRow
+from keytail.telling import Level, manner, say
 
 # Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
-NOT_TOLD = ("problem", "places", "recorded")
+NOT_TOLD = ("problem", "places", "recorded", "detail")
 _STYLES = {
     "compacted": "green",
     "would-compact": "green",
@@ -79,9 +80,13 @@ def _visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
-def say(text: str) -> None:
-    """Plain lines on standard error."""
-    print(_visible_lines(text), file=sys.stderr, flush=True)
+def tell(markup: str, level: Level = "info") -> None:
+    """What a person is to know beside the rows, on standard error, with styles; a paragraph of its own."""
+    if manner().as_json:
+        if markup:
+            say(Text.from_markup(markup, emoji=False).plain, level)
+    elif manner().tells(level):
+        error_console().print(markup, soft_wrap=True)
 
 
 def _console(stream: Any) -> Console:
@@ -92,18 +97,22 @@ def _console(stream: Any) -> Console:
 
 
 def print_json(rows: Iterable[Any]) -> None:
+    write_json(rows, sys.stdout)
+
+
+def write_json(rows: Iterable[Any], file: TextIO) -> None:
     """But for fields that `error` has in words (spark/rows.py)."""
     rows = list(rows)
     told = ({name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD} for row in rows)
     if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(told):
-            sys.stdout.write(f"{',' if number else '['}\n{encode(row)}")
-        sys.stdout.write("\n]\n")
+            file.write(f"{',' if number else '['}\n{encode(row)}")
+        file.write("\n]\n")
     else:
-        json.dump(list(told), sys.stdout, indent=2, default=asdict)
-        sys.stdout.write("\n")
-    sys.stdout.flush()
+        json.dump(list(told), file, indent=2, default=asdict)
+        file.write("\n")
+    file.flush()
 
 
 def human_bytes(size: int | None) -> str:
@@ -123,10 +132,11 @@ def human_bytes(size: int | None) -> str:
 def human_seconds(start_ms: int | None, end_ms: int | None) -> str:
     if start_ms is None or end_ms is None:
         return ""
-    return _seconds(max(end_ms - start_ms, 0) / 1000)
+    return human_time(max(end_ms - start_ms, 0) / 1000)
 
 
-def _seconds(seconds: float) -> str:
+def human_time(seconds: float) -> str:
+    """As `0.4 s` or `3 min 20 s`."""
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
@@ -162,7 +172,7 @@ def print_table(rows: Sequence[ResultRow], title: str) -> None:
             change(human_bytes(row.bytes_before), human_bytes(row.bytes_after)),
         ]
         if is_plan:
-            seconds = "" if row.expected_s is None else _seconds(row.expected_s)
+            seconds = "" if row.expected_s is None else human_time(row.expected_s)
             rest = [dirty, row.way or "", seconds, human_bytes(row.expected_scratch_bytes)]
         else:
             records = change(_count(row.records_before), _count(row.records_after))

@@ -22,10 +22,12 @@ from keytail.app.metadata import with_metadata
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.spark.rows import status_of
+from keytail.spark.watching import telling
 
 if TYPE_CHECKING:
     from keytail.maintenance.salvage import Loss, OpenTransaction, Salvage
@@ -95,17 +97,27 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
         fs.fsync_dir(os.path.dirname(target))
     run_id = secrets.token_hex(4)
     rows = []
-    with Reporter("salvage", len(chosen.partitions), 0) as reporter:
+    sizes = [(os.path.basename(entry.path), _log_bytes(fs, entry.path)) for _, entry in chosen.partitions]
+    with Reporter("salvage", sizes) as reporter:
+        reporter.watch()
         for log_dir, entry in chosen.partitions:
             start_ms = time.time_ns() // 1_000_000
             try:
-                row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
+                with telling(entry.path, "here", "salvage"):
+                    row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
             except (KeytailError, OSError) as problem:
                 status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
                 row = SalvageRow(entry.topic, entry.partition, entry.log_dir, status, str(problem), start_ms=start_ms)
             rows.append(row)
             reporter.done(row.name, row.status, row.bytes, row.error)
     return rows
+
+
+def _log_bytes(fs: FileSystem, path: str) -> int:
+    try:
+        return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
+    except OSError:  # its row will say why
+        return 0
 
 
 def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:

@@ -138,7 +138,7 @@ def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
             for entry in listing.partitions
         }
         rows = []
-        with Reporter("undo", len(chosen), 0) as reporter:
+        with Reporter("undo", [(entry.name, 0) for entry in chosen]) as reporter:
             for entry in chosen:
                 row = _undo(fs, _where_it_is(entry, places, request.log_dirs), places, request.execute)
                 rows.append(row)

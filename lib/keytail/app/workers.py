@@ -15,6 +15,7 @@ from keytail.app.expectation import is_worth_spark, run_seconds
 from keytail.app.progress import Reporter
 from keytail.spark.processes import Processes
 from keytail.spark.session import session_of_run
+from keytail.spark.watching import host_of_driver
 
 
 def cores() -> int:
@@ -37,7 +38,10 @@ def workers_of_run(
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"about {seconds:.0f} s of work, without Spark" if seconds >= 1 else "a short run, without Spark")
-        return run.enter_context(Processes(cores()))
-    if not submitted:
-        reporter.note("starting Spark")
-    return session_of_run(run, master, submitted=submitted, extra=extra)
+        workers: Any = run.enter_context(Processes(cores()))
+    else:
+        if not submitted:
+            reporter.note("starting Spark")
+        workers = session_of_run(run, master, submitted=submitted, extra=extra)
+    reporter.watch(host_of_driver(workers))
+    return workers

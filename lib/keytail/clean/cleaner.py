@@ -21,7 +21,7 @@ from keytail.clean.proof_state import PartOfProof, ProofSoFar
 from keytail.clean.reading import PhaseClock, active_producers, read_log, refuse_keyless
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.rounds import rewrite_groups
-from keytail.clean.survivors import Progress, Survivors
+from keytail.clean.survivors import Survivors
 from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals, result_of
 from keytail.errors import Refused
 from keytail.format import names
@@ -36,21 +36,18 @@ from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 
-def clean_partition(
-    fs: FileSystem, task: CleaningTask, on_progress: Progress | None = None
-) -> CleaningResult:
+def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write what is to replace the segments below the end offset, or a round of it, and prove it.
 
-    `on_progress(phase, bytes)` hears of bytes read. Raises CorruptLog or Refused with every scratch file of
-    this attempt gone again. Memory: the map, and less than 512 MiB beside it whatever the segments' size.
+    Raises CorruptLog or Refused with every scratch file of this attempt gone again. Memory: the map, and less than
+    512 MiB beside it whatever the segments' size.
     """
-    progress = on_progress or (lambda phase, n: None)
     clock = PhaseClock()
     check_sources(fs, task)
     check_hash(task)
     reader = SegmentReader(fs)
 
-    findings = _findings(fs, task, reader, clock, progress)
+    findings = _findings(fs, task, reader, clock)
     survivors, producers = findings.survivors, findings.producers
     _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
     writer = output_writer(fs, task, findings.transactions)
@@ -60,13 +57,14 @@ def clean_partition(
             rewriter = make_rewriter(task, reader, findings)
             limit = _round_limit(task, survivors)
             numbers = (task.first_segment, end)
-            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit, progress)
+            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
             is_last = stop == len(task.segments)
             groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
         untouched_records = findings.unread_records + survivors.records_from(end)
         totals = _totals(task, survivors, groups, counts, writer)
         result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
+        result = replace(result, sources=tuple(one for one in rewriter.sources.values() if one.segment < stop))
         known = task.handed_on.survivors if task.handed_on else None
         if stop < end and known is None:
             if task.segments[stop].base_offset >= task.first_dirty_offset:
@@ -144,14 +142,14 @@ class Findings:
 
 
 def _findings(
-    fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock, progress: Progress
+    fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock
 ) -> Findings:
     """Of a pass over the log, or from the first round: once a group is replaced, the log would tell another story."""
     if task.handed_on is not None:
         with clock.phase("take over"):
             findings: Findings = take_over(fs, task, task.handed_on.survivors)
         return findings
-    survivors, transactions, unread_records = read_log(fs, task, reader, clock, progress)
+    survivors, transactions, unread_records = read_log(fs, task, reader, clock)
     return Findings(survivors, transactions, active_producers(fs, task, reader), unread_records)
 
 

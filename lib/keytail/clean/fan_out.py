@@ -260,4 +260,5 @@ def _result(
         rest = FannedOut(stop, tuple(left), found.settled, found.markers, found.slices, found.bits, tables, totals)
     untouched_records = found.records_of(end, len(task.segments))
     result = result_of(task, task.first_uncleanable_offset, stop, groups, totals, untouched_records)
-    return replace(result, rest=rest, phases_s=clock.seconds)
+    sources = tuple(one for part in parts for one in part.sources)
+    return replace(result, rest=rest, phases_s=clock.seconds, sources=sources)

@@ -17,7 +17,7 @@ from keytail.clean.fan_out_slices import Settled, SliceFacts
 from keytail.clean.handing_on import take_over
 from keytail.clean.rewrite import Counts, Rewriter
 from keytail.clean.rounds import kafka_groups, rewrite_groups, spans_too_long
-from keytail.clean.task import CleaningTask
+from keytail.clean.task import CleaningTask, SourceCounts
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput
@@ -53,6 +53,7 @@ class Written:
     bytes: int
     records: int
     splits: int
+    sources: tuple[SourceCounts, ...] = ()
 
 
 def parts_of(
@@ -97,7 +98,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     writer: OutputWriter = output_writer(to, task, settled.transactions)
     try:
         _, counts = rewrite_groups(
-            task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None, lambda phase, n: None
+            task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None
         )
         behind = part.numbers[1]
         is_last = behind == len(task.segments)
@@ -105,7 +106,8 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     except BaseException:
         writer.discard()
         raise
-    return Written(groups, counts, writer.size_bytes, writer.records, writer.splits)
+    sources = tuple(rewriter.sources.values())
+    return Written(groups, counts, writer.size_bytes, writer.records, writer.splits, sources)
 
 
 def ranges_of(

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 from keytail.clean.cleaner import check_hash, check_sources, clean_partition
-from keytail.clean.survivors import Progress
 from keytail.clean.task import CleaningResult, CleaningTask, OutOfPlace
 from keytail.errors import Refused
 from keytail.format import names
@@ -24,14 +23,14 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.replace import GroupOutput
 
 
-def place_partition(fs: FileSystem, task: CleaningTask, on_progress: Progress | None = None) -> CleaningResult:
+def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """Write, under scratch names, all files that the partition is to have in the target, durable and proven.
 
     A partition whose cleaning is Refused for what its records are is copied; the result's `refusal` says so. Raises
     what `clean_partition` raises, with every scratch file of this attempt gone again, and Refused where the source is
     not as the driver saw it, before or after.
     """
-    result = clean_or_not(fs, task, on_progress)
+    result = clean_or_not(fs, task)
     try:
         placed = (*outputs_of(result.groups), *copy_rest(fs, task, result.groups))
         refuse_other_files(fs, task)  # on the host that has read them; the driver looks for itself
@@ -41,7 +40,7 @@ def place_partition(fs: FileSystem, task: CleaningTask, on_progress: Progress | 
     return replace(result, placed=placed)
 
 
-def clean_or_not(fs: FileSystem, task: CleaningTask, on_progress: Progress | None = None) -> CleaningResult:
+def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     """What was cleaned and is not in the target's directory under final names yet; nothing of a partition to copy."""
     place = _place(task)
     refuse_other_files(fs, task)
@@ -50,7 +49,7 @@ def clean_or_not(fs: FileSystem, task: CleaningTask, on_progress: Progress | Non
     check_hash(task)
     check_sources(fs, task)
     try:
-        return clean_partition(fs, task, on_progress)
+        return clean_partition(fs, task)
     except Refused as reason:
         return replace(uncleaned(task), refusal=str(reason))
 

@@ -12,13 +12,14 @@ from keytail.clean.offset_map import OffsetMap
 from keytail.clean.plan import segments_between
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof_keys import most_keys
-from keytail.clean.survivors import Followers, Progress, SurvivorBuilder, Survivors
+from keytail.clean.survivors import Followers, SurvivorBuilder, Survivors
 from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.index import parse_offset_index
 from keytail.log.fs import FileSystem
 from keytail.log.key_scan import KeyScanner
+from keytail.log.meter import METER
 from keytail.log.partition import SegmentFacts
 from keytail.log.producers import load_producers
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
@@ -26,7 +27,7 @@ from keytail.log.transactions import Contradiction, Transactions, TransactionTra
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a round."""
+    """Seconds spent in each phase of a round; the meter of this process names the phase while it lasts."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -35,7 +36,8 @@ class PhaseClock:
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            yield
+            with METER.during(name):
+                yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
@@ -45,7 +47,6 @@ def read_log(
     task: CleaningTask,
     reader: SegmentReader,
     clock: PhaseClock,
-    progress: Progress,
 ) -> tuple[Survivors, Transactions, int]:
     """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
     the number of records in segments that the map did not reach.
@@ -57,11 +58,11 @@ def read_log(
     """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
-        return _follow_log(fs, task, reader, aborted, clock, progress)
+        return _follow_log(fs, task, reader, aborted, clock)
     except Contradiction as contradiction:
         aborted = contradiction.entries
     try:
-        return _follow_log(fs, task, reader, aborted, clock, progress)
+        return _follow_log(fs, task, reader, aborted, clock)
     except Contradiction as contradiction:
         raise contradicting(task, contradiction.offset) from None
 
@@ -98,12 +99,11 @@ def _follow_log(
     reader: SegmentReader,
     aborted: np.ndarray,
     clock: PhaseClock,
-    progress: Progress,
 ) -> tuple[Survivors, Transactions, int]:
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     with clock.phase("check"):
-        for stride in _strides(task, reader, (0, first), progress):
+        for stride in _strides(task, reader, (0, first)):
             tracker.follow(stride.table)
     with clock.phase("map"):
         # The indexes of the dirty section's segments and those above; an entry lies where its marker lies.
@@ -123,7 +123,6 @@ def _follow_log(
             task.first_dirty_offset,
             task.first_uncleanable_offset,
             followers,
-            progress,
         )
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
         raise NeedsFanOut(
@@ -131,7 +130,7 @@ def _follow_log(
         )
     unread_records = 0
     with clock.phase("check"):
-        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments)), progress):
+        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments))):
             tracker.follow(stride.table)
             unread_records += int(stride.table["record_count"].sum())
     transactions = tracker.finish()
@@ -148,9 +147,7 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
     return int(entries["position"][at - 1]) if at else 0
 
 
-def _strides(
-    task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int], progress: Progress
-) -> Iterator[Stride]:
+def _strides(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Stride]:
     """Checked headers of whole segments; Refused for a batch that forbids cleaning the others."""
     for number in range(*numbers):
         segment = task.segments[number]
@@ -160,7 +157,6 @@ def _strides(
         for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
             refuse_unsupported(stride)
             check_ends_below(stride, None if is_last else task.segments[number + 1].base_offset)
-            progress("check", len(stride.raw))
             yield stride
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.clean.producers import ActiveProducers
-from keytail.clean.survivors import Progress, Survivors
+from keytail.clean.survivors import Survivors
+from keytail.clean.task import SourceCounts
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES
@@ -106,20 +107,20 @@ class Rewriter:
         self._rebuilt = np.empty(1 << 10, kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
+        self.sources: dict[int, SourceCounts] = {}  # by number; one that is rewritten again has its last
 
-    def rewrite(
-        self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter, on_progress: Progress
-    ) -> None:
+    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter) -> None:
         """Append to `writer` what survives of segment `number` of the partition."""
         path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
         records = batches = 0
+        self.sources[number] = SourceCounts(number, 0, 0)
         for stride in self._reader.strides(path, segment.log_bytes):
             refuse_unsupported(stride)
             old_tombstones_go = segment.log_mtime_ns // 1_000_000 <= self._old_horizon_ms
             self._rewrite_stride(stride, number, records, batches, old_tombstones_go, writer)
             records += int(stride.table["record_count"].sum())
             batches += len(stride.table)
-            on_progress("write", len(stride.raw))
+        self.sources[number] = self.sources[number]._replace(records=records)
         self.counts.records_read += records
         self.counts.tombstones_removed = int(self._counters[kernels.TOMBSTONES_EXPIRED])
         self.counts.keyless = int(self._counters[kernels.KEYLESS])
@@ -138,7 +139,7 @@ class Rewriter:
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
                 self._decide_chunk(chunk, rows)
-                self._emit(chunk, rows, writer)
+                self._emit(chunk, rows, number, writer)
 
     def _decide_rows(
         self, stride: Stride, number: int, records: int, batches: int, old_tombstones_go: bool
@@ -200,7 +201,7 @@ class Rewriter:
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
-    def _emit(self, chunk: Chunk, rows: _Rows, writer: OutputWriter) -> None:
+    def _emit(self, chunk: Chunk, rows: _Rows, number: int, writer: OutputWriter) -> None:
         """Build and append the bytes of the chunk's surviving batches."""
         stride, first, end = chunk.stride, chunk.first_row, chunk.end_row
         self._refuse_emptied_old(stride, first, end, rows)
@@ -217,6 +218,7 @@ class Rewriter:
             self._target, 0, 0, self._new_table,
         )  # fmt: skip
         writer.append(self._target[:done], self._new_table[:n_rows])
+        self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
     @staticmethod
     def _refuse_emptied_old(stride: Stride, first: int, end: int, rows: _Rows) -> None:

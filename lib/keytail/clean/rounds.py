@@ -13,7 +13,6 @@ from dataclasses import replace
 from keytail.clean.plan import group_segments, segments_between
 from keytail.clean.proof_keys import table_bytes
 from keytail.clean.rewrite import Counts, Rewriter
-from keytail.clean.survivors import Progress
 from keytail.clean.task import CleaningTask
 from keytail.log.partition import SegmentFacts
 from keytail.log.writer import OutputWriter, Source
@@ -83,7 +82,6 @@ def rewrite_groups(
     rewriter: Rewriter,
     writer: OutputWriter,
     limit_bytes: int | None,
-    progress: Progress,
 ) -> tuple[int, Counts]:
     """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the grouping asked for.
 
@@ -113,7 +111,7 @@ def rewrite_groups(
             writer.start_output(source)
         else:
             writer.start_source(source)
-        rewriter.rewrite(task.partition_path, segment, number, writer, progress)
+        rewriter.rewrite(task.partition_path, segment, number, writer)
     return numbers[1], rewriter.counts
 
 

@@ -8,7 +8,7 @@ range ends (format/CLEANING.md, "Building the map").
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +22,6 @@ from keytail.log.key_scan import KeyChunk, KeyScanner
 from keytail.log.partition import SegmentFacts
 from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import TransactionTracker
-
-Progress = Callable[[str, int], None]
 
 
 @dataclass
@@ -108,17 +106,6 @@ class Followers:
         return aborted
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Keys found in a stride; `bytes_read` is its size in the last of its chunks, else 0.
-
-    No chunk once the map is full.
-    """
-
-    chunk: KeyChunk | None
-    bytes_read: int
-
-
 class SurvivorBuilder:
     """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
 
@@ -138,7 +125,6 @@ class SurvivorBuilder:
         first_dirty_offset: int,
         first_uncleanable_offset: int,
         followers: Followers,
-        on_progress: Progress,
     ) -> Survivors:
         """Raises CorruptLog, or Refused for batches this version does not clean.
 
@@ -151,10 +137,9 @@ class SurvivorBuilder:
             segment = segments[number]
             path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
             found = self._find_keys(survivors, path, segments, number, first_dirty_offset, followers)
-            for part in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
-                if part.chunk is not None and not survivors.full:
-                    self._put(survivors, part.chunk, first_dirty_offset)
-                on_progress("map", part.bytes_read)
+            for chunk in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
+                if chunk is not None and not survivors.full:
+                    self._put(survivors, chunk, first_dirty_offset)
             if survivors.full:
                 break
             survivors.latest_offset = (
@@ -173,10 +158,11 @@ class SurvivorBuilder:
         number: int,
         from_offset: int,
         followers: Followers,
-    ) -> Generator[_Found, None, None]:
+    ) -> Generator[KeyChunk | None, None, None]:
         """The keys of the wanted data batches of segment `number`, which is counted in `survivors`.
 
-        One item behind the map: what is found past the place where it was full is of no consequence.
+        One item behind the map: what is found past the place where it was full is of no consequence. Then it is None,
+        a stride: the buffers of one that is still being put into the map must not be read into again.
         """
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
@@ -190,17 +176,15 @@ class SurvivorBuilder:
             counts = table["record_count"].astype(np.int64)
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if survivors.full:
-                yield _Found(None, len(stride.raw))
+                yield None
             else:
                 survivors.reserve_nulls(len(table))
                 wanted = ~aborted & (table["last_offset"] >= from_offset)
                 wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
                 for opened in self._reader.open_rows(stride, wanted):
-                    for chunk in self._scanner.chunks(
+                    yield from self._scanner.chunks(
                         stride, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
-                    ):
-                        is_last = chunk.end_row == len(table)
-                        yield _Found(chunk, len(stride.raw) if is_last else 0)
+                    )
             survivors.segment_records[-1] += int(counts.sum())
             survivors.batches += len(table)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from keytail.clean.plan import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.format import names
+from keytail.format.batch import DELETE_HORIZON
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.output_record import PlacedFile, SeenFile
@@ -185,6 +188,35 @@ class CleaningTask:
         return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
 
 
+class SourceCounts(NamedTuple):
+    """What a rewrite found in one source segment, by its number: records, and how many of them stay.
+
+    `horizon_batches` of those that are written have a time from which on tombstones or markers in them may go, between
+    `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
+    """
+
+    segment: int
+    records: int
+    records_kept: int
+    horizon_batches: int = 0
+    first_horizon_ms: int = -1
+    last_horizon_ms: int = -1
+
+    def and_written(self, batches: np.ndarray) -> SourceCounts:
+        """With these rows of a batch table; one with a horizon has it in the place of its base timestamp."""
+        kept = self.records_kept + int(batches["record_count"].sum())
+        horizons = batches["base_timestamp_ms"][(batches["attributes"] & DELETE_HORIZON) != 0]
+        if not len(horizons):
+            return self._replace(records_kept=kept)
+        first, last = int(horizons.min()), int(horizons.max())
+        return self._replace(
+            records_kept=kept,
+            horizon_batches=self.horizon_batches + len(horizons),
+            first_horizon_ms=min(first, self.first_horizon_ms) if self.horizon_batches else first,
+            last_horizon_ms=max(last, self.last_horizon_ms),
+        )
+
+
 @dataclass(frozen=True)
 class CleaningResult:
     """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
@@ -212,6 +244,7 @@ class CleaningResult:
     placed: tuple[PlacedFile, ...] | None = None
     refusal: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
+    sources: tuple[SourceCounts, ...] = field(default=(), compare=False)  # of this round, by number
 
 
 def result_of(

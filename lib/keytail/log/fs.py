@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from keytail.errors import Refused
+from keytail.log.meter import METER
 
 T = TypeVar("T")
 
@@ -400,6 +401,7 @@ class FileSystem:
             if count == 0:
                 break
             done += count
+        METER.read_bytes += done
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:

@@ -116,7 +116,11 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
             fs.close(fd)
             raise
         fs.close(fd)
-    raise Refused("the lock file keeps being replaced; something is starting and stopping", path=path)
+    raise Refused(
+        "the lock file keeps being replaced; something is starting and stopping",
+        path=path,
+        remedy="Find out what restarts the broker, or another run, again and again; then run once more",
+    )
 
 
 def _is_at(fs: FileSystem, fd: int, path: str) -> bool:

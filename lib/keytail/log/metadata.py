@@ -38,6 +38,7 @@ METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
 UNCOMMITTED_RECORDS = 1000
 _STRIDE_BYTES = 1 << 20
 _ATTEMPTS = 3
+_RESTORE = "Restore it from another controller or a backup; without it give topics' settings by --topic-config"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise CorruptLog(f"the topic's id cannot be read: {error}", path=path) from error
+        raise CorruptLog(f"the topic's id cannot be read: {error}", path=path, remedy=_RESTORE) from error
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
@@ -197,9 +198,9 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
                 last_ms = _snapshot_time(batch, record)
             ended = control_type == ControlType.SNAPSHOT_FOOTER
     if replay.in_transaction:
-        raise CorruptLog("the snapshot ends inside a transaction", path=snapshot.path)
+        raise CorruptLog("the snapshot ends inside a transaction", path=snapshot.path, remedy=_RESTORE)
     if not ended or last_ms is None:
-        raise CorruptLog("the snapshot is not whole: its footer is missing", path=snapshot.path)
+        raise CorruptLog("the snapshot is not whole: its footer is missing", path=snapshot.path, remedy=_RESTORE)
     return last_ms
 
 
@@ -211,7 +212,8 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
     for base_offset, size_bytes in segments:
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
-            raise CorruptLog(f"the log has no records from offset {next_offset} to {base_offset}", path=path)
+            gap = f"the log has no records from offset {next_offset} to {base_offset}"
+            raise CorruptLog(gap, path=path, remedy=_RESTORE)
         for batch in _batches(reader, path, size_bytes):
             if batch.base_offset != next_offset:
                 raise batch.fail(f"the log has no record of offset {next_offset}")
@@ -233,7 +235,7 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
     """The segments from the one with `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
-        raise CorruptLog("the metadata log has no segment", path=listing.path)
+        raise CorruptLog("the metadata log has no segment", path=listing.path, remedy=_RESTORE)
     if first < 0:
         what = f"the log begins at offset {listing.segments[0][0]}, and no snapshot has what is before"
         raise CorruptLog(what, path=listing.path)

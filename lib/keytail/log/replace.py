@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keytail.errors import KeytailError, Refused
+from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import log_end
@@ -141,7 +141,7 @@ def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> dict[int, in
         )
     ascending = all(low < high for bases in (sources, outputs) for low, high in itertools.pairwise(bases))
     if not sources or not outputs or not ascending or sources[0] != outputs[0]:
-        raise KeytailError(f"sources {sources} cannot give segments at {outputs}", path=path)
+        raise KeytailError(f"sources {sources} cannot give segments at {outputs}", path=path, remedy=REPORT_IT)
     bases = sorted(logs(files, "live"))
     present = [base for base in bases if sources[0] <= base <= sources[-1]]
     if tuple(present) != sources:
@@ -178,7 +178,8 @@ def _check_files(fs: FileSystem, path: str, out: OutputSegment) -> dict[str, Cle
     by_suffix = {file.suffix: file for file in out.files}
     missing = [suffix for suffix in NEEDED if suffix not in by_suffix]
     if missing:
-        raise KeytailError(f"the output has no {' and no '.join(missing)}", path=path, offset=out.base_offset)
+        what = f"the output has no {' and no '.join(missing)}"
+        raise KeytailError(what, path=path, offset=out.base_offset, remedy=REPORT_IT)
     for file in out.files:
         where = os.path.join(path, file.name)
         size_bytes = fs.stat(where).size_bytes

@@ -86,7 +86,9 @@ def named_files(fs: FileSystem, path: str) -> list[FileName]:
     for entry in sorted(fs.scan(path), key=lambda e: e.name):
         parsed = names.parse_file_name(entry.name)
         if parsed.kind != "other" and not entry.is_regular:
-            raise Refused("not a regular file", path=os.path.join(path, entry.name))
+            raise Refused(
+                "not a regular file", path=os.path.join(path, entry.name), remedy="Move it away, then run again"
+            )
         found.append(parsed)
     return found
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from keytail.errors import KeytailError
+from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.fs import FileStat, FileSystem
@@ -112,7 +112,9 @@ def _commit(
     path, facts = replica.path, replica.facts
     if facts.log_end_offset != record.base_offset:
         raise KeytailError(
-            f"the log ends at offset {facts.log_end_offset}, not {record.base_offset}; nothing was changed", path=path
+            f"the log ends at offset {facts.log_end_offset}, not {record.base_offset}; nothing was changed",
+            path=path,
+            remedy=WRITTEN_TO,
         )
     like = _file_like(fs, path)
     if replica.topic_id is None:
@@ -160,7 +162,7 @@ def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
             while position < source.size_bytes:
                 count = fs.read_into(reading, buffer, position)
                 if count == 0:
-                    raise KeytailError("the file became shorter while it was copied", path=origin)
+                    raise KeytailError("the file became shorter while it was copied", path=origin, remedy=WRITTEN_TO)
                 fs.write(writing, buffer[:count])
                 position += count
             fs.set_mtime_ns(target, source.mtime_ns)

@@ -94,7 +94,11 @@ class NewPartition:
         results = [index_segment(self._fs, task) for task in segment_tasks(plan)]
         for result in results:
             if result.damage is not None:
-                raise KeytailError(f"what was written is not what was read: {result.damage}", path=self.path)
+                raise KeytailError(
+                    f"what was written is not what was read: {result.damage}",
+                    path=self.path,
+                    remedy="Mostly a disk that changes bytes: see the kernel's log, and write elsewhere",
+                )
         notes += self._put_epochs(results)
         settled = settle(self._fs, plan, results)
         install(self._fs, plan, settled)

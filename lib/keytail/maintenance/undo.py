@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import WRITTEN_TO, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
 from keytail.log.fs import FileStat, FileSystem
@@ -218,7 +218,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
             continue  # a broker takes and removes those where no segment begins
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
-            raise Refused("not a regular file", path=where)
+            raise Refused("not a regular file", path=where, remedy="Move it away, then run again; nothing was changed")
         digest_hex = digest_file(fs, where)[1] if entry.size_bytes in known.get(entry.name, ()) else ""
         files[entry.name] = LiveFile(entry.size_bytes, digest_hex, entry.mtime_ns)
     return Found(
@@ -301,7 +301,7 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, devi
     like = replace(facts, path=source, mtime_ns=kept.mtime_ns, uid=kept.uid, gid=kept.gid, mode=kept.mode)
     if copy_file(fs, source, target, like) != (kept.size_bytes, kept.digest_hex):
         fs.unlink(target)
-        raise CorruptLog("a kept original has changed while it was copied", path=source)
+        raise CorruptLog("a kept original has changed while it was copied", path=source, remedy=WRITTEN_TO)
 
 
 def _may_link(kept: KeptFile, facts: FileStat, device: int) -> bool:

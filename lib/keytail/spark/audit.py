@@ -16,6 +16,7 @@ from keytail.log.fs import LOCAL
 from keytail.spark.fan_out import SparkEngine, Workers
 from keytail.spark.session import concurrent_tasks
 from keytail.spark.tasks import Outcome, attempt_one, run_bundle
+from keytail.spark.watching import telling
 
 ALONE_BYTES = 64 << 20  # of all replicas: what one task takes, in a few hundred MiB
 SHARD_BYTES = 64 << 20  # of logs, whose records become a shard: mostly 50 MiB of memory, of tiny records ten times that
@@ -46,7 +47,8 @@ def shards_for(size_bytes: int) -> int:
 
 
 def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
-    return audit(job.task, job.first_offset, Alone(LOCAL))
+    with telling(job.task.replicas[0].path, attempt, "compare"):
+        return audit(job.task, job.first_offset, Alone(LOCAL))
 
 
 def _audit_with(engine: SparkEngine, job: AuditJob, attempt: str) -> Audit:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from keytail.clean.cleaner import clean_partition, next_round
 from keytail.clean.out_of_place import uncleaned
 from keytail.clean.task import CleaningResult, CleaningTask, NeedsFanOut
-from keytail.errors import KeytailError, Refused
+from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import LOCAL, FileSystem
@@ -43,6 +43,7 @@ from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.session import concurrent_tasks, end_jobs, parallel_tasks
 from keytail.spark.storage import ScratchSpace
 from keytail.spark.tasks import Outcome, explained, run_bundle
+from keytail.spark.watching import telling
 
 if TYPE_CHECKING:
     from keytail.spark.ledger import Ledger
@@ -53,8 +54,9 @@ if TYPE_CHECKING:
 class Compaction:
     """One run over many partitions. `on_row` hears of each as it ends, from any thread but one at a time.
 
-    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback. A `ledger`
-    hears of each bundle before it is begun, which is not where that cannot be written, and after its last commit.
+    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback, `on_phase` what
+    the driver does with a partition. A `ledger` hears of each bundle before it is begun, which is not where that cannot
+    be written, and after its last commit.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
     time.monotonic() after which no bundle and no round begins. `shared_storage` states that no broker can reach log
@@ -76,6 +78,7 @@ class Compaction:
     on_row: Callable[[ResultRow], None] = lambda row: None
     on_trace: Callable[[str], None] = lambda text: None
     on_note: Callable[[str], None] = lambda text: None
+    on_phase: Callable[[str, str], None] = lambda name, phase: None
     shared_storage: bool = False
     deadline_s: float | None = None
     fs: FileSystem = LOCAL
@@ -271,6 +274,7 @@ class Compaction:
             if self._stopped:
                 break
             row = replace(planned_row(task), start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)
+            self.on_phase(row.name, "replace" if self.place is None else "put in place")
             begun.append(self.place(task, row) if self.place else Replacing(self.fs, self.keeper, task, row))
             self._replace(begun[-1], outcome)
         self._move_checkpoints([one for one in begun if one.problem is None and isinstance(one, Replacing)])
@@ -324,7 +328,7 @@ class Compaction:
             self.on_trace(outcome.trace)
         result = outcome.value
         if outcome.problem is not None or result is None:
-            raise outcome.problem or KeytailError("internal error: a task gave no answer")
+            raise outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
         refuse_unseen(self.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_lost_scratch(self.fs, task, result)
         return result
@@ -358,7 +362,8 @@ def clean_on_worker(
     """What one Spark task does; a map memory of 0 means this host's share."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
-    return clean_partition(*on_worker(tasks_a_host, task, attempt))
+    with telling(task.partition_path, attempt):
+        return clean_partition(*on_worker(tasks_a_host, task, attempt))
 
 
 def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:

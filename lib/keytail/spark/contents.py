@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keytail.errors import KeytailError
+from keytail.errors import REPORT_IT, KeytailError
 from keytail.format import names
 from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL, FileSystem
@@ -37,7 +37,7 @@ def read_contents(
     answers: list[Answer] = []
     outcomes = run_bundle(spark, parts, _read_on_worker, name="ledger: segments", stopped=stopped)
     for part, outcome in zip(parts, outcomes, strict=True):
-        problem = outcome.problem or KeytailError("internal error: a task gave no answer")
+        problem = outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
         answers += outcome.value if outcome.value is not None else [problem] * len(part)
     return answers
 

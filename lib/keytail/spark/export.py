@@ -29,7 +29,8 @@ from keytail.spark.export_columns import Formats, Undecodable, arrow_batches
 from keytail.spark.export_table import TableState
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.session import concurrent_tasks, parallel_tasks
-from keytail.spark.tasks import Outcome, explained, lost, run_bundle
+from keytail.spark.tasks import Outcome, explained, lost, name_jobs, run_bundle
+from keytail.spark.watching import telling
 
 _PROBLEM = "keytail-export-problem "
 _SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
@@ -162,6 +163,7 @@ class Export:
         }
         previous, self._state = self._state, state
         try:
+            name_jobs(self.spark.sparkContext, f"export {what.topic}: rows")
             with export_table.settings(self.spark, wanted), alone(os.path.dirname(what.path)):
                 commit(what, raw, numbers)
         except Exception as problem:
@@ -191,7 +193,8 @@ def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
 
 def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
     memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
+    with telling(work.task.partition_path, attempt, "newest records"):
+        return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 
 
 class _frame:  # noqa: N801 (a context manager)

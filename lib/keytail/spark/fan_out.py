@@ -6,6 +6,7 @@ problems back. Whatever a task raises comes back as a value, so a bad batch neve
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -28,7 +29,8 @@ from keytail.spark.ended import raise_if_ended
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.session import concurrent_tasks
-from keytail.spark.tasks import Outcome, answer_schema, attempt_name, attempt_one, lost, run_bundle
+from keytail.spark.tasks import Outcome, answer_schema, attempt_name, attempt_one, lost, name_jobs, run_bundle
+from keytail.spark.watching import Channel, current_channel, send_to, telling
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -59,6 +61,19 @@ class Workers:
         return PacedFileSystem(Pace(max(1, self.throttle_bytes_per_s // self.tasks_a_host)))
 
 
+@dataclass(frozen=True)
+class Place:
+    """Of a task in a fan-out: whom it tells what it is at, and the name of its stage."""
+
+    workers: Workers
+    channel: Channel | None
+    stage: str
+
+    def telling(self, attempt: str) -> contextlib.AbstractContextManager[None]:
+        send_to(self.channel)
+        return telling(self.workers.scratch_path, f"{self.stage} {attempt}", self.stage)
+
+
 @dataclass
 class SparkEngine:
     """Runs the stages of one partition. `on_trace` hears of errors that keytail did not expect."""
@@ -73,7 +88,7 @@ class SparkEngine:
         outcomes = run_bundle(
             self.spark,
             payloads,
-            partial(_one, self.workers, function),
+            partial(_one, self.workers, name, function),
             name=f"{self.label}: {name}",
             stopped=self.stopped,
         )
@@ -88,7 +103,7 @@ class SparkEngine:
         take: Merging[R],
         context: Any,
     ) -> list[R]:
-        job = partial(self._shuffle, f"{self.label}: {name}", emit, payloads, shards, take, context)
+        job = partial(self._shuffle, name, emit, payloads, shards, take, context)
         try:
             outcomes = job()
         except Exception as problem:
@@ -115,13 +130,14 @@ class SparkEngine:
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
         sc = session.sparkContext
-        sc.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
+        name_jobs(sc, f"{self.label}: {name}")
+        here = Place(self.workers, current_channel(), name)
         shared = sc.broadcast((list(payloads), context))
         try:
             n = len(payloads)
-            cells = session.range(0, n, 1, max(n, 1)).mapInArrow(_emitting(shared, self.workers, emit), _CELL_SCHEMA)
+            cells = session.range(0, n, 1, max(n, 1)).mapInArrow(_emitting(shared, here, emit), _CELL_SCHEMA)
             by_shard = cells.repartitionById(shards, "shard").sortWithinPartitions("place")
-            rows = by_shard.mapInArrow(_taking(shared, self.workers, take), answer_schema).collect()
+            rows = by_shard.mapInArrow(_taking(shared, here, take), answer_schema).collect()
         finally:
             shared.destroy()
         answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
@@ -187,29 +203,31 @@ def _memory(fs: FileSystem, tasks_a_host: int, attempt: str) -> int:
     return map_memory_bytes(tasks_a_host)
 
 
-def _one(workers: Workers, function: Callable[[FileSystem, P, str], R], payload: P, attempt: str) -> R:
-    return function(workers.file_system(), payload, attempt)
+def _one(workers: Workers, stage: str, function: Callable[[FileSystem, P, str], R], payload: P, attempt: str) -> R:
+    with telling(workers.scratch_path, f"{stage} {attempt}", stage):
+        return function(workers.file_system(), payload, attempt)
 
 
 def _emitting(
-    shared: Any, workers: Workers, emit: Callable[[FileSystem, P, str], Iterator[Cell]]
+    shared: Any, here: Place, emit: Callable[[FileSystem, P, str], Iterator[Cell]]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         payloads, _ = shared.value
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _batches(_cells(workers, emit, payloads[number], number))
+                yield from _batches(_cells(here, emit, payloads[number], number))
 
     return task
 
 
 def _cells(
-    workers: Workers, emit: Callable[[FileSystem, P, str], Iterator[Cell]], payload: P, number: int
+    here: Place, emit: Callable[[FileSystem, P, str], Iterator[Cell]], payload: P, number: int
 ) -> Iterator[Cell]:
     """Those of one payload; what is raised becomes the last one."""
     attempt = attempt_name()
     try:
-        yield from emit(workers.file_system(), payload, attempt)
+        with here.telling(attempt):
+            yield from emit(here.workers.file_system(), payload, attempt)
     except Exception as problem:
         outcome: Outcome[Any] = attempt_one(_raise, problem, attempt)
         yield Cell(0, _PROBLEM, pickle.dumps((number, outcome)))
@@ -245,7 +263,7 @@ def _batch(cells: Sequence[Cell]) -> Any:
     )
 
 
-def _taking(shared: Any, workers: Workers, take: Merging[R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
         from pyspark import TaskContext  # noqa: PLC0415
@@ -263,7 +281,7 @@ def _taking(shared: Any, workers: Workers, take: Merging[R]) -> Callable[[Iterat
             answer = min(problems, key=lambda one: one[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)
-            answer = attempt_one(partial(_take, workers, take, shared.value[1], shard), some, attempt_name())
+            answer = attempt_one(partial(_take, here, take, shared.value[1], shard), some, attempt_name())
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "id": pyarrow.array([shard], pyarrow.int64()),
@@ -275,9 +293,10 @@ def _taking(shared: Any, workers: Workers, take: Merging[R]) -> Callable[[Iterat
 
 
 def _take(
-    workers: Workers, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
+    here: Place, take: Merging[R], context: Any, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
 ) -> R:
-    return take(workers.file_system(), context, shard, cells, attempt)
+    with here.telling(attempt):
+        return take(here.workers.file_system(), context, shard, cells, attempt)
 
 
 def _arrived(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:

@@ -29,7 +29,7 @@ from keytail.spark.import_records import Unpack, attempt_name
 from keytail.spark.import_rows import Rows
 from keytail.spark.import_slices import Slices, slices_of
 from keytail.spark.import_source import Source, records_of
-from keytail.spark.tasks import Outcome, attempt_one, explained
+from keytail.spark.tasks import Outcome, attempt_one, explained, name_jobs
 
 _ANSWER_SCHEMA = "partition int, answer binary"
 
@@ -103,8 +103,10 @@ class Import:
         passed = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         try:
+            name_jobs(self.records.spark.sparkContext, "import: records by partition")
             frame, unpack = self.records.by_partition(passed, scratch)
             task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
+            name_jobs(self.records.spark.sparkContext, "import: segments")
             rows = frame.mapInArrow(task, _ANSWER_SCHEMA).collect()
         except Exception as lost:
             lines = [line for line in str(lost).splitlines() if line.strip()]
@@ -127,7 +129,7 @@ class Import:
 
     def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
         if not any(answer.value is not None for answer in answers.values()):
-            raise Refused("the source has no rows, so there is nothing to import")
+            raise Refused("the source has no rows, so there is nothing to import", remedy="Look at the source")
 
     def _install(
         self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
@@ -135,7 +137,8 @@ class Import:
         start_ms = answer.start_ms if answer else time.time_ns() // 1_000_000
         record, problem, written = plan.record, answer.problem if answer else None, answer.value if answer else None
         if problem is None and elsewhere is not None:
-            problem = KeytailError(f"nothing was imported, since another partition could not be written: {elsewhere}")
+            what = f"nothing was imported, since another partition could not be written: {elsewhere}"
+            problem = KeytailError(what, remedy="Mend that one, and run again")
         try:
             if problem is None and plan.record is not None:
                 finish(self.fs, plan, self.run_id)

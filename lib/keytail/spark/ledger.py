@@ -31,6 +31,7 @@ from keytail.spark.ledger_tables import (
 )
 from keytail.spark.rows import ResultRow
 from keytail.spark.session import first_line
+from keytail.spark.tasks import name_jobs
 
 _VERSION_PROPERTY = "keytail.ledger.version"
 # Delta's errors of writers that met each other, whose next attempt mostly succeeds.
@@ -154,6 +155,7 @@ class LedgerTable:
         frame = self._spark.createDataFrame(as_arrow(self.name, rows)).coalesce(1)
         writer = frame.write.format("delta").mode("append")
         writer = writer.option("txnAppId", self._app_id).option("txnVersion", self._appends)
+        name_jobs(self._spark.sparkContext, f"ledger: {self.name}")
         with alone(self._folder):
             again(lambda: writer.save(self.path))
 

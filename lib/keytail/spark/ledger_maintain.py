@@ -16,6 +16,7 @@ from keytail.spark.delta import alone
 from keytail.spark.ledger import Ledger, again
 from keytail.spark.ledger_tables import TABLES
 from keytail.spark.session import first_line
+from keytail.spark.tasks import name_jobs
 
 # Delta's own default, below which it refuses: a reader or writer may still be at the files.
 VACUUM_HOURS = 168
@@ -69,6 +70,7 @@ def _maintain(ledger: Ledger, table: str, oldest: datetime.date | None, execute:
 
     day = oldest.isoformat() if oldest else None
     try:
+        name_jobs(ledger.spark.sparkContext, f"ledger: {table} maintained")
         place = ledger.path_of(table)
         delta = DeltaTable.forPath(ledger.spark, place)
         files, size = _files(delta)

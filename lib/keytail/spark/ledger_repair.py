@@ -17,6 +17,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.spark.ledger import Ledger
 from keytail.spark.ledger_tables import INTENT, OUTCOME
 from keytail.spark.rows import ResultRow
+from keytail.spark.tasks import name_jobs
 
 _KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
 _OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
@@ -36,6 +37,7 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
     """Outcomes for intents on these log dirs that have none; how many. A path says which log dir only on one host:
     intents of other hosts are left alone, unless the log dirs are `shared_storage`."""
     hosts = None if shared_storage else ledger.host
+    name_jobs(ledger.spark.sparkContext, "ledger: what earlier runs left open")
     open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
     open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
     columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]

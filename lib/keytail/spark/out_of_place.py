@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from keytail.clean.detail import detail_of_result
 from keytail.clean.out_of_place import clean_or_not, copy_rest, outputs_of, place_partition, refuse_other_files, remove
 from keytail.clean.task import CleaningResult, CleaningTask
-from keytail.errors import KeytailError
+from keytail.errors import REPORT_IT, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.output_record import Entries, OutputRecord, PlacedFile
 from keytail.log.output_tree import Found
@@ -25,6 +26,7 @@ from keytail.spark.object_store import Store, local_scratch
 from keytail.spark.replacing import Interrupted, PastDeadline, oddities_of, remove_lost_scratch, with_numbers, written
 from keytail.spark.rows import ResultRow, status_of
 from keytail.spark.tasks import Outcome
+from keytail.spark.watching import telling
 
 
 class Tree(Protocol):
@@ -75,7 +77,7 @@ class Placing:
         if result.placed is None:
             outcome = self.finish(self.task, result)
             if outcome.problem is not None or outcome.value is None:
-                raise outcome.problem or KeytailError("internal error: a task gave no answer")
+                raise outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
             result = outcome.value
             refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
         if is_stopped():
@@ -114,7 +116,8 @@ class Placing:
         elif self.task.out_of_place.only_copies:
             row = replace(self.intended.row, error=f"copied as it is: {self.intended.row.error}")
         else:
-            return with_numbers(self.row, self._result)
+            detail = detail_of_result(self.task, self._result, self._result.sources, self._result.phases_s)
+            return replace(with_numbers(self.row, self._result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
     def oddities(self) -> Iterator[str]:
@@ -166,11 +169,12 @@ class Worker:
         """All of a partition that one task does."""
         fs, task = on_worker(self.tasks_a_host, task, attempt)
         store = self.store_of(task)
-        if store is None:
-            self._refuse_network(task)
-            return place_partition(fs, task)
-        with local_scratch(task.scratch_path):
-            return self._send(fs, store, task, clean_or_not(fs, task))
+        with telling(task.partition_path, attempt, "copy"):
+            if store is None:
+                self._refuse_network(task)
+                return place_partition(fs, task)
+            with local_scratch(task.scratch_path):
+                return self._send(fs, store, task, clean_or_not(fs, task))
 
     def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
         """What is left to do of a partition whose groups were written by a fan-out."""

@@ -42,6 +42,7 @@ from keytail.spark.ended import sweep
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.session import end_jobs, parallel_tasks
 from keytail.spark.tasks import Outcome, attempt_one, explained, run_bundle
+from keytail.spark.watching import telling
 
 # What is in flight at a time: enough to keep a cluster busy, little enough that a killed run loses not much.
 BUNDLE_BYTES = 16 << 30
@@ -245,9 +246,10 @@ def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
     """What one task does."""
     task = replace(work.task, attempt=attempt)
-    if work.scans:
-        return finish(fs, task, work.scans)
-    return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
+    with telling(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
+        if work.scans:
+            return finish(fs, task, work.scans)
+        return index_segment(fs, task) if work.slice is None else scan(fs, task, work.slice)
 
 
 def do_on_worker(

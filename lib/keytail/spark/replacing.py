@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from keytail.clean.cleaner import install
-from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.clean.detail import detail_of_result
+from keytail.clean.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -48,6 +49,8 @@ class Replacing:
     _goes_on: bool = False
     _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
     made: list[int] = field(default_factory=list)  # base offsets of segments that are in place
+    _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, as the next
+    _phases_s: dict[str, float] = field(default_factory=dict)
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """The groups of one round; the files that it needed go with it. Interrupted between two groups."""
@@ -57,7 +60,11 @@ class Replacing:
         self._waiting = list(result.groups)
         self._groups += len(result.groups)
         self._goes_on = result.rest is not None
+        self._sources += result.sources
+        start_s = time.perf_counter()
         install(self.fs, self.task, result, self._one_more, is_stopped)
+        for phase, seconds in (*result.phases_s.items(), ("replace", time.perf_counter() - start_s)):
+            self._phases_s[phase] = self._phases_s.get(phase, 0.0) + seconds
         if self._waiting:
             raise Interrupted("interrupted")
         if self.task.goes_on or result.rest:
@@ -76,7 +83,8 @@ class Replacing:
 
     def compacted_row(self) -> ResultRow:
         """Of a partition whose checkpoint has been moved."""
-        return with_numbers(self.row, self.result)
+        detail = detail_of_result(self.task, self.result, self._sources, self._phases_s)
+        return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:
         """Ends a partition that is not done. What the group it stopped in has begun is finished or undone."""

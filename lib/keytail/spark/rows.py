@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from keytail.errors import CorruptLog, KeytailError, Refused
+
+if TYPE_CHECKING:
+    from keytail.clean.detail import Detail
 
 DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
@@ -42,6 +46,7 @@ class ResultRow:
     removal_limit_replica: str | None = None
     problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
     recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it, for the exit status
+    detail: Detail | None = field(default=None, compare=False, repr=False)  # for a report
 
     @property
     def name(self) -> str:

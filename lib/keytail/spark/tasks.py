@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from keytail.errors import KeytailError, of_system
+from keytail.errors import REPORT_IT, KeytailError, of_system
 from keytail.log.heap import keep_freed_memory
 from keytail.spark.ended import raise_if_ended, text_of
 from keytail.spark.processes import Processes
+from keytail.spark.watching import Channel, current_channel, send_to
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -63,7 +64,7 @@ def run_bundle(
     if not payloads:
         return []
     if isinstance(spark, Processes):
-        answers = spark.run(payloads, partial(attempt_one, function), before_again)
+        answers = spark.run(payloads, partial(_heard_attempt, function, current_channel()), before_again)
         return [Outcome(None, _gone(stopped())) if answer is None else answer for answer in answers]
     try:
         return _run_job(spark, payloads, function, name)
@@ -86,22 +87,32 @@ def run_bundle(
 def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
     """One Spark job: one partition of one id for each payload, started in order."""
     context = spark.sparkContext
-    # Interrupting ends the workers of a job that was given up, which would run on beside the next attempt.
-    context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
+    name_jobs(context, name)
     shared = context.broadcast(list(payloads))
     try:
         ids = spark.range(0, len(payloads), 1, len(payloads))
-        rows = ids.mapInArrow(_task_of(shared, function), answer_schema).collect()
+        rows = ids.mapInArrow(_task_of(shared, function, current_channel()), answer_schema).collect()
     finally:
         shared.destroy()
     answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
     return [answers[number] for number in range(len(payloads))]
 
 
-def _task_of(shared: Any, function: Callable[[P, str], R]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def name_jobs(context: Any, name: str) -> None:
+    """What Spark's pages call the jobs of this thread, and their stages, from here on.
+
+    Interrupting ends the workers of a job that was given up, which would run on beside the next attempt.
+    """
+    context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
+
+
+def _task_of(
+    shared: Any, function: Callable[[P, str], R], channel: Channel | None
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
 
+        send_to(channel)
         attempt = attempt_name()
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -123,6 +134,11 @@ def attempt_name() -> str:
     context = TaskContext.get()
     assert context is not None
     return f"s{context.stageId()}p{context.partitionId()}n{context.attemptNumber()}t{context.taskAttemptId()}"
+
+
+def _heard_attempt(function: Callable[[P, str], R], channel: Channel | None, payload: P, attempt: str) -> Outcome[R]:
+    send_to(channel)
+    return attempt_one(function, payload, attempt)
 
 
 def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
@@ -150,7 +166,7 @@ def explained(surprise: Exception) -> KeytailError:
             f"out of memory on host {os.uname().nodename}",
             remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
         )
-    return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}")
+    return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}", remedy=REPORT_IT)
 
 
 def _gone(stopped: bool) -> KeytailError:
@@ -170,4 +186,7 @@ def lost(problem: Exception) -> KeytailError:
     lines = [line for line in text.splitlines() if line.strip()]
     reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
     reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()
-    return KeytailError(f"Spark lost the job of this partition, twice: {reason[:500]}")
+    return KeytailError(
+        f"Spark lost the job of this partition, twice: {reason[:500]}",
+        remedy="See Spark's own log of the executors; mostly memory: lower --map-memory or the tasks at a time",
+    )

@@ -18,6 +18,7 @@ from keytail.log.fs import LOCAL
 from keytail.spark.hosts import SeenLogs, refuse_other_logs
 from keytail.spark.session import concurrent_tasks, end_jobs
 from keytail.spark.tasks import Outcome, attempt_one, run_bundle
+from keytail.spark.watching import telling
 
 BUNDLE_BYTES = 256 << 20
 BUNDLE_PARTITIONS = 64
@@ -44,7 +45,8 @@ Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
 def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
     if task.seen is not None and not task.live:
         refuse_other_logs(LOCAL, task.path, task.seen)
-    return verify_partition(LOCAL, task.path, task.claims, live=task.live)
+    with telling(task.path, attempt, "verify"):
+        return verify_partition(LOCAL, task.path, task.claims, live=task.live)
 
 
 def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:

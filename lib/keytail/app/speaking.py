@@ -1,0 +1,106 @@
+"""The flags that every verb has: what it says on standard error, and how."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+from keytail.app.options import one_of
+from keytail.errors import UsageProblem
+from keytail.telling import Level, Manner, say, speak
+
+_PANEL = "What is said on standard error"
+
+
+class LogFormat(StrEnum):
+    text = "text"
+    json = "json"
+
+
+_FLAGS = {
+    "quiet": (
+        Annotated[
+            bool,
+            typer.Option("--quiet", "-q", help="Say what is wrong and nothing else.", rich_help_panel=_PANEL),
+        ],
+        False,
+    ),
+    "verbose": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--verbose", "-v", help="A line for each partition and each of its phases, however many.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        False,
+    ),
+    "log_format": (
+        Annotated[
+            LogFormat,
+            typer.Option(
+                "--log-format", metavar="text|json", parser=one_of(LogFormat),
+                help="json: an object a line, with time, level, message and figures, for log collectors.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        LogFormat.text,
+    ),
+}
+
+
+def spoken(verb: Callable[..., None]) -> Callable[..., None]:
+    """Of a verb one that has these flags too, and keeps to them."""
+    hints = get_type_hints(verb, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        for name, (kind, default) in _FLAGS.items()
+    ]
+
+    for one in (*own, *added):
+        _name_no_type(one.annotation)
+
+    def run(
+        *args: Any, quiet: bool = False, verbose: bool = False, log_format: LogFormat = LogFormat.text, **kwargs: Any
+    ) -> None:
+        speak(Manner(quiet and not verbose, verbose, log_format is LogFormat.json))
+        if quiet and verbose:
+            raise UsageProblem("--quiet and --verbose contradict each other", remedy="Give one of them")
+        if verbose:
+            _pass_on_logging()
+        verb(*args, **kwargs)
+
+    run.__name__, run.__doc__, run.__module__ = verb.__name__, verb.__doc__, verb.__module__
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return run
+
+
+def _name_no_type(annotation: Any) -> None:
+    """In the help, beside a flag that takes no value: Typer would write <bool>."""
+    kind, *facts = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    for fact in facts:
+        if kind is bool and isinstance(fact, OptionInfo):
+            fact.metavar = ""
+
+
+class _Told(logging.Handler):
+    """What the standard library's logging is given by keytail, in the manner of the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = "warning" if record.levelno >= logging.WARNING else "detail"
+        say(f"keytail: {record.getMessage()}", level, logger=record.name)
+
+
+def _pass_on_logging() -> None:
+    logger = logging.getLogger("keytail")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(_Told())
+

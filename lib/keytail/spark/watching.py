@@ -1,0 +1,165 @@
+"""How the driver hears from tasks that run: who is at what, and how much of it has been read.
+
+Spark tells of a task when it has ended. So tasks send a small datagram twice a second, to a port that the driver has
+for as long as the run lasts: on 127.0.0.1, or on a cluster where `spark.driver.host` says. Nothing depends on them. A
+firewall that holds them up costs the view of what is in flight, no more; what comes without the run's token is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from keytail.log.meter import METER
+from keytail.spark.processes import Processes
+
+_EVERY_S = 0.5
+# A task that is over sooner is told of by its answer.
+_SHORT_S = 0.2
+_LONGEST_BYTES = 4096
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Of one attempt of a task: the partition it works at, its phase, and the bytes it has read so far.
+
+    `is_over`: the last of it. Its answer may come later, with those of the other tasks of its job.
+    """
+
+    name: str
+    attempt: str
+    phase: str
+    read_bytes: int
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Where tasks send signs; goes to them with what they are to do."""
+
+    host: str
+    port: int
+    token: str
+
+    @contextlib.contextmanager
+    def telling(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
+        """While it lasts, signs of what this process does for the partition `name`; `phase` until it has its own."""
+        begun_bytes, begun_s, over = METER.read_bytes, time.monotonic(), threading.Event()
+
+        def send(is_over: bool = False) -> None:
+            sign = [name, attempt, METER.phase, METER.read_bytes - begun_bytes, is_over]
+            with contextlib.suppress(OSError):
+                out.sendto(f"{self.token}{json.dumps(sign)}".encode(), (self.host, self.port))
+
+        def go_on() -> None:
+            while not over.wait(_EVERY_S):
+                send()
+
+        with METER.during(phase), contextlib.ExitStack() as held:
+            try:
+                out = held.enter_context(_socket_for(self.host))
+            except OSError:  # the name of the driver's host means nothing here
+                yield
+                return
+            out.setblocking(False)
+            thread = threading.Thread(target=go_on, name="progress", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+                if time.monotonic() - begun_s > _SHORT_S:
+                    send(is_over=True)
+
+
+class Watch:
+    """The driver's end. `heard` is called for each sign, from a thread of the watch. A context manager.
+
+    OSError where there is no such port to be had.
+    """
+
+    def __init__(self, host: str, heard: Callable[[Sign], None]) -> None:
+        self._heard = heard
+        self._socket = _socket_for(host)
+        self._socket.bind((host, 0))
+        self.channel = Channel(host, self._socket.getsockname()[1], secrets.token_hex(8))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        _current.append(self.channel)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current[:] = [one for one in _current if one != self.channel]
+        self._over.set()
+        with contextlib.suppress(OSError), _socket_for(self.channel.host) as out:
+            out.sendto(b"", (self.channel.host, self.channel.port))  # wakes the thread
+        self._thread.join(timeout=1.0)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            try:
+                data = self._socket.recv(_LONGEST_BYTES)
+            except OSError:
+                return
+            sign = _parsed(data, self.channel.token)
+            if sign is not None:
+                self._heard(sign)
+
+
+# A process has one run, and what works at a partition is deep below what shows progress.
+_current: list[Channel] = []
+
+
+def current_channel() -> Channel | None:
+    """Of the watch of this process or, in a task, of the driver's; None where nobody watches."""
+    return _current[-1] if _current else None
+
+
+def send_to(channel: Channel | None) -> None:
+    """In the process of a task, before it begins."""
+    _current[:] = [] if channel is None else [channel]
+
+
+def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
+    """While it lasts, whoever watches hears of what this process does at the partition in directory `path`.
+
+    `phase`: until the work has phases of its own.
+    """
+    channel = current_channel()
+    return METER.during(phase) if channel is None else channel.telling(os.path.basename(path), attempt, phase)
+
+
+def host_of_driver(spark: Any) -> str:
+    """Where tasks of `spark`, a session or Processes in its place, reach the driver; None: this process does them."""
+    if spark is None or isinstance(spark, Processes) or spark.sparkContext.master.startswith("local"):
+        return LOOPBACK
+    return str(spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK)).strip("[]")
+
+
+def _socket_for(host: str) -> socket.socket:
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][0]
+    return socket.socket(family, socket.SOCK_DGRAM)
+
+
+def _parsed(data: bytes, token: str) -> Sign | None:
+    """None for what no task of this run has sent, of which nothing is looked at."""
+    if not secrets.compare_digest(data[: len(token)], token.encode()):
+        return None
+    try:
+        return Sign(*json.loads(data[len(token) :]))
+    except (ValueError, TypeError):
+        return None

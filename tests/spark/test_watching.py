@@ -1,0 +1,139 @@
+"""The driver hears of tasks while they run, and of nobody else; a task never fails by it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.log.fs import LOCAL
+from keytail.log.meter import METER
+from keytail.spark.processes import Processes
+from keytail.spark.tasks import run_bundle
+from keytail.spark.watching import Channel, Sign, Watch, current_channel, host_of_driver, send_to, telling
+
+
+@pytest.fixture
+def heard() -> list[Sign]:
+    return []
+
+
+@pytest.fixture
+def watch(heard: list[Sign]) -> Iterator[Watch]:
+    with Watch("127.0.0.1", heard.append) as made:
+        yield made
+
+
+def read_slowly(path: str, attempt: str) -> int:
+    """A task of 0.7 s that reads `path` twice."""
+    with telling(path, attempt, "first"):
+        LOCAL.read_at(path, 0, 1000)
+        with METER.during("second"):
+            time.sleep(0.7)
+            LOCAL.read_at(path, 0, 1000)
+    return METER.read_bytes
+
+
+def _file(tmp_path: Path, name: str) -> str:
+    path = tmp_path / name
+    path.write_bytes(bytes(1000))
+    return str(path)
+
+
+def _wait_for(heard: list[Sign], count: int) -> None:
+    last_s = time.monotonic() + 5
+    while sum(sign.is_over for sign in heard) < count:
+        assert time.monotonic() < last_s, heard
+        time.sleep(0.01)
+
+
+def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
+    with Processes(2) as workers:
+        assert host_of_driver(workers) == "127.0.0.1"
+        outcomes = run_bundle(workers, paths, read_slowly)
+    assert all(outcome.problem is None for outcome in outcomes)
+    _wait_for(heard, 3)
+    for name in ("t-0", "t-1", "t-2"):
+        of_one = [sign for sign in heard if sign.name == name]
+        assert [(sign.phase, sign.read_bytes, sign.is_over) for sign in of_one] == [
+            ("second", 1000, False), ("first", 2000, True)
+        ]  # fmt: skip
+        assert len({sign.attempt for sign in of_one}) == 1
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
+    assert host_of_driver(spark) == "127.0.0.1"
+    run_bundle(spark, paths, read_slowly, name="compact t-0 and 1 more")
+    _wait_for(heard, 2)
+    assert {(sign.name, sign.phase, sign.read_bytes) for sign in heard} == {
+        (name, *rest) for name in ("t-0", "t-1") for rest in (("second", 1000), ("first", 2000))
+    }  # fmt: skip
+    send_to(None)  # nobody watches the next
+    before = len(heard)
+    run_bundle(spark, paths[:1], read_slowly, name="unwatched")
+    time.sleep(0.2)
+    assert len(heard) == before
+    store = spark._jsparkSession.sparkContext().statusStore()
+    ours = {"compact t-0 and 1 more", "unwatched"}
+    jobs = [job for job in _all_of(store.jobsList(None)) if _text(job.description()) in ours]
+    assert {_text(job.description()) for job in jobs} == ours
+    for job in jobs:
+        stage = store.lastStageAttempt(int(job.stageIds().head()))
+        assert _text(stage.description()) == _text(job.description())
+
+
+def _text(option: Any) -> str:
+    return str(option.get()) if option.isDefined() else ""
+
+
+def _all_of(found: Any) -> Iterator[Any]:
+    for number in range(found.size()):
+        yield found.apply(number)
+
+
+def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch: Watch) -> None:
+    channel = watch.channel
+    sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
+    token, evil = channel.token.encode(), sign.replace(b"t-0", b"t-1")
+    bad = [evil, b"0" * len(token) + evil, token[:-1] + evil, sign, b"0" * len(token) + sign, token[:-1] + sign]
+    bad += [b"", token, token + sign[:-1], token + b"7"]
+    bad += [b"\xff" * 3000, b"[" * 3000, token + sign[:-1] + b", 1]"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        for data in (*bad, token + sign):
+            out.sendto(data, (channel.host, channel.port))
+    last_s = time.monotonic() + 5
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.01)
+    assert heard == [Sign("t-0", "a", "map", 7)]
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 9), ("127.0.0.1", 0), ("no-such-host.invalid", 9)])
+def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) -> None:
+    path = _file(tmp_path, "t-0")
+    send_to(Channel(host, port, "token"))
+    try:
+        assert read_slowly(path, "a")
+        with pytest.raises(ZeroDivisionError), telling(path, "b"):
+            1 / 0
+    finally:
+        send_to(None)
+    assert current_channel() is None
+
+
+def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) -> None:
+    begun_s = time.monotonic()
+    for _ in range(20):
+        with Watch("127.0.0.1", heard.append) as made:
+            assert current_channel() == made.channel
+        assert current_channel() is None
+    assert time.monotonic() - begun_s < 2
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+        again.bind((made.channel.host, made.channel.port))
