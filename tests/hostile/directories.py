@@ -25,10 +25,10 @@ from unittest import mock
 
 from keytail.app import cli
 from keytail.log.fs import FileSystem
-from keytail.spark.tasks import attempt_one
 from tests.clean.logs import random_log
 from tests.hostile.corpus import NOW, Corpus
 from tests.hostile.mutator import LIMITS_64, Mutator, split, spoil_entries, spoil_snapshot, spoil_text
+from tests.no_spark import without_spark
 from tests.reference.batches import Rec
 from tests.reference.indexing import index_files
 from tests.reference.legacy import decode_any_log
@@ -328,25 +328,11 @@ def run(arguments: list[str], meddle: Callable[[], None] | None = None, meddle_a
     return Answer(status, out.buffer.getvalue(), err.buffer.getvalue().decode())  # type: ignore[attr-defined]
 
 
-class _NoSpark:
-    class sparkContext:
-        defaultParallelism = 1
-
-        @staticmethod
-        def cancelAllJobs() -> None:
-            pass
-
-
-def _run_here(spark: Any, payloads: Any, function: Any, *, name: str, **_: Any) -> list[Any]:
-    return [attempt_one(function, payload, "here") for payload in payloads]
-
-
 @contextlib.contextmanager
 def _without_spark() -> Iterator[None]:
+    """A JVM that a spoiled file of terabytes starts has not the memory that a parser has."""
     with (
-        mock.patch("keytail.app.compaction.session_of_run", lambda *a, **k: _NoSpark()),
-        mock.patch("keytail.spark.compact.run_bundle", _run_here),
-        mock.patch("keytail.spark.compact.concurrent_tasks", lambda spark: 1),
+        without_spark(),
         mock.patch("keytail.app.verification.HERE_BYTES", 1 << 62),
         mock.patch("keytail.app.rebuild.HERE_BYTES", 1 << 62),
     ):
@@ -479,7 +465,8 @@ def _check(rng: random.Random, case: Case) -> None:
     acting = [
         ["compact", "--log-dirs", logs, "--topics-have-no-overrides", "--topic-config", "t:cleanup.policy=compact",
          "--topic-config", "sound:cleanup.policy=compact", "--high-watermark", "log-end", "--force",
-         "--map-memory", "4m", "--execute", "--grouping", rng.choice(("kafka", "measured")), *COMMON],
+         "--map-memory", "4m", "--fan-out", "never", "--execute",
+         "--grouping", rng.choice(("kafka", "measured")), *COMMON],
         ["rebuild-index", "--log-dirs", logs, "--execute", "--truncate", *COMMON],
     ]  # fmt: skip
     for arguments in rng.sample(acting, rng.choice((1, 1, 1, 2))):
