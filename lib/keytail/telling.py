@@ -1,15 +1,18 @@
 """What a run says on standard error: lines for people or JSON objects for programs, all of it or what is wrong only.
 
-Standard output is for rows alone. Whoever has something to say calls `say`, or `Manner.line` for lines of others.
+Standard output is for rows alone. Whoever has something to say calls `say`, or `Manner.line` for lines of others. No
+run ends because it cannot be heard.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TextIO, cast
 
 from keytail.errors import visible
 
@@ -54,4 +57,42 @@ def say(text: str, level: Level = "info", **facts: Any) -> None:
     """A line on standard error, if the manner of this process lets it."""
     how = manner()
     if how.tells(level):
-        print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=sys.stderr, flush=True)
+        print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)
+
+
+def standard_error() -> TextIO:
+    """Standard error, without its errors: once it takes no more, all that is said goes nowhere.
+
+    Its reader may have gone, its terminal been closed, the disk of its file be full: a run is worth more than that.
+    """
+    return cast(TextIO, _Unfailing(sys.stderr))
+
+
+class _Unfailing:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """The descriptor too: what is buffered is flushed at the end of the process, which would fail by it."""
+        with contextlib.suppress(OSError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(nowhere, self._stream.fileno())
+            finally:
+                os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

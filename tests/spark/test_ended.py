@@ -213,7 +213,7 @@ def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
 
 def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what it said in the moment before, while the signal was on its way to the driver."""
-    monkeypatch.setattr(session, "HELD_BACK_S", 0.5)
+    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
     reader, jvm = os.pipe()
     out, real = os.pipe()
     started = threading.Event()
@@ -236,6 +236,26 @@ def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.M
     assert os.read(out, 100) == b""
     os.close(out)
     session._unheard.clear()
+
+
+def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
+    """Else it waits for ever in a pipe that is full."""
+    reader, jvm = os.pipe()
+    nobody, real = os.pipe()
+    os.close(nobody)
+    started = threading.Event()
+    passing = threading.Thread(target=session._pass_on, args=(reader, real, started), daemon=True)
+    passing.start()
+    os.set_blocking(jvm, False)
+    said, last_s = 0, time.monotonic() + 10
+    while said < 1 << 20 and time.monotonic() < last_s:
+        with contextlib.suppress(BlockingIOError):
+            said += os.write(jvm, b"ERROR of a task\n" * 64)
+    os.close(jvm)
+    passing.join(10)
+    assert said >= 1 << 20
+    assert not passing.is_alive()
+    os.close(real)
 
 
 def test_py4j_prints_no_traceback_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:

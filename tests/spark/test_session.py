@@ -58,12 +58,17 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         require_java()
 
 
-def test_what_the_jvm_of_spark_submit_says_comes_through_us(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_jvm_of_spark_submit_says_comes_through_us(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The JVM is a double. Nothing of it is passed on once a stop has begun."""
+    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
+    before = set(threading.enumerate())
     streams: list[Any] = []
     io = SimpleNamespace(FileOutputStream=lambda path: open(path, "wb", 0), PrintStream=lambda stream, flushes: stream)
     java = SimpleNamespace(io=io, lang=SimpleNamespace(System=SimpleNamespace(setErr=streams.append)))
     session._hear(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
+    [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
     heard, last_s = "", time.monotonic() + 10
@@ -75,7 +80,8 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(capfd: pytest.Captur
         jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
         session._unheard.set()
         jvm.close()
-        time.sleep(2 * session.HELD_BACK_S)
+        passing.join(10)
+        assert not passing.is_alive()
         assert capfd.readouterr().err == ""
     finally:
         session._unheard.clear()

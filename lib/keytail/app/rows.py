@@ -22,7 +22,7 @@ from rich.text import Text
 
 from keytail.errors import visible
 from keytail.spark.rows import ResultRow
-from keytail.telling import Level, manner, say
+from keytail.telling import Level, manner, say, standard_error
 
 # Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
 _PLAIN_WIDTH = 160
@@ -62,11 +62,11 @@ _STYLES = {
 
 
 def error_console() -> Console:
-    return _console(sys.stderr)
+    return _console(sys.stderr, standard_error())
 
 
 def output_console() -> Console:
-    return _console(sys.stdout)
+    return _console(sys.stdout, sys.stdout)
 
 
 class _Visible(Console):
@@ -89,11 +89,12 @@ def tell(markup: str, level: Level = "info") -> None:
         error_console().print(markup, soft_wrap=True)
 
 
-def _console(stream: Any) -> Console:
+def _console(stream: Any, file: TextIO) -> Console:
+    """That writes to `file`, which is `stream` or wraps it."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
-    return _Visible(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False)
+    return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
 
 
 def print_json(rows: Iterable[Any]) -> None:

@@ -102,5 +102,6 @@ class _Told(logging.Handler):
 def _pass_on_logging() -> None:
     logger = logging.getLogger("keytail")
     logger.setLevel(logging.DEBUG)
-    logger.addHandler(_Told())
+    if not any(isinstance(one, _Told) for one in logger.handlers):
+        logger.addHandler(_Told())
 

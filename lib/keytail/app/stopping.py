@@ -49,7 +49,8 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal patient_until_s
         if time.monotonic() < patient_until_s:
-            os.write(2, b"keytail: stopping already; a moment\n")
+            with contextlib.suppress(OSError):  # nobody may read it any more
+                os.write(2, b"keytail: stopping already; a moment\n")
             return
         patient_until_s = time.monotonic() + _PATIENCE_S
         raise Stopped(number)

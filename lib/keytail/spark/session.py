@@ -112,7 +112,7 @@ def local_session(
         if isinstance(problem, KeytailError):
             if (jars := jars_problem(b"".join(withheld))) is not None:
                 raise jars from problem
-            os.write(2, b"".join(withheld))  # a healthy start would not have said it
+            _write(2, b"".join(withheld))  # a healthy start would not have said it
         raise
 
 
@@ -380,7 +380,13 @@ def _pass_on(
             if also is not None and withheld is not None and not started.is_set() and also.match(line):
                 withheld.append(line)
                 continue
-            os.write(real, line)
+            _write(real, line)
     os.close(reader)
     if begun and not _unheard.is_set():
-        os.write(real, begun)
+        _write(real, begun)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Where nobody can read it any more it is lost: a JVM whose pipe is not emptied would wait for that, for ever."""
+    with contextlib.suppress(OSError):
+        os.write(fd, data)

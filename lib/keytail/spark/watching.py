@@ -58,7 +58,7 @@ class Channel:
         def send(is_over: bool = False) -> None:
             sign = [name, attempt, METER.phase, METER.read_bytes - begun_bytes, is_over]
             with contextlib.suppress(OSError):
-                out.sendto(f"{self.token}{json.dumps(sign)}".encode(), (self.host, self.port))
+                out.send(f"{self.token}{json.dumps(sign)}".encode())
 
         def go_on() -> None:
             while not over.wait(_EVERY_S):
@@ -66,11 +66,13 @@ class Channel:
 
         with METER.during(phase), contextlib.ExitStack() as held:
             try:
-                out = held.enter_context(_socket_for(self.host))
-            except OSError:  # the name of the driver's host means nothing here
+                family, address = _address(self.host, self.port)  # once: a name may take seconds to look up
+                out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+                out.setblocking(False)
+                out.connect(address)
+            except OSError:  # the name of the driver's host means nothing here, or no way leads there
                 yield
                 return
-            out.setblocking(False)
             thread = threading.Thread(target=go_on, name="progress", daemon=True)
             thread.start()
             try:
@@ -90,8 +92,13 @@ class Watch:
 
     def __init__(self, host: str, heard: Callable[[Sign], None]) -> None:
         self._heard = heard
-        self._socket = _socket_for(host)
-        self._socket.bind((host, 0))
+        family, address = _address(host, 0)
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(address)
+        except OSError:
+            self._socket.close()
+            raise
         self.channel = Channel(host, self._socket.getsockname()[1], secrets.token_hex(8))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
@@ -104,8 +111,8 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         _current[:] = [one for one in _current if one != self.channel]
         self._over.set()
-        with contextlib.suppress(OSError), _socket_for(self.channel.host) as out:
-            out.sendto(b"", (self.channel.host, self.channel.port))  # wakes the thread
+        with contextlib.suppress(OSError), socket.socket(self._socket.family, socket.SOCK_DGRAM) as out:
+            out.sendto(b"", self._socket.getsockname())  # wakes the thread
         self._thread.join(timeout=1.0)
         self._socket.close()
 
@@ -150,9 +157,10 @@ def host_of_driver(spark: Any) -> str:
     return str(spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK)).strip("[]")
 
 
-def _socket_for(host: str) -> socket.socket:
-    family = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][0]
-    return socket.socket(family, socket.SOCK_DGRAM)
+def _address(host: str, port: int) -> tuple[int, Any]:
+    """Its family, and what a socket of that takes."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    return family, address
 
 
 def _parsed(data: bytes, token: str) -> Sign | None:
