@@ -397,6 +397,8 @@ def test_flags_that_do_not_go_together(run: Run, log_dir: Path, tmp_path: Path) 
     inside = log_dir / "orders-0"
     other = write_log_dir(tmp_path / "other", {"a-0": random_records(1, 20)})
     (tmp_path / "file").write_text("")
+    there = tmp_path / "there"
+    there.mkdir()
     for flags, what in [
         ((out, "--keep-originals", tmp_path / "kept"), "--keep-originals"),
         ((out, "--ledger", tmp_path / "ledger"), "--ledger"),
@@ -410,6 +412,8 @@ def test_flags_that_do_not_go_together(run: Run, log_dir: Path, tmp_path: Path) 
         ((tmp_path / "no" / "such",), "does not exist"),
         ((tmp_path / "file",), "is no directory"),
         (("nosuch://bucket/prefix",), "cannot be reached"),
+        ((there, "--rows-file", there / "rows"), "--rows-file lies in a log dir"),
+        ((there, "--quarantine-report", there / "bad"), "--quarantine-report lies in a log dir"),
     ]:
         done = run("compact", "--log-dirs", log_dir, "--output-dir", *flags, *CONFIG)
         assert done.exit_code == 2, (flags, done.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -151,6 +152,11 @@ def test_errors_of_descriptors_name_the_file(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(OSError, match=str(tmp_path)):
             act()
     LOCAL.close(fd)
+
+
+def test_every_operation_has_words_for_its_errors() -> None:
+    operations = re.findall(r"self\._(?:look|change)\(\s*\"(\w+)\"", Path(module.__file__).read_text())
+    assert set(operations) == set(module._DOING)
 
 
 def test_create_takes_no_name_that_is_there(tmp_path: Path) -> None:

@@ -139,9 +139,7 @@ def compact(
     named = o.comma_lists(partitions)
     page = Page("compact", execute=execute, now_ms=now, configuration=configuration)
     nowhere_in = (*request.choice.log_dirs, *(path for path in request.output_dirs if not is_uri(path)))
-    with reporting(report_file, page, nowhere_in), report(
-        quarantine_report, request.choice.log_dirs, rows_file
-    ) as told:
+    with reporting(report_file, page, nowhere_in), report(quarantine_report, nowhere_in, rows_file) as told:
         if request.output_dirs or scratch_dir is not None:
             _compact_out_of_place(request, output, named, told, page)
         if not execute:

@@ -29,7 +29,7 @@ def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -
 
 
 def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
-    """What `write` gives a file: a temporary one beside it, durable, then its name. OSError with none left."""
+    """What `write` gives a file: a temporary one beside it, durable, then its name. Where that fails none is left."""
     temporary = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
         with open(temporary, "x", encoding="utf-8") as file:
@@ -37,7 +37,7 @@ def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

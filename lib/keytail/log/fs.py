@@ -49,6 +49,7 @@ _DOING = {
     "fd_stat": "looking at it",
     "close": "closing it",
     "free_bytes": "asking for its free space",
+    "is_read_only": "asking how it is mounted",
     "create": "creating it",
     "mkdir": "making it",
     "write": "writing to it",

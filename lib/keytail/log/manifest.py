@@ -5,7 +5,6 @@ JSON, of one version, replaced atomically. What it is good for is originals.py's
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -106,13 +105,7 @@ def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
     if fs.exists(temporary):  # of a run that was killed here
         fs.unlink(temporary)
     text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
-    fs.write_file(temporary, text.encode(), fs.stat(path))
-    try:
-        fs.rename(temporary, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fs.unlink(temporary)
-        raise
+    fs.put_file(target, text.encode(), fs.stat(path), temporary)
     fs.fsync_dir(path)
 
 
