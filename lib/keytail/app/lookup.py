@@ -18,10 +18,10 @@ from keytail.app.selection import Choice, choose
 from keytail.errors import KeytailError, UsageProblem
 from keytail.inspection.lookup import Lookup, lookup_offset, lookup_time
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.listed import again_beside_a_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.rows import status_of
 
-_ATTEMPTS = 3  # a live broker may delete or roll a segment between the listing and the look
 _PREVIEW_CHARACTERS = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -104,24 +104,23 @@ def _look(
     timestamp_ms: int | None,
     explain: bool,
 ) -> LookupRow:
-    for left in reversed(range(_ATTEMPTS)):
+    def look() -> LookupRow:
         facts = survey_partition(fs, log_dir, entry)
-        try:
-            if not facts.segments:
-                problem = facts.problems[-1] if facts.problems else f"no segment in {entry.path}"
-                raise KeytailError(problem, remedy="`keytail verify` lists what is wrong with the partition")
-            if offset is not None:
-                result = lookup_offset(fs, facts, offset)
-            else:
-                assert timestamp_ms is not None
-                result = lookup_time(fs, facts, timestamp_ms)
-            return _row(facts, result, explain)
-        except (KeytailError, OSError) as problem:
-            if left and not facts.clean_shutdown:
-                continue
-            status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-            return LookupRow(entry.topic, entry.partition, entry.log_dir, status, str(problem))
-    raise AssertionError
+        if not facts.segments:
+            problem = facts.problems[-1] if facts.problems else f"no segment in {entry.path}"
+            raise KeytailError(problem, remedy="`keytail verify` lists what is wrong with the partition")
+        if offset is not None:
+            result = lookup_offset(fs, facts, offset)
+        else:
+            assert timestamp_ms is not None
+            result = lookup_time(fs, facts, timestamp_ms)
+        return _row(facts, result, explain)
+
+    try:
+        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+    except (KeytailError, OSError) as problem:
+        status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
+        return LookupRow(entry.topic, entry.partition, entry.log_dir, status, str(problem))
 
 
 def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
