@@ -70,7 +70,7 @@ class GrowingLog:
         return min([self.end, *self._open.values()])
 
     def grow(self, batches: int, *, old: bool = False) -> None:
-        """Random batches, and now and then the end of a transaction or of a segment."""
+        """Random batches, and now and then the end of a transaction or of a segment, or a new leader."""
         for _ in range(batches):
             chance = self.rng.random()
             if old:
@@ -82,6 +82,8 @@ class GrowingLog:
                 self.append(self.rng.randint(1, 6), producer)
             if self.rng.random() < 0.1:
                 self.roll()
+            if self.rng.random() < 0.1:
+                self.new_leader()
 
     def random_records(self, count: int, *, plain: bool = False) -> list[Rec]:
         records = []
@@ -150,8 +152,9 @@ class GrowingLog:
             self._segments.append(_Segment(self.end))
 
     def new_leader(self) -> None:
-        self.epoch += 1
-        self._epochs.append((self.epoch, self.end))
+        if self.end > self._epochs[-1][1]:
+            self.epoch += 1
+            self._epochs.append((self.epoch, self.end))
 
     def _add(self, data: bytes, end: int) -> None:
         self._segments[-1].log += data

@@ -74,25 +74,25 @@ def test_rows_that_are_none(commands: Any, output: str) -> None:
 
 def test_what_goes_on_behind_it_is_not_waited_for(commands: Any) -> None:
     started = time.monotonic()
-    ended = commands.run(["sh", "-c", "sleep 30 & echo '[]'"])
+    ended = commands.run(["sh", "-c", "sleep 60 & echo '[]'"])
     assert (ended.exit_status, ended.rows) == (0, [])
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("on_host", HOSTS)
 def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
-    ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=1)
+    ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
-    assert ended.words.splitlines() == ["up", "not done after 1 s: stopped", "told"]
+    assert ended.words.splitlines() == ["up", "not done after 3 s: stopped", "told"]
 
 
 def test_who_does_not_stop_is_killed_with_all_that_it_started(commands: Any, tmp_path: Path) -> None:
-    script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 9"
+    script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 60"
     started = time.monotonic()
-    ended = commands.run(["sh", "-c", script], timeout_s=0.5, grace_s=0.5)
+    ended = commands.run(["sh", "-c", script], timeout_s=2, grace_s=0.5)
     assert ended.exit_status == 124
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
     gone(int((tmp_path / "pid").read_text()))
 
 

@@ -78,7 +78,6 @@ class Bench:
         self.alike = Figure("(2) without unlinking, as Kafka's")
         self.command = Figure("(3) whole command with start-up")
         self.private: list[tuple[int, int]] = []
-        self.first_private_bytes = 0
         self.kafka_round: dict[str, Any] = {}
         self.differences: list[str] = []
 

@@ -113,7 +113,6 @@ SEED = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "60"))
 T0 = 1_700_000_000_000
 TEXTS = [b"", b"key-1", "schlüssel".encode(), "鍵🔑".encode(), b'say "hi"\\', b"a\tb\x01\x7f", b"x" * 300]
-LEADS = bytes.fromhex("c2c0e0edeff0f4f5ff80bfa08f41")  # characters of UTF-8 begin with these, or go on
 
 
 def random_bytes(rng: random.Random) -> bytes | None:

@@ -260,7 +260,7 @@ def _execute(
     notes = {one.partition.number: one.notes for one in planned}
 
     def heard(outcome: ImportOutcome) -> None:
-        row = _row_of_outcome(request, target, outcome, notes[outcome.plan.partition], import_id, now_ms)
+        row = _row_of_outcome(target, outcome, notes[outcome.plan.partition], import_id, now_ms)
         rows[row.partition] = row
         reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
 
@@ -322,7 +322,7 @@ def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_m
 
 
 def _row_of_outcome(
-    request: Request, target: Target, outcome: ImportOutcome, notes: Iterable[str], import_id: str, now_ms: int
+    target: Target, outcome: ImportOutcome, notes: Iterable[str], import_id: str, now_ms: int
 ) -> ImportRow:
     plan, record = outcome.plan, outcome.record
     row = ImportRow(

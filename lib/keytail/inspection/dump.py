@@ -24,7 +24,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.lock import is_held
 
 BOOTSTRAP_SNAPSHOT = "bootstrap.checkpoint"
-ALL_BYTES = 2**31 - 1  # as Kafka's default of --max-bytes
 _LOG_LIKE = (names.LOG, names.METADATA_SNAPSHOT)
 
 

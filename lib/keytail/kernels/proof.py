@@ -31,8 +31,8 @@ from keytail.kernels.walk import (
 
 # What `step` returns: first what it needs, then what is wrong.
 SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_NOTES = range(6)
-NO_MEMORY, NEED_MARKERS, NEED_NEXT_OUTPUT, NEED_LEGACY = range(6, 10)
-FIRST_VIOLATION = 10
+NEED_MARKERS, NEED_NEXT_OUTPUT, NEED_LEGACY = range(6, 9)
+FIRST_VIOLATION = 9
 (
     SOURCE_CUT,
     SOURCE_SIZE,
@@ -77,6 +77,7 @@ FIRST_VIOLATION = 10
     OUTPUT_ABORTED,
     WOULD_LOSE_KEYLESS,
 ) = range(FIRST_VIOLATION, FIRST_VIOLATION + 42)
+LAST_VIOLATION = WOULD_LOSE_KEYLESS
 
 # `state`, int64. The first ones are the caller's, the others are kept between calls.
 (
@@ -380,7 +381,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
 
 
 @register_jitable
-def _settle(source, p, size, output, q, whole, markers, state):
+def _settle(source, p, size, output, q, markers, state):
     """(code, fate) of a transactional or control batch, whose output is at `q` (-1: dropped).
 
     Holds what became of the batch against how its transaction ended, and notes in `markers` what is seen.
@@ -523,7 +524,7 @@ def step(
             if state[MARKERS_KNOWN] == 0:
                 code = NEED_MARKERS
                 break
-            code, fate = _settle(source, p, size, output, q, whole, markers, state)
+            code, fate = _settle(source, p, size, output, q, markers, state)
             if code != 0:
                 break
         count = be_32(source, p + 57)

@@ -95,7 +95,7 @@ def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -
     table, problems, gave_up = _batches(raw, low, high)
     problems += [(start, UNREADABLE) for start, _ in unreadable]
     table = _kept(raw, table, low, high, problems)
-    return FileScan(raw, table, tuple(_holes(raw, table, size_bytes, unreadable, sorted(problems))), gave_up)
+    return FileScan(raw, table, tuple(_holes(raw, table, size_bytes, sorted(problems))), gave_up)
 
 
 def read_around(fs: FileSystem, path: str, size_bytes: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -285,7 +285,6 @@ def _holes(
     raw: np.ndarray,
     table: np.ndarray,
     size_bytes: int,
-    unreadable: list[tuple[int, int]],
     problems: list[tuple[int, str]],
 ) -> Iterator[Hole]:
     """The bytes between the good batches, in front of them and behind."""
