@@ -25,8 +25,9 @@ from keytail.inspection.lookup import lookup_offset, lookup_time
 from keytail.inspection.verify import verify_partition
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import FileSystem
+from keytail.log.log_end import log_end
 from keytail.log.metadata import read_metadata, read_topic_id
-from keytail.log.partition import PartitionFacts, SegmentFacts, log_end
+from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import newest_snapshot
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader

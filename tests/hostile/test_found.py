@@ -21,8 +21,8 @@ from keytail.inspection.verify import verify_partition
 from keytail.kernels import batches
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, MOST_SMALL_BYTES
+from keytail.log.log_end import log_end
 from keytail.log.metadata import read_metadata
-from keytail.log.partition import log_end
 from keytail.spark.tasks import attempt_one
 from tests.hostile.directories import run
 from tests.hostile.in_memory import InMemory

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from keytail.errors import CorruptLog, UsageProblem
-from keytail.log.fs import LOCAL, FileSystem
+from keytail.errors import UsageProblem
+from keytail.log.fs import LOCAL
 from keytail.log.partition import (
-    LogEnd,
     PartitionFacts,
     SegmentFacts,
     hosted,
-    log_end,
     survey_log_dirs,
     survey_partition,
 )
@@ -134,93 +132,10 @@ def test_first_batch_timestamps(tmp_path: Path) -> None:
     assert [(s.base_offset, s.first_batch_timestamp_ms) for s in facts.segments[2:]] == expected
 
 
-# The end of the log
-
-
-def _end(tmp_path: Path, log: bytes, index: bytes | None, base: int = 0) -> LogEnd:
-    path = tmp_path / f"{base:020d}.log"
-    path.write_bytes(log)
-    if index is not None:
-        path.with_suffix(".index").write_bytes(index)
-    return log_end(LOCAL, str(path), base)
-
-
-LOG = log_of(range(10))
-STEP = len(LOG) // 5
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        None,
-        b"",
-        bytes(80),
-        struct.pack(">ii", 7, 3 * STEP),
-        struct.pack(">ii", 9, 4 * STEP) + b"\0\0\0",
-        struct.pack(">ii", 8, 3 * STEP),  # not that batch's last offset
-        struct.pack(">ii", 7, 3 * STEP + 1),  # no batch begins there
-        struct.pack(">ii", 9, len(LOG)),
-        struct.pack(">ii", 9, 2**31 - 1),
-        struct.pack(">ii", 9, -5),
-    ],
-)
-def test_the_end_does_not_depend_on_the_index(index: bytes | None, tmp_path: Path) -> None:
-    assert _end(tmp_path, LOG, index) == LogEnd(10, len(LOG), 0)
-
-
-@pytest.mark.parametrize("cut", [1, 11, 12, 16, 17, 26, 60, 61, STEP - 1])
-def test_a_last_batch_that_is_not_whole_is_tolerated(cut: int, tmp_path: Path) -> None:
-    for index in (None, struct.pack(">ii", 5, 2 * STEP)):
-        assert _end(tmp_path, LOG[: 4 * STEP + cut], index) == LogEnd(8, 4 * STEP, cut)
-
-
-@pytest.mark.parametrize("length", [-1, 0, 13, 48, 2**31 - 1])
-def test_bytes_that_are_no_batch_end_the_walk(length: int, tmp_path: Path) -> None:
-    at = 3 * STEP
-    log = LOG[: at + 8] + struct.pack(">i", length) + LOG[at + 12 :]
-    assert _end(tmp_path, log, None) == LogEnd(6, at, len(LOG) - at)
-
-
-def test_an_empty_log_ends_at_its_base(tmp_path: Path) -> None:
-    assert _end(tmp_path, b"", b"", base=70) == LogEnd(70, 0, 0)
-
-
-def test_a_log_larger_than_the_window(tmp_path: Path) -> None:
-    log = log_of(range(4000)) + encode_batch([Rec(5000, 1, b"k", b"v" * 200_000)]) + log_of(range(6000, 6003))
-    assert _end(tmp_path, log, None) == LogEnd(6003, len(log), 0)
-
-
-def test_an_index_that_points_at_a_batch_within_a_value(tmp_path: Path) -> None:
-    """Kafka's own logs are produced to topics, too: bytes like a batch's are no batch."""
-    inner = encode_batch([Rec(700, 1, b"k", b"v" * 100)])
-    log = encode_batch([Rec(0, 1, b"k", inner), Rec(1, 1, b"k", b"v")])
-    assert _end(tmp_path, log, struct.pack(">ii", 1, log.index(inner))) == LogEnd(2, len(log), 0)
-
-
-def test_legacy_batches_end_with_their_own_offset(tmp_path: Path) -> None:
-    log = _legacy(3, 0, 0) + _legacy(9, 1, 5)
-    assert _end(tmp_path, log, None) == LogEnd(10, len(log), 0)
-
-
-def test_a_file_that_is_cut_while_it_is_walked_has_no_end(tmp_path: Path) -> None:
-    """Behind what could be read, the window holds what was read before: that is no part of the file."""
-    path = tmp_path / f"{0:020d}.log"
-    path.write_bytes(log_of(range(4000)))
-
-    class Cut(FileSystem):
-        def read_into(self, fd, buffer, position):
-            return super().read_into(fd, memoryview(buffer)[: 100_000 - position], position)
-
-    assert log_end(LOCAL, str(path), 0).next_offset == 4000
-    assert path.stat().st_size > 110_000
-    with pytest.raises(CorruptLog, match="became shorter while it was read: 100000 of"):
-        log_end(Cut(), str(path), 0)
-
-
 def test_a_cut_tail_is_reported_and_no_problem(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     with open(log_dir / "orders-0" / "00000000000000000010.log", "ab") as log:
-        log.write(LOG[:30])
+        log.write(log_of(range(2))[:30])
     facts = _survey(log_dir)["orders-0"]
     assert (facts.log_end_offset, facts.tail_bytes, facts.problems) == (14, 30, ())
 
@@ -403,4 +318,4 @@ def test_a_log_dir_without_partitions_is_one(tmp_path: Path) -> None:
 
 def test_the_synthetic_segments_have_index_entries() -> None:
     """Else half of these tests would test nothing."""
-    assert STEP > INTERVAL_BYTES
+    assert len(log_of(range(2))) > INTERVAL_BYTES

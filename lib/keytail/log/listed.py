@@ -10,7 +10,8 @@ from typing import TypeVar
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.partition import SegmentFacts, log_end
+from keytail.log.log_end import log_end
+from keytail.log.partition import SegmentFacts
 
 T = TypeVar("T")
 

@@ -16,14 +16,14 @@ from typing import NamedTuple, TypeAlias
 
 from keytail.errors import CorruptLog, Refused, UsageProblem, in_words
 from keytail.format import names
-from keytail.format.batch import BATCH_HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
-from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY
+from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
+from keytail.format.index import TIME_ENTRY
 from keytail.format.names import PartitionDir
 from keytail.log.checkpoint import Offsets, read_epochs, read_offsets
 from keytail.log.fs import DirEntry, DirName, FileSystem
+from keytail.log.log_end import LogEnd, log_end
 
 MAX_LOG_BYTES = 2**31 - 1
-_WALK_WINDOW_BYTES = 1 << 16
 CHECKPOINTS = (
     names.CLEANER_CHECKPOINT,
     names.RECOVERY_POINT_CHECKPOINT,
@@ -32,15 +32,13 @@ CHECKPOINTS = (
 )
 _LOG_DIR_FILES = {names.META_PROPERTIES, *CHECKPOINTS}
 
-_PREFIX = struct.Struct(">qi")
-_MAGIC_AT, _DELTA_AT, _MAX_TIMESTAMP_AT, _TIMESTAMP_V1_AT = 16, 23, 35, 18
+_MAGIC_AT, _MAX_TIMESTAMP_AT, _TIMESTAMP_V1_AT = 16, 35, 18
 assert BATCH_HEADER.fields is not None
 assert BATCH_HEADER.fields["magic"][1] == _MAGIC_AT
-assert BATCH_HEADER.fields["last_offset_delta"][1] == _DELTA_AT
 assert BATCH_HEADER.fields["max_timestamp"][1] == _MAX_TIMESTAMP_AT
-_INT32, _INT64 = struct.Struct(">i"), struct.Struct(">q")
-_INDEX_ENTRY, _TIME_INDEX_ENTRY = struct.Struct(">ii"), struct.Struct(">qi")
-assert (_INDEX_ENTRY.size, _TIME_INDEX_ENTRY.size) == (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize)
+_INT64 = struct.Struct(">q")
+_TIME_INDEX_ENTRY = struct.Struct(">qi")
+assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 
 class SegmentFacts(NamedTuple):
@@ -102,15 +100,6 @@ class LogDirFacts:
     log_starts: Offsets
     high_watermarks: Offsets
     problems: tuple[str, ...] = ()  # of the whole dir; every partition in it has them too
-
-
-@dataclass(frozen=True, slots=True)
-class LogEnd:
-    """Where a log file's whole batches end."""
-
-    next_offset: int
-    end_position: int
-    tail_bytes: int  # bytes after the last whole batch
 
 
 # A name in a log dir, and which partition's it is.
@@ -365,7 +354,7 @@ def _segment_facts(
     last = last_time_entry(fs, time_index_path, sizes.get(names.TIME_INDEX, 0))
     largest_ms = last[0] if last is not None and last[0] >= 0 else log.mtime_ns // 1_000_000
     header = fs.read_at(log_path, 0, HEADER_BYTES) if log.size_bytes else b""
-    if len(header) >= _MAGIC_AT + 1 and _PREFIX.unpack_from(header)[0] < base_offset:
+    if len(header) >= _MAGIC_AT + 1 and _INT64.unpack_from(header)[0] < base_offset:
         problems.append(f"the first batch begins below its segment's base offset {base_offset}: {log_path}")
     return SegmentFacts(
         base_offset=base_offset,
@@ -396,81 +385,6 @@ def _max_timestamp_ms(header: bytes) -> int:
     if at is None or len(header) < at + _INT64.size:
         return -1
     return max(_INT64.unpack_from(header, at)[0], -1)
-
-
-def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
-    """The end of a log file: headers from its last index entry to the end of the file.
-
-    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch
-    that ends where it says makes the walk begin at the start of the file. A last batch that is not whole, or
-    bytes that are no batch, are reported as `tail_bytes`.
-    """
-    if index_path is None:
-        index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
-    fd = fs.open_read(log_path)
-    try:
-        size_bytes = fs.fd_size(fd)
-        entry = _last_index_entry(fs, index_path)
-        if entry is not None and 0 < entry[1] < size_bytes:
-            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
-            if end is not None:
-                return end
-        return _walk(fs, log_path, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
-    finally:
-        fs.close(fd)
-
-
-def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
-    """Relative offset and position."""
-    try:
-        count = fs.size(path) // _INDEX_ENTRY.size
-        if count == 0:
-            return None
-        data = fs.read_at(path, (count - 1) * _INDEX_ENTRY.size, _INDEX_ENTRY.size)
-    except FileNotFoundError:
-        return None
-    return _INDEX_ENTRY.unpack(data) if len(data) == _INDEX_ENTRY.size else None
-
-
-def _walk(
-    fs: FileSystem,
-    log_path: str,
-    fd: int,
-    size_bytes: int,
-    position: int,
-    base_offset: int,
-    *,
-    first_last_offset: int | None = None,
-) -> LogEnd | None:
-    """Header to header. None when the first batch is not the one that the index entry promised."""
-    window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
-    next_offset, first = base_offset, True
-    while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
-        if not window_at <= position <= window_at + got - HEADER_BYTES:
-            window_at, got = position, fs.read_into(fd, window, position)
-            if got < min(len(window), size_bytes - position):
-                raise CorruptLog(
-                    f"file became shorter while it was read: {position + got} of {size_bytes} bytes",
-                    path=log_path,
-                    byte_position=position + got,
-                    remedy="Something else writes to this directory; stop it and run again",
-                )
-        at = position - window_at
-        offset, length = _PREFIX.unpack_from(window, at)
-        end = position + LENGTH_PREFIX_BYTES + length
-        if length < MIN_RECORD_OVERHEAD_BYTES or end > size_bytes or offset < next_offset:
-            break
-        last_offset = offset
-        if window[at + _MAGIC_AT] >= 2:
-            if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
-                break
-            last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
-        if not offset <= last_offset < names.MAX_OFFSET or (first and first_last_offset not in (None, last_offset)):
-            break
-        next_offset, position, first = last_offset + 1, end, False
-    if first and first_last_offset is not None:
-        return None
-    return LogEnd(next_offset, position, size_bytes - position)
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:

@@ -12,7 +12,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.names import FileName
 from keytail.log.fs import FileSystem
-from keytail.log.partition import log_end
+from keytail.log.log_end import log_end
 from keytail.log.swap import NEEDED, finish, logs, named_files, refuse_fatal
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.partition import log_end
+from keytail.log.log_end import log_end
 from keytail.log.swap import NEEDED, finish, logs, named_files, refuse_fatal
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from keytail.format import names
 from keytail.log.fs import DirEntry, FileSystem
-from keytail.log.partition import log_end
+from keytail.log.log_end import log_end
 
 
 @dataclass(frozen=True)

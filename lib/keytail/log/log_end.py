@@ -1,0 +1,105 @@
+"""Where a log file ends: header after header, from the last that its index knows. No record is looked at."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import BATCH_HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MIN_RECORD_OVERHEAD_BYTES
+from keytail.format.index import OFFSET_ENTRY
+from keytail.log.fs import FileSystem
+
+_WALK_WINDOW_BYTES = 1 << 16
+_PREFIX, _INT32, _INDEX_ENTRY = struct.Struct(">qi"), struct.Struct(">i"), struct.Struct(">ii")
+_MAGIC_AT, _DELTA_AT = 16, 23
+assert BATCH_HEADER.fields is not None
+assert BATCH_HEADER.fields["magic"][1] == _MAGIC_AT
+assert BATCH_HEADER.fields["last_offset_delta"][1] == _DELTA_AT
+assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a log file's whole batches end."""
+
+    next_offset: int
+    end_position: int
+    tail_bytes: int  # bytes after the last whole batch
+
+
+def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
+    """The end of a log file: headers from its last index entry to the end of the file.
+
+    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch
+    that ends where it says makes the walk begin at the start of the file. A last batch that is not whole, or
+    bytes that are no batch, are reported as `tail_bytes`.
+    """
+    if index_path is None:
+        index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
+    fd = fs.open_read(log_path)
+    try:
+        size_bytes = fs.fd_size(fd)
+        entry = _last_index_entry(fs, index_path)
+        if entry is not None and 0 < entry[1] < size_bytes:
+            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
+            if end is not None:
+                return end
+        return _walk(fs, log_path, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
+    finally:
+        fs.close(fd)
+
+
+def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
+    """Relative offset and position."""
+    try:
+        count = fs.size(path) // _INDEX_ENTRY.size
+        if count == 0:
+            return None
+        data = fs.read_at(path, (count - 1) * _INDEX_ENTRY.size, _INDEX_ENTRY.size)
+    except FileNotFoundError:
+        return None
+    return _INDEX_ENTRY.unpack(data) if len(data) == _INDEX_ENTRY.size else None
+
+
+def _walk(
+    fs: FileSystem,
+    log_path: str,
+    fd: int,
+    size_bytes: int,
+    position: int,
+    base_offset: int,
+    *,
+    first_last_offset: int | None = None,
+) -> LogEnd | None:
+    """Header to header. None when the first batch is not the one that the index entry promised."""
+    window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
+    next_offset, first = base_offset, True
+    while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
+        if not window_at <= position <= window_at + got - HEADER_BYTES:
+            window_at, got = position, fs.read_into(fd, window, position)
+            if got < min(len(window), size_bytes - position):
+                raise CorruptLog(
+                    f"file became shorter while it was read: {position + got} of {size_bytes} bytes",
+                    path=log_path,
+                    byte_position=position + got,
+                    remedy="Something else writes to this directory; stop it and run again",
+                )
+        at = position - window_at
+        offset, length = _PREFIX.unpack_from(window, at)
+        end = position + LENGTH_PREFIX_BYTES + length
+        if length < MIN_RECORD_OVERHEAD_BYTES or end > size_bytes or offset < next_offset:
+            break
+        last_offset = offset
+        if window[at + _MAGIC_AT] >= 2:
+            if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
+                break
+            last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
+        if not offset <= last_offset < names.MAX_OFFSET or (first and first_last_offset not in (None, last_offset)):
+            break
+        next_offset, position, first = last_offset + 1, end, False
+    if first and first_last_offset is not None:
+        return None
+    return LogEnd(next_offset, position, size_bytes - position)
