@@ -36,8 +36,6 @@ SHORT = timedelta(hours=1)
 RUN_ID = re.compile(r"ledger: this is run ([0-9A-Za-z-]+)")
 
 
-
-
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
     """Airflow's @task, whose result is one XCom (of a dict it would make one of each key)."""
     return airflow_task(function, multiple_outputs=False, **settings) if function else airflow_task(
@@ -68,13 +66,13 @@ def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     if not text:
         return dict(declared)
     try:
-        given = json.loads(text)
+        defaults = json.loads(text)
     except ValueError as problem:
         raise ValueError(f"{variable} is no JSON: {problem}") from problem
-    if not isinstance(given, dict) or given.keys() - declared.keys():
+    if not isinstance(defaults, dict) or defaults.keys() - declared.keys():
         raise ValueError(f"{variable} is to be a JSON object of {', '.join(declared)}")
     made = dict(declared)
-    for name, value in given.items():
+    for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)
         made[name].resolve()  # a value against the schema is told now
     return made

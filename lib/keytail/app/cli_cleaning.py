@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from keytail.app import cleaning_options as c
 from keytail.app import options as o
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, refuse_master, reported
 from keytail.app.ledger import LedgerFlags, is_uri
@@ -29,10 +30,10 @@ def plan(
     topics_have_no_overrides: o.NoOverrides = False,
     now: o.Now = None,
     unsafe_clock: o.UnsafeClock = False,
-    force: o.Force = False,
-    from_log_start: o.FromLogStart = False,
+    force: c.Force = False,
+    from_log_start: c.FromLogStart = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
-    replica: o.Replica = None,
+    replica: c.Replica = None,
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
@@ -73,23 +74,23 @@ def compact(
     execute: o.Execute = False,
     now: o.Now = None,
     unsafe_clock: o.UnsafeClock = False,
-    force: o.Force = False,
-    from_log_start: o.FromLogStart = False,
-    deadline: o.Deadline = None,
+    force: c.Force = False,
+    from_log_start: c.FromLogStart = False,
+    deadline: c.Deadline = None,
     master: o.Master = None,
-    grouping: o.GroupingFlag = o.Grouping.measured,
+    grouping: c.GroupingFlag = c.Grouping.measured,
     map_memory: o.MapMemory = None,
-    fan_out: o.FanOutFlag = o.FanOut.auto,
-    max_scratch_bytes: o.MaxScratch = None,
-    throttle: o.Throttle = None,
+    fan_out: c.FanOutFlag = c.FanOut.auto,
+    max_scratch_bytes: c.MaxScratch = None,
+    throttle: c.Throttle = None,
     drop_keyless: o.DropKeyless = False,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
-    replica: o.Replica = None,
-    keep_originals: o.KeepOriginals = None,
-    copy_originals: o.CopyOriginals = False,
+    replica: c.Replica = None,
+    keep_originals: c.KeepOriginals = None,
+    copy_originals: c.CopyOriginals = False,
     shared_storage: o.SharedStorage = False,
-    output_dir: o.OutputDir = None,
-    scratch_dir: o.ScratchDir = None,
+    output_dir: c.OutputDir = None,
+    scratch_dir: c.ScratchDir = None,
     ledger: o.LedgerFlag = None,
     delta_jars: o.DeltaJars = None,
     quarantine_report: o.QuarantineReport = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from keytail.app import dump_options as d
+from keytail.app import inspection_options as i
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
@@ -58,8 +59,8 @@ def describe(
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
     topics_have_no_overrides: o.NoOverrides = False,
-    every: o.AllSettings = False,
-    records: o.CountRecords = False,
+    every: i.AllSettings = False,
+    records: i.CountRecords = False,
     now: o.Now = None,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     output: o.OutputFlag = o.Output.table,
@@ -96,9 +97,9 @@ def lookup(
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
     config: o.Config = None,
-    offset: o.Offset = None,
-    timestamp: o.Timestamp = None,
-    explain: o.Explain = False,
+    offset: i.Offset = None,
+    timestamp: i.Timestamp = None,
+    explain: i.Explain = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only.
@@ -160,11 +161,11 @@ def dump(
 @reported
 def audit(
     context: typer.Context,
-    replica: o.Replicas = None,
+    replica: i.Replicas = None,
     topic: o.Topic = None,
     topic_list: o.TopicList = None,
     partitions: o.Partitions = None,
-    examples: o.Examples = 5,
+    examples: i.Examples = 5,
     master: o.Master = None,
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,

@@ -13,25 +13,23 @@ from keytail.app.command import reported
 from keytail.app.ledger import LedgerFlags, is_uri
 from keytail.errors import UsageProblem
 
-_RUN = "How to run"
-
 Ledger = Annotated[
     str,
-    typer.Option("--ledger", metavar="PATH", help="The ledger that runs were given.", rich_help_panel=_RUN),
+    typer.Option("--ledger", metavar="PATH", help="The ledger that runs were given.", rich_help_panel=o.RUN),
 ]
 Run = Annotated[
     str | None,
-    typer.Option("--run", metavar="ID", help="One run, by its id or the end of it.", rich_help_panel=_RUN),
+    typer.Option("--run", metavar="ID", help="One run, by its id or the end of it.", rich_help_panel=o.RUN),
 ]
 HistoryPartitions = Annotated[
     list[str] | None,
     typer.Option(
-        "--partitions", metavar="T-0,T-1", help="What runs did to these partitions, over time.", rich_help_panel=_RUN
+        "--partitions", metavar="T-0,T-1", help="What runs did to these partitions, over time.", rich_help_panel=o.RUN
     ),
 ]
 Limit = Annotated[
     int,
-    typer.Option("--limit", metavar="N", min=1, help="The newest so many runs or rows.", rich_help_panel=_RUN),
+    typer.Option("--limit", metavar="N", min=1, help="The newest so many runs or rows.", rich_help_panel=o.RUN),
 ]
 Maintain = Annotated[
     bool,
@@ -39,7 +37,7 @@ Maintain = Annotated[
         "--maintain",
         help="Keep the ledger small: old rows go, small files become large ones, and files that it no longer names are "
         "removed after a week. Says what it would do, unless --execute is given.",
-        rich_help_panel=_RUN,
+        rich_help_panel=o.RUN,
     ),
 ]
 RetainDays = Annotated[
@@ -49,11 +47,11 @@ RetainDays = Annotated[
         metavar="N",
         min=1,
         help="With --maintain: remove rows older than so many days. Default: none.",
-        rich_help_panel=_RUN,
+        rich_help_panel=o.RUN,
     ),
 ]
 ExecuteMaintain = Annotated[
-    bool, typer.Option("--execute", help="Carry --maintain out.", rich_help_panel=_RUN)
+    bool, typer.Option("--execute", help="Carry --maintain out.", rich_help_panel=o.RUN)
 ]
 
 

@@ -26,7 +26,7 @@ Since = Annotated[
         metavar="MS-OR-TIME",
         help="All runs begun at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z. Default, "
         "without --run too: the newest run.",
-        rich_help_panel="How to run",
+        rich_help_panel=o.RUN,
     ),
 ]
 

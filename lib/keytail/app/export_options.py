@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import one_of
+from keytail.app.options import RUN, one_of
 
 _WHAT = "What to export"
 _TARGET = "Where to"
-_RUN = "How to run"
 
 
 class FormatName(StrEnum):
@@ -91,13 +90,13 @@ AsOfTimestamp = Annotated[
 ]
 Full = Annotated[
     bool,
-    typer.Option("--full", help="Export all anew, whatever the table has already.", rich_help_panel=_RUN),
+    typer.Option("--full", help="Export all anew, whatever the table has already.", rich_help_panel=RUN),
 ]
 Execute = Annotated[
     bool,
     typer.Option(
         "--execute",
         help="Write the tables. Without it the verb prints what it would do. Log dirs are only ever read.",
-        rich_help_panel=_RUN,
+        rich_help_panel=RUN,
     ),
 ]

@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import size_bytes
+from keytail.app.options import RUN, SAFETY, size_bytes
 
 _SOURCE = "What to import"
 _TARGET = "Where to"
-_SAFETY = "Statements that only you can make"
-_RUN = "How to run"
 
 
 class Format(StrEnum):
@@ -163,7 +161,7 @@ SingleReplica = Annotated[
     typer.Option(
         "--single-replica",
         help="State that no partition of the topic has a replica on another broker.",
-        rich_help_panel=_SAFETY,
+        rich_help_panel=SAFETY,
     ),
 ]
 ImportId = Annotated[
@@ -173,6 +171,6 @@ ImportId = Annotated[
         metavar="NAME",
         help="An import of the same id goes into a partition once. Default: from topic, flags, and the source's files "
         "with their sizes and times.",
-        rich_help_panel=_RUN,
+        rich_help_panel=RUN,
     ),
 ]
