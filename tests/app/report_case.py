@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from keytail.app.report.facts import Report
 from keytail.app.report.of_rows import partitions
 from keytail.app.report.page import page
 from keytail.clean.detail import Detail, Part
+from keytail.clean.key_counts import HOTTEST, KeyCounts, hot_key
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.spark.rows import ResultRow
+from tests.reference import key_counts as twin
 
 NOW_MS = 1_750_000_000_000
 HOUR_MS = 3_600_000
@@ -30,11 +34,19 @@ def compacted(rng: random.Random, topic: str, number: int) -> ResultRow:
         parts=parts, keys=900, dirty_records=9_000, horizon_batches=number % 3, first_horizon_ms=NOW_MS + HOUR_MS,
         last_horizon_ms=NOW_MS + 2 * HOUR_MS,
         phases_s={"check": 0.2, "map": 3.0, "write": 4.5, "prove": 2.25, "replace": 0.5},
+        key_counts=counts_of([rng.choice([1, 1, 1, 2, 3, 7, 40, number + 2]) for _ in range(50)], topic, number),
     )  # fmt: skip
     return ResultRow(
         topic, number, "/var/kafka/d0", "compacted", "", 0, 12_000, len(parts), 2, before, before // 4, 12_000, 3_000,
         17, 3, NOW_MS, NOW_MS + 1000 * rng.randrange(1, 60), detail=detail,
     )  # fmt: skip
+
+
+def counts_of(numbers: Sequence[int], topic: str, partition: int, *, show: bool = False) -> KeyCounts:
+    """Of a partition whose keys, of which each says its topic and partition, have so many records."""
+    top = sorted(((number, 100 * n) for n, number in enumerate(numbers) if number > 1), reverse=True)[:HOTTEST]
+    keys = [hot_key(*one, f"{topic}/{partition}/key-{one[1]}".encode(errors="replace"), show=show) for one in top]
+    return KeyCounts(*twin.by_size(numbers), tuple(keys))
 
 
 def row(topic: str, number: int, status: str, error: str, problem: Any = None) -> ResultRow:
@@ -56,6 +68,17 @@ def corrupt(topic: str, number: int) -> ResultRow:
     path = f"/var/kafka/d0/{topic}-{number}/00000000000000000392.log"
     problem = CorruptLog("batch checksum does not match its bytes", path=path, byte_position=7, remedy=CORRUPT_REMEDY)
     return row(topic, number, "corrupt", str(problem), problem)
+
+
+def with_odd_keys(one: ResultRow) -> ResultRow:
+    """Shown ones: text and none, and what a page must not take for its own."""
+    assert one.detail is not None
+    keys = [b"customer-42", b"", EVIL.encode(), b"\0\0\0\7" * 4, "kätzchen".encode(), b"k" * 5000, b"\xff" * 999,
+            b"password=hunter2", "{{ keys }}\u202e\n".encode()]  # fmt: skip
+    hot = [hot_key(10**9 // (n + 1), 10**12 + n, key, show=True) for n, key in enumerate(keys)]
+    numbers = [1, 2, 3, 2**32 - 1, *(one.records for one in hot)]
+    counts = KeyCounts(*twin.by_size(numbers), (hot_key(2**32 - 1, 7, b"most", show=True), *hot))
+    return replace(one, detail=replace(one.detail, key_counts=counts))
 
 
 def rows_of_a_cluster(count: int, seed: int = 1) -> list[ResultRow]:
@@ -91,12 +114,16 @@ def pages_to_look_at() -> dict[str, str]:
     small = [compacted(rng, f"topic-{n}", n) for n in range(30)] + [corrupt("orders", 1), refused("users", 0)]
     error = f"{EVIL} {'x' * 300} /{'y' * 300}/z"
     evil = [row(EVIL, 0, "refused", error), compacted(rng, "a" * 249, 1), compacted(rng, EVIL, 2)]
+    shown = [with_odd_keys(compacted(rng, f"topic-{n}", n)) for n in range(3)]
+    planned = [row("orders", n, "would-compact", "") for n in range(3)]
     verified = [row("orders", 0, "sound", "")]
     again = "Run the same command again to go on."
     return {
         "small": page(report_of(small)),
         "large": page(report_of(rows_of_a_cluster(10_000))),
         "evil": page(report_of(evil, arguments=("keytail", EVIL, "z" * 400), settings={"k" * 200: "v" * 400})),
+        "shown": page(report_of(shown)),
+        "planned": page(report_of(planned, title="plan", verb="plan", execute=False, exit_status=0)),
         "verified": page(report_of(verified, title="verify", verb="verify", next_step="", exit_status=0)),
         "early": page(report_of(small[:3], ended_early="interrupted by SIGTERM", next_step=again)),
         "nothing": page(report_of([])),

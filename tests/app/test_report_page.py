@@ -7,18 +7,31 @@ import json
 import random
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from keytail.app.report import drawings, sums
+from keytail.app.report import drawings, keys, sums
 from keytail.app.report import page as module
 from keytail.app.report.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.app.report.page import page
 from keytail.clean.detail import Part
+from keytail.clean.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
 from keytail.errors import Refused, UsageProblem
 from keytail.spark.rows import ResultRow
-from tests.app.report_case import EVIL, NOW_MS, compacted, corrupt, refused, report_of, row, rows_of_a_cluster
+from tests.app.report_case import (
+    EVIL,
+    NOW_MS,
+    compacted,
+    corrupt,
+    counts_of,
+    refused,
+    report_of,
+    row,
+    rows_of_a_cluster,
+    with_odd_keys,
+)
 
 VOID = frozenset({"meta", "link", "br", "input"})
 
@@ -217,7 +230,7 @@ def test_ten_thousand_partitions() -> None:
     assert len(text) < 6_000_000
     outline = Outline(text)
     tags = [tag for tag, _ in outline.elements]
-    assert tags.count("tr") < 2500, "tables are cut"
+    assert tags.count("tr") < 3000, "tables are cut"
     assert tags.count("article") < 20
     raw = re.search(r'<pre class="raw">(.*?)</pre>', text, re.DOTALL)
     assert raw is not None
@@ -253,7 +266,7 @@ def test_the_script_is_the_only_one_that_may_run() -> None:
 def test_pictures_are_whole_and_take_their_colours_from_the_page() -> None:
     text = page(report_of(one_of_each()))
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(pictures) == 4
+    assert len(pictures) == 5
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     for picture in pictures:
@@ -276,8 +289,6 @@ def test_a_page_of_nothing(fields: dict[str, object]) -> None:
 
 
 def test_odd_numbers_do_not_stop_a_page() -> None:
-    from dataclasses import replace
-
     one = compacted(random.Random(1), "t", 1)
     assert one.detail is not None
     never = replace(one.detail, first_horizon_ms=2**63 - 1, last_horizon_ms=2**63 - 1, parts=(Part(0, 1, 1, -1),),
@@ -285,6 +296,77 @@ def test_odd_numbers_do_not_stop_a_page() -> None:
     empty = replace(one.detail, parts=(Part(0, 1, 0, 2**62),), horizon_batches=None, phases_s={})
     text = page(report_of([replace(one, detail=never), replace(one, detail=empty, bytes_before=0, bytes_after=0)]))
     assert "never" in text
+
+
+# Keys
+
+
+def counted(number: int, counts: KeyCounts) -> ResultRow:
+    one = compacted(random.Random(1), f"topic-{number % 3}", number)
+    assert one.detail is not None
+    return replace(one, detail=replace(one.detail, key_counts=counts))
+
+
+def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
+    rng = random.Random(5)
+    numbers = {n: [rng.choice([1, 2, rng.randrange(1, 5000)]) for _ in range(100)] for n in range(7)}
+    rows = [counted(n, counts_of(of, f"topic-{n % 3}", n)) for n, of in numbers.items()]
+    found = report_of([*rows, refused("users", 0)]).partitions
+    every = sorted((number for of in numbers.values() for number in of), reverse=True)
+    top = keys.hottest(found)
+    assert [hot.records for _, hot in top] == every[:HOTTEST]
+    for one, hot in top:
+        assert numbers[int(one.name.rpartition("-")[2])][hot.offset // 100] == hot.records
+    sizes = keys.by_size(found)
+    assert (sum(one.keys for one in sizes), sum(one.records for one in sizes)) == (700, sum(every))
+    for one in sizes:
+        assert one.keys == sum(one.most // 2 < number <= one.most for number in every)
+    text = page(report_of(rows))
+    words = words_of(text)
+    assert f"{sum(every):,} records of 700 keys in 7 partitions: {sum(every) - 700:,} of them" in words
+    [table] = re.findall(r'<table class="rows" data-name="hot_keys">(.*?)</table>', text, re.DOTALL)
+    assert table.count("<tr>") == 1 + HOTTEST
+    assert [hot.digest for _, hot in top] == re.findall(r"<td>([0-9a-f]{16})</td>", table)
+    assert "its hash" in table
+    assert "<th scope=\"col\">key</th>" not in table
+    [topics] = re.findall(r'<table class="rows" data-name="topic_keys">(.*?)</table>', text, re.DOTALL)
+    by_topic = [sum(sum(of) for n, of in numbers.items() if n % 3 == topic) for topic in range(3)]
+    assert re.findall(r'data-v="([\d.]+)"', topics)[::4] == [str(number) for number in sorted(by_topic, reverse=True)]
+
+
+def test_a_page_of_keys_that_were_written_once() -> None:
+    text = page(report_of([counted(0, counts_of([1, 1, 1], "t", 0))]))
+    assert "3 records of 3 keys in 1 partition: 0 of them (0" in words_of(text)
+    assert 'data-name="hot_keys"' not in text
+    assert 'data-name="topic_keys"' not in text
+    assert "sha256sum" not in text
+
+
+def test_where_nothing_was_counted_the_page_says_so_or_nothing() -> None:
+    empty = counted(0, counts_of([], "t", 0))
+    for rows in ([empty], [refused("users", 0)], []):
+        assert 'id="keys"' not in page(report_of(rows))
+    due = [row("t", 0, "would-compact", "")]
+    for verb in ("plan", "compact"):
+        text = words_of(page(report_of(due, verb=verb, execute=False)))
+        assert "Which keys were written most is not known: a plan reads no records. compact --execute --report" in text
+    assert "not known: a plan" not in page(report_of([row("t", 0, "sound", "")], verb="verify", execute=False))
+
+
+def test_keys_are_text_of_the_page_where_they_are_shown() -> None:
+    text = page(report_of([with_odd_keys(compacted(random.Random(1), "t", 0))]))
+    assert "Keys are shown because" in text
+    outline = Outline(text)
+    assert "img" not in {tag for tag, _ in outline.elements}
+    for character in "\x1b\u202e":
+        assert character not in text
+    words = words_of(text)
+    for shown_as in ('"customer-42"', '""', '"kätzchen"', f"hex {'00000007' * 4}", '"{{ keys }}\\u202e\\x0a"',
+                     f'"{"k" * MOST_KEY_BYTES}… (5,000 bytes)', f"hex {'ff' * MOST_KEY_BYTES}… (999 bytes)",
+                     "4,294,967,295 or more", f'"password={HIDDEN}'):  # fmt: skip
+        assert shown_as in words, shown_as
+    assert "hunter2" not in text
+    assert "Keys are shown" not in page(report_of(one_of_each()))
 
 
 def test_missing_packages_are_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,8 @@ def test_lookup_ends_in_a_table_without_a_free_slot__checklist_3():
 
     slots = np.zeros(4, kernels.SLOT)
     low, high, ordinals = columns([(i, i << 40, i) for i in range(4)])
-    assert kernels.put_all(slots, 0, 4, low, high, ordinals, 4, 0) == (4, 4)
+    none = np.zeros(0, np.uint32)
+    assert kernels.put_all(slots, none, 0, 4, low, high, ordinals, none, 4, 0) == (4, 4)
     found = np.empty(6, np.int64)
     wanted_low, wanted_high, wanted = columns([*((i, i << 40, 0) for i in range(4)), (77, 77, 0), (78, 2**63, 0)])
     all_set, noted = np.full(1, 255, np.uint8), np.zeros(16, np.uint8)

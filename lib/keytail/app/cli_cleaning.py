@@ -13,6 +13,7 @@ from keytail.app.command import SUBMITTED, choice_of, configuration_of, finish, 
 from keytail.app.ledger import LedgerFlags, is_uri
 from keytail.app.quarantine import report
 from keytail.app.report.writing import Page, reporting
+from keytail.errors import UsageProblem
 from keytail.spark.rows import ResultRow
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def compact(
     quarantine_report: o.QuarantineReport = None,
     rows_file: o.RowsFile = None,
     report_file: o.ReportFile = None,
+    show_keys: o.ShowKeys = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
@@ -109,6 +111,8 @@ def compact(
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
+    if show_keys and report_file is None:
+        raise UsageProblem("--show-keys is about the page of --report, and none is asked for")
     configuration = configuration_of(config, topic_config, topics_have_no_overrides)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
@@ -136,6 +140,7 @@ def compact(
         scratch_dir=scratch_dir,
         submitted=submitted,
         in_detail=report_file is not None,
+        show_keys=show_keys,
     )
     named = o.comma_lists(partitions)
     page = Page("compact", execute=execute, now_ms=now, configuration=configuration)

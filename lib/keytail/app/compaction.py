@@ -33,6 +33,7 @@ from keytail.app.replicas import replicas_of, tell_unhosted
 from keytail.app.selection import Choice, Chosen, Configuration, choose
 from keytail.app.stopping import Stopped
 from keytail.app.workers import cores, workers_of_run
+from keytail.clean.key_counts import HOTTEST
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.partition import hosted
@@ -80,6 +81,7 @@ class Request:
     scratch_dir: str | None = None
     submitted: bool = False  # under spark-submit, which has chosen the master
     in_detail: bool = False  # rows are for a report
+    show_keys: bool = False  # in it
 
     def rules(self, fs: FileSystem) -> Rules:
         return Rules(
@@ -98,8 +100,9 @@ class Request:
             grouping="kafka" if self.grouping == "kafka" else "measured",
             throttle_bytes_per_s=self.throttle_bytes_per_s or None,
             fan_out=self.fan_out,
+            hottest_keys=HOTTEST if self.in_detail else 0,
+            show_keys=self.show_keys,
         )
-
 
     def map_memory(self) -> int:
         """Of one task, as far as it is known before there is a session."""

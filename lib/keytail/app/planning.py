@@ -275,6 +275,8 @@ class TaskSettings:
     grouping: Grouping = "measured"
     fan_out: FanOut = "auto"
     throttle_bytes_per_s: int | None = None  # of a host
+    hottest_keys: int = 0
+    show_keys: bool = False
 
 
 def cleaning_tasks(
@@ -303,6 +305,8 @@ def cleaning_tasks(
             fan_out=settings.fan_out,
             map_memory_bytes=settings.map_memory_bytes,
             throttle_bytes_per_s=settings.throttle_bytes_per_s,
+            hottest_keys=settings.hottest_keys,
+            show_keys=settings.show_keys,
             hash_seed=hash_seed,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
         )

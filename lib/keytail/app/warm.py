@@ -234,6 +234,7 @@ def _compact_in_rounds(path: str) -> None:
     task = CleaningTask.of(
         facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,
         now_ms=_NOW_MS + 60_000, config=COMPACTED, run_id="warm", grouping="kafka", max_scratch_bytes=1,
+        hottest_keys=2,
     )  # fmt: skip
     task = replace(task, config=replace(COMPACTED, segment_bytes=1))
     while True:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from keytail.clean.handing_on import hand_on, take_over
+from keytail.clean.hottest_keys import count_keys
 from keytail.clean.plan import segments_between
 from keytail.clean.producers import ActiveProducers
 from keytail.clean.proof import ProofReport, prove
@@ -49,6 +50,10 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
     findings = _findings(fs, task, reader, clock)
     survivors, producers = findings.survivors, findings.producers
+    key_counts = None
+    if survivors.offset_map.is_counting:
+        with clock.phase("hottest keys"):
+            key_counts = count_keys(fs, task, reader, survivors)
     _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
     writer = output_writer(fs, task, findings.transactions)
     made: list[CleanFile] = []
@@ -85,7 +90,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             with contextlib.suppress(OSError):  # the first error is the one to be told
                 fs.unlink(os.path.join(task.scratch_path, file.name))
         raise
-    return replace(result, phases_s=clock.seconds)
+    return replace(result, phases_s=clock.seconds, key_counts=key_counts)
 
 
 def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:

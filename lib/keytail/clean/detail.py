@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keytail.clean.plan import segments_between
 
 if TYPE_CHECKING:
+    from keytail.clean.key_counts import KeyCounts
     from keytail.clean.plan import CompactionConfig, Selection
     from keytail.clean.task import CleaningResult, CleaningTask, SourceCounts
     from keytail.log.partition import SegmentFacts
@@ -34,7 +35,7 @@ class Detail:
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
     order, merged into at most MOST_PARTS. `keys` were in the map, of `dirty_records` (of whole segments,
     with their markers). Horizons are the times from which on tombstones and markers of so many batches may go, by a
-    round later than that.
+    round later than that. `key_counts`, where keys were counted, are of the records in the map.
     """
 
     clean_bytes: int | None = None
@@ -50,6 +51,7 @@ class Detail:
     first_horizon_ms: int | None = None
     last_horizon_ms: int | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    key_counts: KeyCounts | None = None
 
 
 def detail_of_plan(
@@ -67,9 +69,14 @@ def detail_of_plan(
 
 
 def detail_of_result(
-    task: CleaningTask, result: CleaningResult, sources: Iterable[SourceCounts], phases_s: Mapping[str, float]
+    task: CleaningTask,
+    result: CleaningResult,
+    sources: Iterable[SourceCounts],
+    phases_s: Mapping[str, float],
+    key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Of a round that is done: `sources` and `phases_s` of all its rounds of writing, `result` of the last one."""
+    """Of a round that is done: `sources` and `phases_s` of all its rounds of writing, `key_counts` of the first one,
+    `result` of the last one."""
     known = {one.segment: one for one in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
     having = [one for one in known.values() if one.horizon_batches]
@@ -84,6 +91,7 @@ def detail_of_result(
         first_horizon_ms=min((one.first_horizon_ms for one in having), default=None),
         last_horizon_ms=max((one.last_horizon_ms for one in having), default=None),
         phases_s=dict(phases_s),
+        key_counts=key_counts,
     )
 
 

@@ -29,6 +29,8 @@ from keytail.clean.fan_out_slices import (
     survey,
 )
 from keytail.clean.fan_out_write import Measured, Written, measure, parts_of, ranges_of, write
+from keytail.clean.hottest_keys import HotPart, by_place, read_hottest, told
+from keytail.clean.key_counts import KeyCounts, merged
 from keytail.clean.plan import segments_between
 from keytail.clean.proof import refuse_unjustified
 from keytail.clean.proof_keys import table_bytes
@@ -86,6 +88,7 @@ class _Found:
     markers: CleanFile | None
     slices: tuple[SliceFacts, ...]
     bits: tuple[ShardBits, ...]
+    key_counts: KeyCounts | None = None
 
     def records_of(self, first: int, end: int) -> int:
         return sum(facts.records for facts in self.slices if first <= facts.segment < end)
@@ -124,6 +127,10 @@ def _found(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes, clo
         ]
         bits = tuple(engine.shuffle("keys", scan, pieces, shards, merge, task))
     _refuse_keyless(task, bits)
+    key_counts = None
+    if task.hottest_keys:
+        with clock.phase("hottest keys"):
+            key_counts = _count_keys(task, engine, known.slices, bits)
     measured: list[Measured] | None = None
     with clock.phase("measure"):
         if task.grouping == "measured":
@@ -133,7 +140,8 @@ def _found(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes, clo
     if known.has_transactions:
         with clock.phase("markers"):
             [markers] = engine.run("markers", markers_of, [task])
-    return _Found(tuple(ranges_of(task, 0, end, measured)), known.settled, markers, known.slices, bits)
+    ranges = tuple(ranges_of(task, 0, end, measured))
+    return _Found(ranges, known.settled, markers, known.slices, bits, key_counts)
 
 
 def _known(before: FannedOut) -> _Found:
@@ -162,6 +170,17 @@ def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: 
             return known
         aborted = known.contradicting
     raise contradicting(task, known.contradicting_offset)
+
+
+def _count_keys(
+    task: CleaningTask, engine: Engine, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
+) -> KeyCounts:
+    """A shard has keys of its own. The hottest are read by a task for each slice in which one was written last."""
+    counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
+    places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
+    pieces = [HotPart(task, place, hottest) for place, hottest in by_place(places, counted.hottest)]
+    read = engine.run("hottest keys", read_hottest, pieces)
+    return told(counted, [one for part in read for one in part])
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
@@ -261,4 +280,4 @@ def _result(
     untouched_records = found.records_of(end, len(task.segments))
     result = result_of(task, task.first_uncleanable_offset, stop, groups, totals, untouched_records)
     sources = tuple(one for part in parts for one in part.sources)
-    return replace(result, rest=rest, phases_s=clock.seconds, sources=sources)
+    return replace(result, rest=rest, phases_s=clock.seconds, sources=sources, key_counts=found.key_counts)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.clean.fan_out_slices import SliceFacts
+from keytail.clean.key_counts import Counted
 from keytail.clean.offset_map import OffsetMap
 from keytail.clean.survivors import Survivors
 from keytail.clean.task import CleaningTask
@@ -35,12 +36,14 @@ _ROW = np.dtype(
 @dataclass(frozen=True)
 class ShardBits:
     """The file of one shard, the number of blocks in it, how many keys the dirty section has there, and what was
-    counted there of records without a key: of (those to be mapped, their first offset, the others, theirs)."""
+    counted there of records without a key: of (those to be mapped, their first offset, the others, theirs). `counted`
+    are the records of its keys, where that was asked for."""
 
     file: CleanFile
     blocks: int
     keys: int
     keyless: tuple[tuple[int, int, int, int], ...] = ()
+    counted: Counted | None = None
 
 
 class BitsWriter:

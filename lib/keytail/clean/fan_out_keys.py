@@ -17,7 +17,7 @@ import numpy as np
 from keytail.clean.fan_out_bits import BitsWriter, ShardBits
 from keytail.clean.fan_out_slices import Cell, Settled, SliceFacts
 from keytail.clean.handing_on import take_over
-from keytail.clean.offset_map import LOAD_FACTOR, SLOT_BYTES, OffsetMap
+from keytail.clean.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
 from keytail.clean.plan import segments_between
 from keytail.clean.task import CleaningTask
 from keytail.errors import KeytailError
@@ -61,14 +61,18 @@ def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
 
 
 class _Run:
-    """Keys on their way to the shards: arrays that are split when they are full."""
+    """Keys on their way to the shards: arrays that are split when they are full.
 
-    def __init__(self, kind: int, number: int, shards: int, memory_bytes: int) -> None:
-        room = max(_LEAST_RUN, min(_RUN, memory_bytes // (6 * SLOT_BYTES)))
+    `counting`: they come out of maps that count, and go with how many records each stands for.
+    """
+
+    def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
+        room = max(_LEAST_RUN, min(_RUN, memory_bytes // (6 * _item_bytes(counting=counting))))
         self._order = kind << _KIND_BITS | number << _SLICE_BITS
         self._starts = np.zeros(shards + 1, np.int64)
         self._arrays = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
         self._sorted = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
+        self._times, self._sorted_times = (np.empty(room if counting else 0, COUNT) for _ in range(2))
         self._filled = 0
 
     def take(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> Iterator[Cell]:
@@ -85,7 +89,9 @@ class _Run:
         i = 0
         low, high, ordinals = self._arrays
         while True:
-            i, self._filled = kernels.drain(offset_map.slots, i, high, low, ordinals, self._filled)
+            i, self._filled = kernels.drain(
+                offset_map.slots, offset_map.counts, i, high, low, ordinals, self._times, self._filled
+            )
             if i == len(offset_map.slots):
                 offset_map.used = 0
                 return
@@ -93,11 +99,13 @@ class _Run:
 
     def give(self) -> Iterator[Cell]:
         """A cell for each shard that has any of the keys so far."""
-        kernels.split(*self._arrays, self._filled, len(self._starts) - 1, self._starts, *self._sorted)
+        sorted_arrays: list[np.ndarray] = [*self._sorted, self._sorted_times]
+        shards = len(self._starts) - 1
+        kernels.split(*self._arrays, self._times, self._filled, shards, self._starts, *sorted_arrays)
         self._filled = 0
         for shard in np.flatnonzero(np.diff(self._starts)):
             part = slice(self._starts[shard], self._starts[shard + 1])
-            yield Cell(int(shard), self._order, b"".join(array[part].tobytes() for array in self._sorted))
+            yield Cell(int(shard), self._order, b"".join(array[part].tobytes() for array in sorted_arrays))
         self._order += 1
 
 
@@ -111,8 +119,9 @@ class _Scan:
         first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
         self._is_dirty = first <= self._number < end
         memory = task.map_memory_bytes // 2
-        self._map = OffsetMap(min(memory, _DEDUP_BYTES))
-        self._puts = _Run(_PUTS, part.number, part.shards, memory)
+        counting = task.hottest_keys > 0
+        self._map = OffsetMap(min(memory, _DEDUP_BYTES), counting=counting)
+        self._puts = _Run(_PUTS, part.number, part.shards, memory, counting=counting)
         self._probes = _Run(_PROBES, part.number, part.shards, memory)
         self.nulls = np.zeros((part.facts.batches + 7) // 8, np.uint8)
         self.keyless = np.array([0, -1, 0, -1], np.int64)
@@ -187,7 +196,8 @@ def merge(
 
     Memory: the map, and a quarter of it beside it, whatever the probes are. Leaves a scratch file of this attempt.
     """
-    offset_map = OffsetMap(task.map_memory_bytes)
+    counting = task.hottest_keys > 0
+    offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
     room = max(_LEAST_RUN, min(_RUN, task.map_memory_bytes // (6 * 8)))
     found = np.empty(0, np.int64)
     writer = BitsWriter(fs, replace(task, attempt=attempt), room)
@@ -200,11 +210,10 @@ def merge(
                 writer.add_nulls(segment, first_batch, batches, np.frombuffer(nulls, np.uint8))
                 keyless.append(counted)
                 continue
-            n = len(data) // SLOT_BYTES
-            words = np.frombuffer(bytearray(data), np.uint64)
-            low, high, ordinals = words[:n], words[n : 2 * n], words[2 * n :].view(np.int64)
+            n = len(data) // _item_bytes(counting=counting and kind == _PUTS)
+            low, high, ordinals, times = _columns(bytearray(data), n)
             if kind == _PUTS:
-                if offset_map.put_all(low, high, ordinals, n) < n:
+                if offset_map.put_all(low, high, ordinals, n, times) < n:
                     raise _too_small(task, offset_map)
                 continue
             if len(found) < n:
@@ -212,6 +221,7 @@ def merge(
             offset_map.get_all(low, high, ordinals, n, found)
             writer.add(ordinals[found[:n] <= ordinals])
         keys = offset_map.used
+        counted = offset_map.counted(task.hottest_keys) if counting else None
         for start in range(0, len(offset_map.slots), room):
             values = offset_map.slots[start : start + room]["value"]
             writer.add(values[values != 0] - 1)
@@ -219,7 +229,18 @@ def merge(
     except BaseException:
         writer.discard()
         raise
-    return ShardBits(file, blocks, keys, tuple(keyless))
+    return ShardBits(file, blocks, keys, tuple(keyless), counted)
+
+
+def _item_bytes(*, counting: bool) -> int:
+    return SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
+
+
+def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of a cell of `n` items: both words of the hashes, ordinals, and how many records each stands for, if it says."""
+    words = np.frombuffer(data, np.uint64, 3 * n)
+    times = np.frombuffer(data, COUNT, -1, SLOT_BYTES * n) if len(data) > SLOT_BYTES * n else np.zeros(0, COUNT)
+    return words[:n], words[n : 2 * n], words[2 * n :].view(np.int64), times
 
 
 def _too_small(task: CleaningTask, offset_map: OffsetMap) -> KeytailError:

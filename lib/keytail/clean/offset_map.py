@@ -2,7 +2,8 @@
 
 An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key
 bytes, starts small and doubles; old and new table together stay within the memory it was given. When it can
-grow no more it is full, and the round ends there as Kafka's does (format/CLEANING.md, "Full map").
+grow no more it is full, and the round ends there as Kafka's does (format/CLEANING.md, "Full map"). A map that
+is told to counts beside that how many records of each key it was given, which takes 4 of its bytes a slot.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from typing import Any
 
 import numpy as np
 
+from keytail.clean.key_counts import Counted
 from keytail.kernels import offset_map as kernels
 from keytail.kernels.memory import zeros
 
 SLOT_BYTES = kernels.SLOT.itemsize
+COUNT = np.dtype(np.uint32)
 LOAD_FACTOR = 0.9
 _FIRST_SLOTS = 1 << 14
+_ONCE = np.zeros(0, COUNT)
 _MOST_PRESENT_BYTES = 4 << 20  # of the bits beside the table that tell most of what is not in it
 
 
 class OffsetMap:
     """A map of at most `memory_bytes`, growth included; `max_entries` bounds it further (as Kafka's slots do)."""
 
-    def __init__(self, memory_bytes: int, max_entries: int | None = None) -> None:
+    def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
         # The last doubling holds one and a half tables at once.
-        self._max_slots = max(2, memory_bytes * 2 // (3 * SLOT_BYTES))
+        slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
+        self._max_slots = max(2, memory_bytes * 2 // (3 * slot_bytes))
         self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
         if max_entries is not None:
             self._max_entries = max(1, min(max_entries, self._max_entries))
@@ -33,6 +38,7 @@ class OffsetMap:
         while slots > _FIRST_SLOTS:
             slots = (slots + 1) // 2
         self._slots = zeros(max(2, slots), kernels.SLOT)
+        self._counts = zeros(len(self._slots) if counting else 0, COUNT)
         self._present: np.ndarray | None = None  # made when it is first asked for
         self.used = 0
 
@@ -42,6 +48,15 @@ class OffsetMap:
     @property
     def slots(self) -> np.ndarray:
         return self._slots
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Records of the key in each slot (uint32), 0 of a free one; none at all where nothing is counted."""
+        return self._counts
+
+    @property
+    def is_counting(self) -> bool:
+        return len(self._counts) > 0
 
     @property
     def max_entries(self) -> int:
@@ -59,11 +74,16 @@ class OffsetMap:
 
     def _grow(self) -> None:
         larger = zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
-        kernels.rehash(self._slots, larger)
-        self._slots = larger
+        counts = zeros(len(larger) if self.is_counting else 0, COUNT)
+        kernels.rehash(self._slots, self._counts, larger, counts)
+        self._slots, self._counts = larger, counts
 
-    def put_all(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> int:
+    def put_all(
+        self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int, times: np.ndarray = _ONCE
+    ) -> int:
         """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is passed over).
+
+        Each counts as one record, or as the `times` (uint32) that are given for it.
 
         Returns how many were done: fewer than `n` means that the map was full in front of that item.
         """
@@ -71,7 +91,7 @@ class OffsetMap:
         self._present = None
         while True:
             done, self.used = kernels.put_all(
-                self._slots, self.used, self._limit(), low, high, ordinals, n, done
+                self._slots, self._counts, self.used, self._limit(), low, high, ordinals, times, n, done
             )
             if done == n or self.used >= self._max_entries:
                 return done
@@ -87,8 +107,22 @@ class OffsetMap:
             kernels.note_present(self._slots, self._present)
         kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
 
+    def counted(self, most: int) -> Counted:
+        """What was counted: by size, and the `most` hottest keys at most, of those with two records and more."""
+        keys, records = np.zeros(kernels.SIZES, np.int64), np.zeros(kernels.SIZES, np.int64)
+        kernels.sum_by_size(self._counts, keys, records)
+        top = np.zeros((most, 2), np.int64)
+        filled = kernels.most_counted(self._slots, self._counts, top) if self.is_counting else 0
+        hottest = tuple((int(count), int(ordinal)) for count, ordinal in top[:filled])
+        return Counted(tuple(keys.tolist()), tuple(records.tolist()), hottest)
+
+    def forget_counts(self) -> None:
+        """The memory of the counts is free, and no more is counted."""
+        self._counts = zeros(0, COUNT)
+
     def clear(self) -> None:
         self._slots[:] = 0
+        self._counts[:] = 0
         self._present = None
         self.used = 0
 
@@ -101,3 +135,6 @@ class OffsetMap:
         assert counts[2] == 0, f"{counts[2]} keys stand twice"
         assert self.used <= self._max_entries
         assert len(self._slots) <= self._max_slots
+        if self.is_counting:
+            assert len(self._counts) == len(self._slots)
+            assert np.array_equal(self._counts != 0, self._slots["value"] != 0)

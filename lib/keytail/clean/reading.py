@@ -114,7 +114,7 @@ def _follow_log(
         builder = SurvivorBuilder(
             reader,
             KeyScanner(task.hash_seed),
-            OffsetMap(task.map_memory_bytes, task.map_max_entries),
+            OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0),
         )
         survivors = builder.build(
             task.partition_path,

@@ -30,7 +30,8 @@ class Survivors:
 
     `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as
     far as pass 1 came; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of
-    its first record and batch.
+    its first record and batch. Where keys are counted, `places` are the ordinal of the first record and the byte
+    position of every stride.
     """
 
     offset_map: OffsetMap
@@ -46,6 +47,7 @@ class Survivors:
     batch_start: list[int] = field(default_factory=list)
     bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    places: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def records(self) -> int:
@@ -175,6 +177,8 @@ class SurvivorBuilder:
             aborted = followers.follow(table, number == survivors.first_segment)
             counts = table["record_count"].astype(np.int64)
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
+            if self._map.is_counting:
+                survivors.places.append((int(first_ordinal[0]), stride.position))
             if survivors.full:
                 yield None
             else:

@@ -1,6 +1,7 @@
 """Runs of keys on their way to shards, and the tables that shards make of them.
 
-A key run is three arrays of one length: the two words of the keys' hashes, and ordinals. A shard is a range of the
+A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; where records are counted, a
+fourth one says how many each item stands for. A shard is a range of the
 low word's upper half. Keys that leave one table in its order must come to the next in another: in their own they would
 fill its first slots alone as long as it is small, and every search there would pass all of them.
 """
@@ -86,9 +87,13 @@ def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
 
 
 @kernel
-def drain(slots, start, to_low, to_high, to_ordinals, filled):
-    """Append the used slots of an offset map from slot `start` on, and free them; (next slot, filled)."""
+def drain(slots, counts, start, to_low, to_high, to_ordinals, to_times, filled):
+    """Append the used slots of an offset map from slot `start` on, and free them; (next slot, filled).
+
+    Where the map has `counts`, they go to `to_times`.
+    """
     room = to_low.shape[0]
+    counting = counts.shape[0] != 0
     i = start
     while i < slots.shape[0]:
         if slots[i].value != 0:
@@ -97,6 +102,9 @@ def drain(slots, start, to_low, to_high, to_ordinals, filled):
             to_low[filled] = slots[i].low
             to_high[filled] = slots[i].high
             to_ordinals[filled] = slots[i].value - 1
+            if counting:
+                to_times[filled] = counts[i]
+                counts[i] = 0
             filled += 1
             slots[i].value = 0
         i += 1
@@ -104,8 +112,12 @@ def drain(slots, start, to_low, to_high, to_ordinals, filled):
 
 
 @kernel
-def split(low, high, ordinals, n, shards, starts, to_low, to_high, to_ordinals):
-    """The run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`."""
+def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ordinals, to_times):
+    """The run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`.
+
+    `times` may be none at all.
+    """
+    counting = times.shape[0] != 0
     starts[:] = 0
     for i in range(n):
         starts[_shard_of(low[i], shards) + 1] += 1
@@ -117,6 +129,8 @@ def split(low, high, ordinals, n, shards, starts, to_low, to_high, to_ordinals):
         to_low[at] = low[i]
         to_high[at] = high[i]
         to_ordinals[at] = ordinals[i]
+        if counting:
+            to_times[at] = times[i]
         starts[s] = at + 1
     for s in range(shards, 0, -1):
         starts[s] = starts[s - 1]

@@ -2,6 +2,9 @@
 
 A slot is free while its `value` is 0; used slots hold ordinal + 1. The home slot grows with the hash's high
 word, so that rehashing into a larger table is one nearly sequential sweep.
+
+Beside the slots may lie `counts` (uint32, one a slot, or none at all): how many records of its key were put. A count
+that has reached MOST_COUNTED stays there.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
 
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
+MOST_COUNTED = 2**32 - 1
+SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records of a key
 _AHEAD = 16  # probes in flight: about a memory latency's worth of work
 
 
@@ -35,18 +40,32 @@ def _find(slots, low, high, capacity):
     return np.int64(-1)
 
 
+@njit(inline="always")
+def _count(counts, slot, times):
+    left = MOST_COUNTED - np.int64(counts[slot])
+    counts[slot] += np.uint32(min(np.int64(times), left))
+
+
 @kernel
-def put_all(slots, used, limit, low, high, ordinals, n, start):
+def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
     """Put items `start` .. `n`; an ordinal below 0 is no item. Returns (items done, used slots).
+
+    Item i counts as `times[i]` records (uint32), or, where there are no `times`, as one. Without `counts` nothing is
+    counted.
 
     Stops in front of an item when `used` has reached `limit`, even for a key already present: the rule of
     CLEANING.md, "Full map".
     """
     capacity = slots.shape[0]
+    counting = counts.shape[0] != 0
+    is_one = times.shape[0] == 0
     i = start
     while i < n:
         if i + _AHEAD < n:
-            prefetch(slots, _home(high[i + _AHEAD], capacity))
+            home = _home(high[i + _AHEAD], capacity)
+            prefetch(slots, home)
+            if counting:
+                prefetch(counts, home)
         if ordinals[i] >= 0:
             if used >= limit:
                 break
@@ -57,6 +76,8 @@ def put_all(slots, used, limit, low, high, ordinals, n, start):
                 entry.high = high[i]
                 used += 1
             entry.value = ordinals[i] + 1
+            if counting:
+                _count(counts, slot, 1 if is_one else times[i])
         i += 1
     return i, used
 
@@ -97,9 +118,10 @@ def get_all(slots, present, low, high, wanted, n, found):
 
 
 @kernel
-def rehash(old, new):
-    """Move every used slot of `old` into the larger, empty `new`."""
+def rehash(old, old_counts, new, new_counts):
+    """Move every used slot of `old`, and its count, into the larger, empty `new`."""
     capacity = new.shape[0]
+    counting = old_counts.shape[0] != 0
     for i in range(old.shape[0]):
         entry = old[i]
         if entry.value != 0:
@@ -107,6 +129,52 @@ def rehash(old, new):
             new[slot].low = entry.low
             new[slot].high = entry.high
             new[slot].value = entry.value
+            if counting:
+                new_counts[slot] = old_counts[i]
+
+
+@kernel
+def sum_by_size(counts, keys, records):
+    """Of the keys with 1, 2, 3 to 4, 5 to 8 ... records (`keys`, `records`: int64[SIZES]): how many, and their records.
+
+    A slot that is free counts 0.
+    """
+    keys[:] = 0
+    records[:] = 0
+    for i in range(counts.shape[0]):
+        count = np.int64(counts[i])
+        if count != 0:
+            size = 0
+            while np.int64(1) << size < count:
+                size += 1
+            keys[size] += 1
+            records[size] += count
+
+
+@kernel
+def most_counted(slots, counts, top):
+    """Into `top` (int64, n rows of two): count and ordinal of the keys with most records, and 2 at least.
+
+    Of equal counts the higher ordinal is the first. Returns how many rows are filled.
+    """
+    filled = 0
+    for i in range(slots.shape[0]):
+        count = np.int64(counts[i])
+        if count < 2:
+            continue
+        ordinal = slots[i].value - 1
+        at = filled
+        while at > 0 and (top[at - 1, 0] < count or (top[at - 1, 0] == count and top[at - 1, 1] < ordinal)):
+            at -= 1
+        if at == top.shape[0]:
+            continue
+        filled = min(filled + 1, top.shape[0])
+        for row in range(filled - 1, at, -1):
+            top[row, 0] = top[row - 1, 0]
+            top[row, 1] = top[row - 1, 1]
+        top[at, 0] = count
+        top[at, 1] = ordinal
+    return filled
 
 
 @kernel

@@ -116,8 +116,9 @@ class Placing:
         elif self.task.out_of_place.only_copies:
             row = replace(self.intended.row, error=f"copied as it is: {self.intended.row.error}")
         else:
-            detail = detail_of_result(self.task, self._result, self._result.sources, self._result.phases_s)
-            return replace(with_numbers(self.row, self._result), detail=detail)
+            result = self._result
+            detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
+            return replace(with_numbers(self.row, result), detail=detail)
         return replace(row, start_ms=self.row.start_ms, end_ms=time.time_ns() // 1_000_000)
 
     def oddities(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from keytail.clean.cleaner import install
 from keytail.clean.detail import detail_of_result
+from keytail.clean.key_counts import KeyCounts
 from keytail.clean.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import KeytailError
 from keytail.format import names
@@ -51,6 +52,7 @@ class Replacing:
     made: list[int] = field(default_factory=list)  # base offsets of segments that are in place
     _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, as the next
     _phases_s: dict[str, float] = field(default_factory=dict)
+    _key_counts: KeyCounts | None = None
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
         """The groups of one round; the files that it needed go with it. Interrupted between two groups."""
@@ -61,6 +63,7 @@ class Replacing:
         self._groups += len(result.groups)
         self._goes_on = result.rest is not None
         self._sources += result.sources
+        self._key_counts = self._key_counts or result.key_counts
         start_s = time.perf_counter()
         install(self.fs, self.task, result, self._one_more, is_stopped)
         for phase, seconds in (*result.phases_s.items(), ("replace", time.perf_counter() - start_s)):
@@ -83,7 +86,7 @@ class Replacing:
 
     def compacted_row(self) -> ResultRow:
         """Of a partition whose checkpoint has been moved."""
-        detail = detail_of_result(self.task, self.result, self._sources, self._phases_s)
+        detail = detail_of_result(self.task, self.result, self._sources, self._phases_s, self._key_counts)
         return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from keytail.app.report.facts import Partition
+from keytail.app.report.keys import Size
 from keytail.app.report.masking import shown
 from keytail.app.report.sums import TopicSums
 from keytail.app.rows import human_bytes
@@ -38,6 +39,7 @@ _SETTINGS: dict[Any, Any] = {
 }  # fmt: skip
 _WIDTH_IN = 4.4
 _NAME_LENGTH = 22
+_MOST_SIZES_NAMED, _LEAST_SIZES = 9, 6
 _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
@@ -87,6 +89,32 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
         axes.set_xlabel("seconds of all tasks together")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         return _svg(figure, axes, "phases", "Seconds by phase", grid="x")
+
+
+def key_sizes(sizes: Sequence[Size]) -> str:
+    """Of each size two bars: its share of all keys, and of all records."""
+    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    with _styled():
+        figure = Figure(figsize=(_WIDTH_IN, 2.4), layout="constrained")
+        axes = figure.add_subplot()
+        at = range(len(sizes))
+        axes.bar([n - 0.2 for n in at], [100 * one.keys / keys for one in sizes], color=_KEPT, width=0.38)
+        axes.bar([n + 0.2 for n in at], [100 * one.records / records for one in sizes], color=_GONE, width=0.38)
+        step = -(-len(sizes) // _MOST_SIZES_NAMED)
+        axes.set_xticks(list(at)[::step], [_binary(one.most) for one in sizes[::step]])
+        axes.set_xlim(-0.6, max(len(sizes), _LEAST_SIZES) - 0.4)
+        axes.set_xlabel("records a key, up to")
+        axes.set_ylabel("%")
+        axes.set_ylim(0, 100)
+        return _svg(figure, axes, "key-sizes", "Keys by how often they were written", grid="y")
+
+
+def _binary(number: int) -> str:
+    """A power of two: `512`, `2 Ki`."""
+    for unit, name in ((1 << 30, " Gi"), (1 << 20, " Mi"), (1 << 10, " Ki")):
+        if number >= unit:
+            return f"{number // unit}{name}"
+    return str(number)
 
 
 def segment_map(one: Partition, number: int, now_ms: int) -> str:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from keytail.app.report import sums
+from keytail.app.report import keys, sums
 from keytail.app.report.facts import Partition, Report
 from keytail.app.report.masking import masked, masked_arguments, shown
 from keytail.app.rows import change, human_bytes, human_time
@@ -87,6 +87,7 @@ def page(report: Report) -> str:
         tables=_tables(report),
         times=_times(report),
         horizons=_horizons(report),
+        keys=keys.about(report),
         command=shlex.join(masked_arguments(report.arguments)),
         raw=Markup(_raw(report.partitions)),
     )
@@ -163,6 +164,7 @@ def _tables(report: Report) -> dict[str, Table]:
         "phases": _phases(found),
         "slowest": _slowest(found),
         "horizons": _waiting(found),
+        **{name: _table(name, *table) for name, table in keys.tables(found).items()},
         "partitions": _partitions(found),
     }
     return {name: table for name, table in tables.items() if table.rows}
@@ -332,6 +334,8 @@ def _drawings(report: Report, markup: Any) -> dict[str, Any]:
         drawn["dirty"] = markup(drawings.dirty_ratios(ratios, minima.pop() if len(minima) == 1 else None))
     if phases := sums.phases(found):
         drawn["phases"] = markup(drawings.phases(phases))
+    if sizes := keys.by_size(found):
+        drawn["key_sizes"] = markup(drawings.key_sizes(sizes))
     mapped = sums.that_matter(found, MAPS_DRAWN)
     drawn["legend"] = drawings.legend(mapped)
     for number, one in enumerate(mapped):
