@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,15 @@ from keytail.app.report import page as page_module
 from keytail.app.report import writing
 from keytail.app.report.writing import Page, reporting
 from keytail.app.stopping import Stopped
+from keytail.clean.key_counts import HOTTEST
 from keytail.errors import KeytailError, UsageProblem
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow
 from tests import golden
-from tests.app.log_dirs import snapshot
+from tests.app.log_dirs import BASE_MS, snapshot, write_log_dir
 from tests.app.test_compact import keytail
+from tests.reference import key_counts as twin
+from tests.reference.batches import Rec
 
 Run = Callable[..., Result]
 
@@ -131,6 +137,100 @@ def test_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
     assert "3 of 4 partitions compacted" in said(file.read_text())
     assert known(json.loads(done.stdout)) == raw_rows(file.read_text())
     assert "live</li>" in file.read_text()
+
+
+# Keys
+
+
+def secret_log_dir(path: Path) -> tuple[Path, dict[str, list[Rec]]]:
+    """Two partitions of keys and values that are nowhere else in the world; of `orders-0` one key is hot."""
+    partitions = {}
+    for name in ("orders-0", "users-0"):
+        keys = [b"zebra-%s-%d" % (name.encode(), n // 3 if n % 5 else 0) for n in range(400)]
+        partitions[name] = [Rec(n, BASE_MS + n, key, b"quokka-%d" % n) for n, key in enumerate(keys)]
+    return write_log_dir(path, partitions), partitions
+
+
+def refuse_keys(page: str, partitions: dict[str, list[Rec]]) -> None:
+    """No key and no value is in the page, as text, hex digits or in base64, whatever the bytes it begins with."""
+    assert "zebra" not in page
+    assert "quokka" not in page
+    for records in partitions.values():
+        for data in {record.key for record in records} | {record.value for record in records}:
+            assert data is not None
+            assert data.hex() not in page.lower()
+    for word in (b"zebra-orders", b"quokka-"):
+        for before in range(3):
+            encoded = base64.b64encode(b"x" * before + word).decode()
+            assert encoded[4 if before else 0 : -4] not in page
+        assert word.hex() not in page.lower()
+
+
+def expected_hottest(records: list[Rec], end: int) -> list[tuple[int, int, bytes]]:
+    return twin.hottest([(one.key or b"", one.offset) for one in records if one.offset < end], HOTTEST)
+
+
+SETTINGS = ("--topic-config", "orders:cleanup.policy=compact", "--topic-config", "users:cleanup.policy=compact")
+
+
+@pytest.mark.parametrize("way", ["in place", "elsewhere", "fan-out"])
+@pytest.mark.parametrize("show", [False, True])
+def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, tmp_path: Path) -> None:
+    log_dir, partitions = secret_log_dir(tmp_path / "logs")
+    file, rows_file = tmp_path / "page.html", tmp_path / "rows.json"
+    flags = {"elsewhere": ["--output-dir", tmp_path / "target"], "fan-out": ["--fan-out", "always"]}.get(way, [])
+    flags += ["--show-keys"] if show else []
+    arguments = ("compact", "--log-dirs", log_dir, *SETTINGS, "--force", "--execute", *flags, "--output", "json",
+                 "--report", file, "--rows-file", rows_file)  # fmt: skip
+    done = keytail(*map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    page = file.read_text()
+    ends = {name: max(int(log.stem) for log in (log_dir / name).glob("*.log")) for name in partitions}
+    expected = sorted(
+        ((number, name, offset, key) for name, records in partitions.items()
+         for number, offset, key in expected_hottest(records, ends[name])),
+        key=lambda one: (-one[0], one[1], -one[2]),
+    )[:HOTTEST]  # fmt: skip
+    [table] = re.findall(r'<table class="rows" data-name="hot_keys">(.*?)</table>', page, re.DOTALL)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
+    digests = [hashlib.sha256(key).hexdigest()[:16] for *_, key in expected]
+    told = [[digest, name, str(number)] for digest, (number, name, _, _) in zip(digests, expected, strict=True)]
+    at = 1 if show else 0
+    assert [row[at : at + 3] for row in rows] == told
+    assert [row[-1] for row in rows] == [str(offset) for _, _, offset, _ in expected]
+    if show:
+        assert [html.unescape(row[0]) for row in rows] == [f'"{key.decode()}"' for *_, key in expected]
+        assert "this page holds data" in page
+    else:
+        refuse_keys(page, partitions)
+    assert "quokka" not in page
+    for text in (done.stdout, done.stderr, rows_file.read_text()):
+        assert "zebra" not in text, "rows say nothing of keys"
+
+
+def test_pages_of_inspections_and_plans_hold_no_keys(run: Run, tmp_path: Path) -> None:
+    """Also not where the example of a difference is just such a record: the raw rows have hashes of it."""
+    log_dir, partitions = secret_log_dir(tmp_path / "a")
+    other = {name: [replace(one, value=b"quokka!") if one.offset % 50 == 7 else one for one in records]
+             for name, records in partitions.items()}  # fmt: skip
+    write_log_dir(tmp_path / "b", {name: records[:-3] for name, records in other.items()})
+    file = tmp_path / "page.html"
+    audited = run("audit", "--replica", f"a={log_dir}", "--replica", f"b={tmp_path / 'b'}", "--report", file)
+    assert audited.exit_code == 1
+    assert "value_hash" in file.read_text()
+    refuse_keys(file.read_text(), other)
+    refuse_keys(file.read_text(), partitions)
+    damaged = next((log_dir / "users-0").glob("*300.log"))
+    damaged.write_bytes(damaged.read_bytes()[:-40].replace(b"zebra-users-0-100", b"zebra-users-1-100"))
+    for verb, more in (("verify", ()), ("plan", SETTINGS), ("compact", SETTINGS), ("rebuild-index", ())):
+        run(verb, "--log-dirs", log_dir, *more, "--report", file)
+        refuse_keys(file.read_text(), partitions)
+        assert ("a plan reads no records" in file.read_text()) == (verb in ("plan", "compact"))
+
+
+def test_keys_are_shown_in_a_page_alone(run: Run, log_dir: Path) -> None:
+    result = run("compact", "--log-dirs", log_dir, "--show-keys")
+    assert (result.exit_code, "--show-keys is about the page of --report" in result.stderr) == (2, True)
 
 
 # Where it may lie
@@ -315,8 +415,6 @@ def test_what_report_cannot_do(flags: tuple[str, ...], run: Run, tmp_path: Path)
 
 
 def test_the_newest_run_and_runs_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     from keytail.app.ledger import LedgerFlags
 
     runs = [replace(RUN, run_id=f"2026010{n}T000000Z-{n}", start_ms=1000 * n) for n in range(3)]

@@ -327,7 +327,7 @@ def test_hottest_keys_of_the_run_are_those_of_all_partitions() -> None:
     [table] = re.findall(r'<table class="rows" data-name="hot_keys">(.*?)</table>', text, re.DOTALL)
     assert table.count("<tr>") == 1 + HOTTEST
     assert [hot.digest for _, hot in top] == re.findall(r"<td>([0-9a-f]{16})</td>", table)
-    assert "its hash" in table
+    assert "hash of the key" in table
     assert "<th scope=\"col\">key</th>" not in table
     [topics] = re.findall(r'<table class="rows" data-name="topic_keys">(.*?)</table>', text, re.DOTALL)
     by_topic = [sum(sum(of) for n, of in numbers.items() if n % 3 == topic) for topic in range(3)]

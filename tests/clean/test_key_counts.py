@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.clean import cleaner, fan_out_keys, hottest_keys
+from keytail.clean import offset_map as offset_map_module
 from keytail.clean.cleaner import clean_partition
 from keytail.clean.fan_out import Sizes, fan_out
 from keytail.clean.key_counts import (
@@ -32,6 +33,7 @@ from keytail.clean.key_counts import (
     size_text,
 )
 from keytail.clean.offset_map import SLOT_BYTES, OffsetMap
+from keytail.clean.proof_keys import LEAST_MEMORY_BYTES, most_keys
 from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL
@@ -115,6 +117,14 @@ def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
     offset_map.clear()
     assert offset_map.counted(3).hottest == ()
     offset_map.check()
+
+
+@pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
+def test_counting_does_not_change_when_a_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's table is full before a map is that counts."""
+    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # of a map that is not used
+    assert memory >= LEAST_MEMORY_BYTES
+    assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
 
 
 def test_a_count_that_is_full_stays_so() -> None:

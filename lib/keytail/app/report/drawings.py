@@ -39,7 +39,7 @@ _SETTINGS: dict[Any, Any] = {
 }  # fmt: skip
 _WIDTH_IN = 4.4
 _NAME_LENGTH = 22
-_MOST_SIZES_NAMED, _LEAST_SIZES = 9, 6
+_MOST_SIZES_NAMED, _LEAST_SIZES = 7, 6
 _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 

@@ -67,7 +67,7 @@ def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
 
 
 def _hot_keys(found: Sequence[Partition]) -> TableOf:
-    heads = ("key", "its hash", "partition", "records", "of the partition's", "the last at offset")
+    heads = ("key", "hash of the key", "partition", "records", "of its partition", "the last at offset")
     rows = []
     for one, hot in hottest(found):
         assert one.detail.key_counts is not None
