@@ -140,3 +140,12 @@ ScratchDir = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+ShowKeys = Annotated[
+    bool,
+    typer.Option(
+        "--show-keys",
+        help="The page of --report shows the hottest keys as they are, where it has hashes of them else. It then holds "
+        "data: keep it where that may be.",
+        rich_help_panel=RUN,
+    ),
+]

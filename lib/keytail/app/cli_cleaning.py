@@ -97,7 +97,7 @@ def compact(
     quarantine_report: o.QuarantineReport = None,
     rows_file: o.RowsFile = None,
     report_file: o.ReportFile = None,
-    show_keys: o.ShowKeys = False,
+    show_keys: c.ShowKeys = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
