@@ -19,7 +19,7 @@ from click.testing import Result
 from keytail.app import doctor_log_dirs
 from keytail.app import doctor_machine as machine
 from keytail.app.doctor_row import CheckRow
-from keytail.log.fs import FileSystem
+from keytail.log.fs import FileSystem, Sizes
 from keytail.log.lock import hold
 from keytail.spark import doctor as spark_doctor
 from tests.app.conftest import Run
@@ -163,6 +163,19 @@ def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
     assert "--shared-storage" in storage(file_system_type="nfs4").remedy
     assert "rounds" in storage(free_bytes=10).remedy
     assert "--output-dir" in storage(is_read_only=True).remedy
+
+
+def test_a_partition_that_a_running_broker_removes_meanwhile(tmp_path: Path) -> None:
+    log_dir = str(write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in ("gone-0", "orders-0")}))
+
+    class Removing(FileSystem):
+        def scan_sizes(self, path: str, suffix: str) -> Sizes:
+            if path.endswith("gone-0"):
+                raise FileNotFoundError(path)
+            return super().scan_sizes(path, suffix)
+
+    rows = doctor_log_dirs.log_dirs(Removing(), [log_dir], 2**60)
+    assert [row.status for row in rows] == ["ok"] * 5, rows
 
 
 def test_no_log_dir(run: Run, tmp_path: Path) -> None:

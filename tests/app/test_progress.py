@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import pty
-import random
 import select
 import struct
 import subprocess
@@ -31,6 +30,7 @@ from keytail.app.cli import VERBS, app
 from keytail.app.progress import PACE_S, WAITING, Reporter, Standing
 from keytail.spark.watching import Sign
 from keytail.telling import Manner
+from tests.chance import chance
 from tests.clean.test_fan_out_memory import BATCH_RECORDS, write_segments
 
 KEYTAIL = [sys.executable, "-m", "keytail.app.cli"]
@@ -129,9 +129,7 @@ def test_a_few_partitions_have_a_line_each(capsys: pytest.CaptureFixture[str]) -
 def test_of_many_partitions_a_log_has_what_is_wrong_what_took_long_and_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng, clock, count = random.Random(seed), Clock(), 5000
+    rng, clock, count = chance(), Clock(), 5000
     bad, long = set(rng.sample(range(count), 7)), rng.randrange(count)
     told_s: list[float] = []
     with _reporter(count, clock) as reporter:
@@ -272,7 +270,7 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
 
 
 def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
-    columns = random.SystemRandom().randrange(72, 150)
+    columns = chance().randrange(72, 150)
     print("columns", columns)
     command = [*KEYTAIL, "compact", "--log-dirs", str(log_dir), *COMPACT]
     *screens, last = _screens(command, columns)

@@ -14,6 +14,7 @@ import pytest
 
 from keytail.app.report import drawings, keys, sums
 from keytail.app.report import page as module
+from keytail.app.report.facts import Finding, Partition
 from keytail.app.report.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.app.report.page import page
 from keytail.clean.detail import Part
@@ -110,6 +111,17 @@ def test_verdicts(fields: dict[str, object], statuses: list[str], level: str, wo
     assert sums.verdict(found)[0] == level
     assert words in sums.verdict(found)[1]
     assert html.escape(words, quote=True) in page(found)
+
+
+def test_nobody_starts_a_broker_that_runs() -> None:
+    lost = Finding("error", "the file ends inside a batch", start_loses=True)
+
+    def said(live: bool) -> str:
+        one = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
+        return sums.verdict(replace(report_of([], verb="verify"), partitions=(one,)))[1]
+
+    assert "would lose or hide records of 1" in said(False)
+    assert "would lose" not in said(True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Pass 1: exactly one bit a mapped key, and the mapped range of the dull twin (checklist 7-11)."""
 
-import random
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.key_scan import KeyScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
+from tests.chance import chance
 from tests.clean.logs import random_log, write_log
 from tests.reference.batches import decode_log
 from tests.reference.cleaner import build_map
@@ -21,9 +21,7 @@ NOW = 1_750_000_000_000
 
 @pytest.mark.parametrize("case", range(60))
 def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     log = random_log(rng, NOW, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]), keyless=rng.choice([0, 0.1]))
     path = str(tmp_path / "t-0")
     facts = write_log(path, log.segments)

@@ -1,6 +1,5 @@
 """Records divided among partitions: each finds its own in its cell, in order, as they were."""
 
-import random
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from keytail.format.cells import Divider, empty_cell, opened
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
+from tests.chance import chance
 from tests.reference.batches import Rec
 from tests.reference.encode import bytes_arrays, headers_arrays
 
@@ -62,9 +62,7 @@ def test_each_partition_finds_its_records_in_their_order(chunks, before):
 
 
 def test_a_cell_can_be_kept_as_bytes_and_an_empty_one_has_no_records():
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     rows = [(n, rng.randbytes(rng.randrange(9)), None, [(b"h", rng.randbytes(3))]) for n in range(1000)]
     [(partition, cell)] = Divider(3).divide([columns_of(rows, True)], [np.full(1000, 2, np.int32)])
     assert partition == 2

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keytail.format import legacy
+from tests.chance import chance
 from tests.format import test_legacy as cases
 from tests.interop.kafka import Kafka
 from tests.reference.batches import Rec, decode_records
@@ -70,9 +71,7 @@ def random_records(rng: random.Random, count: int) -> list[Rec]:
 def test_what_kafka_builds_is_read_as_kafka_reads_it(
     kafka: Kafka, magic: int, codec: str, append_time: int | None
 ) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chance()
     for _ in range(12):
         data = built(kafka, random_records(rng, rng.randint(1, 12)), magic, codec, append_time)
         theirs = kafkas(kafka, data)
@@ -90,9 +89,7 @@ def test_what_kafka_builds_is_read_as_kafka_reads_it(
 
 @pytest.mark.parametrize(("magic", "codec", "append_time"), SHAPES)
 def test_the_twin_writes_what_kafka_reads(kafka: Kafka, magic: int, codec: str, append_time: int | None) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chance()
     for _ in range(12):
         records = random_records(rng, rng.randint(1, 12))
         if codec == "none":

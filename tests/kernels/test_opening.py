@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from keytail.format.compression import compress, decompress
 from keytail.kernels import native, opening
 from keytail.kernels.jit import kernel
+from tests.chance import chance
 from tests.kernels.guard import guarded
 
 CODECS = [opening.GZIP, opening.SNAPPY, opening.LZ4, opening.ZSTD]
@@ -60,9 +61,7 @@ def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     sizes = [1, 2, 15, 16, 17, 100, 5000, 32768, 32769, 65536, 65537, 200_000]
     for size in sizes + [rng.randrange(1, 9000) for _ in range(40)]:
         data = records(rng, size)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 
 from keytail.format.batch import BATCH_TABLE, CONTROL, DELETE_HORIZON, TRANSACTIONAL
 from keytail.kernels import rows as kernels
 from keytail.kernels.rewrite import BEYOND, BY_BITS, BY_MAP, COPY, DROP, EMPTY, OPEN
+from tests.chance import chance
 
 
 def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
@@ -37,9 +36,7 @@ def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
 
 
 def test_rows_are_decided_as_the_rules_say():
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     seen = set()
     for _ in range(60):
         n = rng.randrange(1, 25)

@@ -1,6 +1,5 @@
 """Strides: they cover the file, check themselves, open blocks in bounded parts, and name what is damaged."""
 
-import random
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from keytail.log import scan
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, refuse_unsupported
+from tests.chance import chance
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.legacy import encode_single
 
@@ -55,9 +55,7 @@ def test_an_empty_file_has_no_strides(tmp_path):
 @pytest.mark.parametrize("codecs", [(0,), (1, 2, 3, 4), (0, 3, 0, 1)])
 @pytest.mark.parametrize("arena_bytes", [1, 300, 1 << 20])
 def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codecs, arena_bytes):
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     data = b"".join(batch(10 * i, n=1 + i % 4, codec=rng.choice(codecs)) for i in range(30))
     path = write(tmp_path, data)
     batches = decode_log(data)
@@ -91,9 +89,7 @@ def test_a_batch_of_more_records_than_memory_is_for_is_refused(tmp_path, monkeyp
 @pytest.mark.parametrize("magic", [2, 1])
 def test_what_a_chunk_lies_in_stays_while_the_next_one_is_made(tmp_path, arena_bytes, magic):
     """Two threads depend on it: one makes the next chunk while the other hashes the keys of this one."""
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     data = b""
     for i in range(60):
         codec = rng.choice([0, 1, 2, 3])

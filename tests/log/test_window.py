@@ -1,6 +1,5 @@
 """A window over a file: whatever is dropped and wanted, it shows the file's bytes at its position."""
 
-import random
 
 import pytest
 
@@ -8,13 +7,12 @@ from keytail.errors import KeytailError
 from keytail.log import window
 from keytail.log.fs import LOCAL
 from keytail.log.window import Window
+from tests.chance import chance
 
 
 @pytest.mark.parametrize("case", range(60))
 def test_shows_the_bytes_of_the_file(tmp_path, monkeypatch, case):
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
+    rng = chance()
     monkeypatch.setattr(window, "_HEADROOM_BYTES", rng.choice([1, 7, 64]))
     data = rng.randbytes(rng.choice([0, 1, 63, 64, 65, 1000, 5000]))
     path = str(tmp_path / "file")

@@ -13,8 +13,8 @@ from typing import Any
 from keytail.format import names
 from keytail.inspection.verify_scope import Scope
 from keytail.log.fs import DirEntry, FileStat
+from keytail.log.partition import MAX_LOG_BYTES
 
-MAX_LOG_BYTES = 2**31 - 1
 _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 
 
