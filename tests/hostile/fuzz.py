@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from keytail.app.warm import warm as warm_kernels
 from tests import golden
 
 BATCH = 4000
@@ -195,7 +196,9 @@ def directories(root: str) -> One:
 
 
 def warm(one: One, seed: int, n: int = 400) -> None:
-    """Compile what there is to compile before processes are forked; what goes wrong here, goes wrong there too."""
+    """Compile all kernels before processes are forked, whose clock would run meanwhile, and do some inputs here; what
+    goes wrong here, goes wrong there too."""
+    warm_kernels()
     for number in range(n):
         try:
             one(seed, number)
