@@ -162,6 +162,21 @@ def test_one_long_partition_is_told_of_while_it_lasts(capsys: pytest.CaptureFixt
     )
 
 
+def test_of_two_threads_that_find_a_line_due_one_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, said = Clock(), []
+
+    def say(text: str, *_: object, **facts: object) -> None:
+        said.append(text)
+        reporter.tell_standing_if_due()  # as of another thread, while this one has not spoken yet
+
+    with _reporter(3, clock) as reporter:
+        monkeypatch.setattr(reporter, "_say", say)
+        for _ in range(2):
+            clock.now_s += PACE_S + 1
+            reporter.tell_standing_if_due()
+    assert len(said) == 2
+
+
 def test_for_programs_each_line_is_an_object(capsys: pytest.CaptureFixture[str]) -> None:
     telling.speak(Manner(verbose=True, as_json=True))
     clock = Clock()

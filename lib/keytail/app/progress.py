@@ -204,6 +204,7 @@ class Reporter:
             now_s = self._clock()
             if self._is_live or now_s - self._last_line_s < PACE_S:
                 return
+            self._last_line_s = now_s  # said by whoever finds it due first
             standing, slowest = self._standing, self._standing.slowest(now_s)
             done_bytes, seconds = standing.done_bytes, now_s - self._start_s
         rate = done_bytes / seconds if seconds else 0.0
