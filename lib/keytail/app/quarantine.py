@@ -1,8 +1,8 @@
 """`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
 
 A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
-at all, beside no log dir. The README says how to go on from it ("When a partition is corrupt"). And `--rows-file FILE`:
-all rows, in the same way.
+at all, beside no log dir. guide/undo-and-salvage.md says how to go on from it ("A partition is damaged"). And
+`--rows-file FILE`: all rows, in the same way.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _TOP = """\
 # Reference
 
 All verbs with their flags, and all of Kafka's settings that are read. Made by `make reference` from the program itself;
-a test holds it to that. What rows and exit statuses mean: README.md.
+a test holds it to that. What rows and exit statuses mean: ROWS.md; how to do what: guide/.
 """
 _SETTINGS = """\
 ## Settings

@@ -35,8 +35,8 @@ _KINDS = {
     ),
     "CorruptLog": (
         "Corrupt",
-        "Bytes are damaged. Nothing was changed; the row has the status `corrupt` (of `verify`: `damaged`). What the "
-        "project's README says of a partition that is corrupt has the ways out.",
+        "Bytes are damaged. Nothing was changed; the row has the status `corrupt` (of `verify`: `damaged`). The "
+        "ways out are in guide/undo-and-salvage.md, \"A partition is damaged\".",
     ),
     "UsageProblem": ("Wrong usage", "Exit status 2; nothing was begun."),
     "KeytailError": (

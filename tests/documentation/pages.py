@@ -1,0 +1,138 @@
+"""The pages of the repository taken apart: their blocks of commands, what is said to be printed, and the marks above.
+
+A command block is fenced with `sh`, or is any other block with a line that a shell would be given. Above a block may
+stand comments, which a reader of the page does not see:
+
+    <!-- not run: WHY -->     the block is not executed; a test that is named in WHY executes what is like it
+    <!-- status 1 -->         its last command ends with this exit status (0 unless said)
+    <!-- given: NAME -->      the place is prepared as `prepared.py` has it by this name, anew
+    <!-- spark -->            it takes a Spark session
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BUILT = {"target", "build", "dist", "node_modules"}
+_FENCE = re.compile(r"^```(\w*)(?: .*)?$")
+_MARK = re.compile(r"<!-- (.*?) -->", re.DOTALL)
+_WORDS = r"keytail|make|spark-submit|spark-sql|pip|python[\d.]*|pytest|docker|podman|venv-pack|conda-pack|airflow"
+_COMMAND = re.compile(rf"^\s*(?:\w+=\S* )*(?:[\w$./*]+/)?(?:{_WORDS})(?= [^:]| *$)")
+_JOB = re.compile(r"\bjobs/\w+\.py\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    """`line` counts from 1; `printed` is the block of text that follows commands, with nothing but marks between."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+    marks: tuple[str, ...] = ()
+    printed: str | None = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_commands(self) -> bool:
+        lines = self.text.splitlines()
+        return self.kind == "sh" or (
+            self.kind in ("", "bash", "indented") and any(_COMMAND.match(one) or _JOB.search(one) for one in lines)
+        )
+
+    def mark(self, name: str) -> str | None:
+        """What stands behind `name` in a mark, "" if nothing does; None without such a mark."""
+        for one in self.marks:
+            if match := re.fullmatch(rf"{name}(?::? (.*))?", " ".join(one.split())):
+                return match[1] or ""
+        return None
+
+
+@dataclass
+class _Reading:
+    page: str
+    marks: list[str] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+
+
+def pages() -> list[str]:
+    """Paths from the root of the repository."""
+    found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
+    return sorted(str(one) for one in found if not any(part in _BUILT or part[0] == "." for part in one.parts))
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def blocks(page: str) -> list[Block]:
+    """Of `page`, in order; a `text` block right behind commands is what they print."""
+    found: list[Block] = []
+    for block, follows in _raw(page):
+        if block.kind == "text" and follows and found and found[-1].kind == "sh" and found[-1].printed is None:
+            last = found.pop()
+            found.append(Block(last.page, last.line, last.kind, last.text, last.marks, block.text))
+        else:
+            found.append(block)
+    return found
+
+
+def _raw(page: str) -> Iterator[tuple[Block, bool]]:
+    """Blocks, and whether nothing but blank lines is between one and the block before it."""
+    lines = text_of(page).splitlines()
+    marks: list[str] = []
+    follows, at = False, 0
+    while at < len(lines):
+        line, start = lines[at], at
+        if fence := _FENCE.match(line.lstrip()):
+            end = next(n for n in range(at + 1, len(lines)) if lines[n].strip() == "```")
+            yield Block(page, start + 1, fence[1], "\n".join(lines[at + 1 : end]) + "\n", tuple(marks)), follows
+            marks, follows, at = [], True, end + 1
+        elif line.lstrip().startswith("<!--"):
+            end = next(n for n in range(at, len(lines)) if "-->" in lines[n])
+            marks += _MARK.findall("\n".join(lines[at : end + 1]))
+            at = end + 1
+        elif line.startswith("    ") and _begins_code(lines, at):
+            while at < len(lines) and (lines[at].startswith("    ") or not lines[at].strip()):
+                at += 1
+            yield Block(page, start + 1, "indented", "\n".join(lines[start:at]).rstrip() + "\n", tuple(marks)), follows
+            marks, follows = [], True
+        else:
+            if line.strip():
+                marks, follows = [], False
+            at += 1
+
+
+def _begins_code(lines: list[str], at: int) -> bool:
+    """Behind a blank line; in a list an item's next paragraph looks the same, and has no command at its begin."""
+    return at == 0 or not lines[at - 1].strip()
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a block, each as one line: continuations joined, comments and blank lines left out."""
+    joined = re.sub(r" *\\\n\s*", " ", text)
+    return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def squeezed(text: str) -> str:
+    """Without blanks at ends of lines, empty lines, and the widths of columns."""
+    lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def find_in_order(parts: list[str], printed: str) -> str | None:
+    """None where `parts` stand in `printed` in this order, else the first that does not."""
+    at = 0
+    for part in parts:
+        found = printed.find(part, at)
+        if found < 0:
+            return part
+        at = found + len(part)
+    return None

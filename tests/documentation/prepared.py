@@ -1,0 +1,102 @@
+"""The hosts that the pages of the guide are worked on: log dirs of the golden broker, whole or spoiled, by name.
+
+`/var/lib/kafka` of a page is `root/var/lib/kafka` here, and so on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.golden import unpack
+
+LOG_DIR = "var/lib/kafka"
+_SPOILED = "00000000000000000000"
+
+
+def place(name: str, root: Path, golden: Path) -> None:
+    """Make `root` anew as the page wants it; `golden` is the unpacked log dir, which is copied."""
+    if root.exists():
+        shutil.rmtree(root)
+    root.mkdir(parents=True)
+    PLACES[name](root, golden)
+
+
+def unpacked(folder: Path) -> Path:
+    return unpack(folder)
+
+
+def _broker(root: Path, golden: Path) -> Path:
+    """A stopped broker with its settings, and folders for what a run leaves."""
+    log_dir = root / LOG_DIR
+    log_dir.parent.mkdir(parents=True)
+    shutil.copytree(golden, log_dir, copy_function=shutil.copy2)
+    for folder in ("etc/kafka", "backup", "srv", "tmp"):
+        (root / folder).mkdir(parents=True)
+    settings = (golden.parent / "server.properties").read_text().splitlines()
+    kept = [line for line in settings if not line.startswith("log.dirs=")]
+    (root / "etc/kafka/server.properties").write_text("\n".join([*kept, f"log.dirs={log_dir}"]) + "\n")
+    return log_dir
+
+
+def _crashed(root: Path, golden: Path) -> None:
+    """Killed: no clean shutdown, an index gone, one full of zeros, and half a batch at the end of a log."""
+    log_dir = _broker(root, golden)
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    (log_dir / "none-0" / f"{_SPOILED}.index").unlink()
+    index = log_dir / "zstd-0" / f"{_SPOILED}.timeindex"
+    index.write_bytes(bytes(index.stat().st_size))
+    last = sorted((log_dir / "lz4-0").glob("*.log"))[-1]
+    data = last.read_bytes()
+    last.write_bytes(data[: len(data) - 40])
+    recovered = log_dir / "recovery-point-offset-checkpoint"
+    lines = [f"{' '.join(line.split()[:2])} 0" if line.startswith("lz4 ") else line for line in
+             recovered.read_text().splitlines()]
+    recovered.write_text("\n".join(lines) + "\n")
+
+
+def _damaged(root: Path, golden: Path) -> None:
+    """One bit of one batch has turned over."""
+    _turn_a_bit(_broker(root, golden) / "gzip-0" / f"{_SPOILED}.log", 2000)
+
+
+def _turn_a_bit(path: Path, byte: int) -> None:
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def _replicas(root: Path, golden: Path) -> None:
+    """Three brokers' log dirs; the third has lost the last segment of one partition, but its empty file."""
+    for name in ("broker-1", "broker-2", "broker-3"):
+        shutil.copytree(golden, root / "mnt" / name, copy_function=shutil.copy2)
+    _turn_a_bit(root / "mnt/broker-2/gzip-0" / f"{_SPOILED}.log", 2000)
+    gone = sorted((root / "mnt/broker-3/none-1").glob("*.log"))[1]
+    for path in gone.parent.glob(f"{gone.stem}.*"):
+        path.unlink()
+
+
+def _table(root: Path, golden: Path) -> None:
+    """A stopped broker, and a table of a thousand orders of fifty customers."""
+    _broker(root, golden)
+    columns = {
+        "key": [b"customer-%d" % (n % 50) for n in range(1000)],
+        "value": [b'{"order": %d}' % n for n in range(1000)],
+    }
+    pq.write_table(pa.table(columns), root / "srv/orders.parquet")
+
+
+PLACES: dict[str, Callable[[Path, Path], object]] = {
+    "broker": _broker,
+    "crashed": _crashed,
+    "damaged": _damaged,
+    "replicas": _replicas,
+    "table": _table,
+}

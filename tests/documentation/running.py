@@ -1,0 +1,126 @@
+"""Commands of a page, run as they stand on a host that was prepared for it, and what they print held against the page.
+
+`keytail` runs in this process, anything else in a shell. A path of the page such as /var/lib/kafka leads below the
+prepared folder. What differs from run to run is not compared: times, rates, dates, ids of runs.
+
+`python -m tests.documentation.running PAGE` prints what the commands of a page say, for who writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from keytail.app.cli import app
+from tests.documentation.pages import ROOT, Block, blocks, commands, find_in_order
+from tests.documentation.prepared import place, unpacked
+
+_PATHS = re.compile(r"(?<![\w/.-])/(?=(?:var|etc|backup|srv|mnt|snap|lake|tmp)/)")
+_ID = re.compile(r"\b(?:\d{8}T\d{6}Z-)?(?=[0-9a-f]*\d)[0-9a-f]{8}\b")
+_VARIES = (
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z| UTC)?"), "DATE"),
+    (_ID, "ID"),
+    (re.compile(r"\b[\d.,]+ [KMGT]?i?B/s"), "RATE"),
+    (re.compile(r"\b[\d.,]+ (?:ms|s|min|h|d)\b(?: [\d.,]+ (?:ms|s|min|h)\b)*"), "TIME"),
+    (re.compile(r"\d+:\d\d:\d\d"), "TIME"),
+)
+_COLUMNS = "200"  # so that no cell of a table is folded: the page may fold its lines where it likes
+
+
+@dataclass
+class Host:
+    """`root` stands for / of the page; `known` are ids of runs as the page has them, to those that were given."""
+
+    root: Path
+    golden: Path
+    known: dict[str, str] = field(default_factory=dict)
+    given: list[str] = field(default_factory=list)
+
+    def run(self, command: str) -> tuple[str, int]:
+        """What it prints, both streams, and its exit status."""
+        for theirs, ours in self.known.items():
+            command = command.replace(theirs, ours)
+        command = _PATHS.sub(f"{self.root}/", command)
+        words = shlex.split(command, comments=True)
+        if words[0] == "keytail" and not re.search(r"(?<!\\)[|<>;&$]", re.sub(r"'[^']*'", "", command)):
+            result = CliRunner().invoke(app, words[1:], env={"COLUMNS": _COLUMNS, "SPARK_LOCAL_IP": "127.0.0.1"})
+            printed, status = result.output, result.exit_code
+            if result.exception is not None and not isinstance(result.exception, SystemExit):
+                raise result.exception
+        else:
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, env=dict(os.environ, PATH=path, COLUMNS=_COLUMNS),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            )  # fmt: skip
+            printed, status = done.stdout, done.returncode
+        return printed.replace(str(self.root), "").replace(socket.gethostname(), "broker-7"), status
+
+    def learn(self, page: str, printed: str) -> None:
+        """Which run of the page is which of those here: the n-th that is named is the n-th that was made."""
+        new = [one for one in dict.fromkeys(_ID.findall(printed)) if one not in self.given]
+        theirs = [one for one in dict.fromkeys(_ID.findall(page)) if one not in self.known]
+        self.given += new
+        self.known |= dict(zip(theirs, new, strict=False))
+
+
+def run_block(block: Block, host: Host) -> str:
+    """Raises AssertionError where a command does not print or end as the page says; returns what was printed."""
+    printed, status = "", 0
+    every = commands(block.text)
+    for number, command in enumerate(every, 1):
+        said, status = host.run(command)
+        printed += said
+        wanted = int(block.mark("status") or 0) if number == len(every) else 0
+        assert status == wanted, f"{block.where}: {command}: status {status}, not {wanted}\n{said}"
+    if block.printed is not None:
+        host.learn(block.printed, printed)
+        missing = missing_of(block.printed, printed)
+        assert missing is None, f"{block.where}: not printed, or not there:\n{missing}\nwhat was printed:\n{printed}"
+    return printed
+
+
+def missing_of(shown: str, printed: str) -> str | None:
+    """What a page shows and was not printed; None where all is there, in its order."""
+    return find_in_order([as_compared(part) for part in _parts(shown)], as_compared(printed))
+
+
+def _parts(printed: str) -> list[str]:
+    """Between lines of three dots, which stand for what the page leaves out."""
+    return [part for part in re.split(r"^\s*\.\.\.\s*$", printed, flags=re.MULTILINE) if part.strip()]
+
+
+def as_compared(text: str) -> str:
+    """Without what differs from run to run, and with all blanks alike, so that lines may be folded anywhere."""
+    for pattern, word in _VARIES:
+        text = pattern.sub(word, text)
+    return " ".join(text.split())
+
+
+def main(page: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        golden = unpacked(Path(folder) / "golden")
+        host = Host(Path(folder) / "host", golden)
+        place("broker", host.root, golden)
+        for block in blocks(page):
+            if not block.is_commands or block.mark("not run") is not None:
+                continue
+            if name := block.mark("given"):
+                place(name, host.root, golden)
+            for command in commands(block.text):
+                said, status = host.run(command)
+                host.learn(block.printed or "", said)
+                print(f"$ {command}\n{said}[{status}]\n", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

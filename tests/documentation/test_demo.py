@@ -1,0 +1,26 @@
+"""`make demo` ends as the README says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.documentation.pages import ROOT, blocks
+from tests.documentation.running import as_compared, missing_of
+
+
+@pytest.mark.spark
+def test_the_demo_ends_as_the_readme_shows() -> None:
+    [shown] = [one.text for one in blocks("README.md") if "partitions compacted in" in one.text]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.demo", "--master", "local[2]"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert missing_of(shown, done.stdout) is None, as_compared(done.stdout)
+
+
+def test_the_makefile_runs_it() -> None:
+    assert "\n\t$(BIN)/python -m tests.demo\n" in (ROOT / "Makefile").read_text()

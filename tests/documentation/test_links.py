@@ -1,0 +1,68 @@
+"""What a page leads to is there: files, headings, modules that are to be run, make targets, tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import ROOT, pages, text_of
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def _prose(page: str) -> str:
+    """Without fenced blocks and spans of code, where brackets mean other things."""
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "`", text)
+
+
+def anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.+?)\s*$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        number = sum(one == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", one) is not None for one in found)
+        found.add(f"{slug}-{number}" if number else slug)
+    return found
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    for link in _LINK.findall(_prose(page)):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(str(target.resolve().relative_to(ROOT))), f"{page}: {link}"
+
+
+def test_there_are_links_to_look_at() -> None:
+    links = [link for page in pages() for link in _LINK.findall(_prose(page))]
+    assert len(links) > 100
+    assert sum("#" in link for link in links) >= 8
+
+
+@pytest.mark.parametrize("page", pages())
+def test_modules_targets_and_tests_that_are_named_exist(page: str) -> None:
+    text = text_of(page)
+    for module in re.findall(r"python3? -m ((?:tests|keytail)[\w.]*\w)", text):
+        assert importlib.util.find_spec(module), f"{page}: python -m {module}"
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:`|^    |^```sh\n)make ([a-z-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
+    for path, test in re.findall(r"\b((?:tests|jobs|airflow_dags)/[\w/]+\.py)(?:::(\w+))?", text):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+        assert f"def {test}" in (ROOT / path).read_text(), f"{page}: {path}::{test}"
+
+
+def test_every_page_of_the_guide_is_in_the_readme() -> None:
+    links = {Path(link.partition("#")[0]).name for link in _LINK.findall(_prose("README.md"))}
+    guide = {Path(page).name for page in pages() if page.startswith("lib/keytail/guide/")}
+    assert len(guide) >= 12
+    assert guide <= links
