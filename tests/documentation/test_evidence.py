@@ -1,0 +1,62 @@
+"""Tables of evidence: figures are those of the pages that they come from, commands and tests are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import ROOT, text_of
+
+PAGE = "lib/keytail/EVIDENCE.md"
+TEXT = text_of(PAGE)
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in TEXT.splitlines()
+    if line.startswith("|") and not line.startswith(("|---", "| What", "| Promise", "| Log"))
+]
+_FIGURE = re.compile(r"(?<![\w.=])\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*\w)")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "](" in "".join(row) and re.search(r"\d", "".join(row[1:3]))])
+def test_figures_stand_on_the_page_that_is_linked(row: list[str]) -> None:
+    [link] = re.findall(r"\]\(([^)#]+)", " ".join(row))
+    page = " ".join(((ROOT / PAGE).parent / link).resolve().read_text().split())
+    of_row = [figure for cell in row[1:3] for figure in _FIGURE.findall(re.sub(r"`[^`]*`|\([^)]*\)", "", cell))]
+    assert of_row
+    for figure in of_row:
+        assert re.search(rf"(?<![\w.,]){re.escape(figure)}(?![\w,]|\.\d)", page), f"{figure} is not on {link}"
+
+
+def test_ratios_are_those_of_the_benchmarks_page() -> None:
+    told = dict(re.findall(r"^\| (`\w+`) \| ([\d.]+) \|$", TEXT, re.MULTILINE))
+    table = re.findall(
+        r"^\| (`\w+`) \| \d+ \| [\d.]+ s \| [\d.]+ s \| ([\d.]+) \|", text_of("tests/bench/README.md"), re.MULTILINE
+    )
+    assert len(told) == 8
+    assert told == dict(table)
+
+
+def test_tests_and_commands_are_there() -> None:
+    tests = re.findall(r"`((?:tests|lib)/[\w/]+\.py)`", TEXT)
+    assert len(tests) > 12
+    for path in tests:
+        assert (ROOT / path).exists(), path
+    collected = re.findall(r"`pytest ([\w/.]+)`", TEXT)
+    assert len(collected) > 8
+    for path in collected:
+        assert (ROOT / path).exists(), path
+        found = [ROOT / path] if path.endswith(".py") else [*Path(ROOT / path).glob("test_*.py")]
+        assert any("\ndef test_" in one.read_text() for one in found), path
+
+
+def test_flags_of_modules_are_theirs() -> None:
+    """`python -m tests.x --flag`: the flag stands in the module's source."""
+    said = re.findall(r"`(?:\w+=\S+ )*python -m (tests[\w.]+)([^`]*)`", TEXT)
+    assert len(said) > 6
+    for module, words in said:
+        path = ROOT / module.replace(".", "/")
+        sources = [one.read_text() for one in (path.with_suffix(".py"), *path.parent.glob("*.py")) if one.exists()]
+        for flag in re.findall(r"--[a-z-]+", words):
+            assert any(f'"{flag}"' in source for source in sources), f"{module} {flag}"

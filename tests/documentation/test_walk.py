@@ -1,0 +1,34 @@
+"""The walk of one batch in lib/keytail/README.md: every function that it names is there."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+import keytail
+from tests.documentation.pages import text_of
+
+_PACKAGES = "|".join(one.name for one in pkgutil.iter_modules(keytail.__path__) if one.ispkg)
+_SECTION = text_of("lib/keytail/README.md").partition("\n## One batch, from bytes to swap\n")[2].partition("\n## ")[0]
+NAMED = sorted(set(re.findall(rf"`((?:{_PACKAGES})\.\w+\.[\w.]+)`", _SECTION)))
+
+
+def test_the_walk_is_there() -> None:
+    assert len(NAMED) > 35
+    assert {name.partition(".")[0] for name in NAMED} >= {"app", "spark", "clean", "log", "format", "kernels"}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_it_names_exists(name: str) -> None:
+    package, module, *rest = name.split(".")
+    found = importlib.import_module(f"keytail.{package}.{module}")
+    for one in rest:
+        found = getattr(found, one)
+
+
+def test_steps_are_numbered() -> None:
+    steps = [int(number) for number in re.findall(r"^\| (\d+) \|", _SECTION, re.MULTILINE)]
+    assert steps == list(range(1, len(steps) + 1))
