@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 
-.PHONY: browser help venv airflow-venv test lint demo bench bench-report fuzz crash hostile soak reference golden clean
+.PHONY: browser help venv airflow-venv test lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,14 @@ hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and
 
 soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md
 	$(BIN)/python -m tests.soak
+
+versions: venv  ## the wheel on each supported Python and Java that is here: minutes; make versions PYTHONS="python3.13"
+	$(BIN)/python -m tests.versions $(PYTHONS)
+
+ENGINE ?= docker
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' lib/keytail/__init__.py)
+image:  ## an image for executors; ENGINE=podman or buildah; ARGS='--build-arg UID=1001' and others of conf/Dockerfile
+	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
 
 reference: venv  ## REFERENCE.md and ERRORS.md of lib/keytail/app anew, from the program itself
 	$(BIN)/python -m keytail.app.reference > lib/keytail/app/REFERENCE.md

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import pytest
 
 import keytail
 from tests import golden
+from tests.image import given, step, tracked
 
 ROOT = Path(__file__).parents[1]
 # Of use only where the project is worked on.
@@ -38,17 +39,11 @@ def _run(command: Sequence[str | Path], cwd: Path, **more: str) -> str:
     return done.stdout
 
 
-def _tracked() -> list[str]:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout: nobody knows what is tracked")
-    return _run(["git", "ls-files"], ROOT).splitlines()
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """From a copy: a build leaves nothing in the tree, and takes nothing from it that is not tracked."""
     source = tmp_path_factory.mktemp("source")
-    for name in _tracked():
+    for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("built")
@@ -60,17 +55,40 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def clean(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of an environment that has the wheel, what it asks for, and nothing else."""
-    home = tmp_path_factory.mktemp("clean") / "venv"
-    venv.create(home, with_pip=True)
-    pip = [home / "bin/python", "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "install", "--quiet", "-c", ROOT / "conf/constraints.txt", built.wheel], home)
-    _run([*pip, "check"], home)
-    return home / "bin"
+    home = tmp_path_factory.mktemp("clean")
+    for source, folder in ((built.wheel, home / "wheel"), (ROOT / "conf/constraints.txt", home / "conf")):
+        folder.mkdir()
+        shutil.copy(source, folder)
+    _as_in_the_image(home, "pip install", EXTRAS="")
+    _run([home / "venv/bin/python", "-m", "pip", "check"], home)
+    return home / "venv/bin"
+
+
+def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
+    """Does one step of conf/Dockerfile with `home` in place of the image's folders."""
+    command = step(*words).replace("python3 -m venv", f"{sys.executable} -m venv").replace("--no-cache-dir ", "")
+    for folder, here in (("/opt/keytail", home), ("/opt/spark", home / "spark"), ("/build", home / "build"),
+                         ("/wheel ", f"{home}/wheel ")):  # fmt: skip
+        command = re.sub(rf"(?<![\w/]){folder}", str(here), command)
+    path = f"{home}/venv/bin:{os.environ['PATH']}"
+    _run(["sh", "-c", command], home, PATH=path, PIP_DISABLE_PIP_VERSION_CHECK="1", **arguments)
+
+
+def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
+    """Made as its step makes it, of what an engine is given."""
+    for name in given(tracked()):
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / "src" / name)
+    _as_in_the_image(tmp_path, "pip wheel", KEYTAIL=str(tmp_path / "src"))
+    [wheel] = tmp_path.glob("wheel/*")
+    assert wheel.name == built.wheel.name
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(built.wheel) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+        assert all(one.read(name) == other.read(name) for name in one.namelist())
 
 
 def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> None:
-    tracked = _tracked()
-    wanted = {name.removeprefix("lib/") for name in tracked if name.startswith("lib/")}
+    wanted = {name.removeprefix("lib/") for name in tracked() if name.startswith("lib/")}
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -86,14 +104,14 @@ def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> 
 def test_the_sdist_has_all_that_is_tracked(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = {member.name.partition("/")[2] for member in sdist.getmembers()}
-    wanted = {name for name in _tracked() if not name.startswith(NOT_RELEASED)}
+    wanted = {name for name in tracked() if not name.startswith(NOT_RELEASED)}
     assert wanted <= names
     assert names - wanted <= {"PKG-INFO", ".gitignore"}  # the first is made; the builder always adds the other
 
 
 def test_the_version_stands_in_one_place() -> None:
     places = [
-        name for name in _tracked()
+        name for name in tracked()
         if name.endswith((".py", ".toml")) and f'"{keytail.__version__}"' in (ROOT / name).read_text()
     ]  # fmt: skip
     assert places == ["lib/keytail/__init__.py"]

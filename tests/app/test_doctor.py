@@ -24,6 +24,7 @@ from keytail.log.lock import hold
 from keytail.spark import doctor as spark_doctor
 from tests.app.conftest import Run
 from tests.app.log_dirs import random_records, write_log_dir
+from tests.spark.test_session import make_java
 
 # Each prints the kernels that it has called, with the types, and how many it had to compile.
 _TELL = """
@@ -115,6 +116,38 @@ def test_packages_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> No
     versions |= {"pyspark": "4.1.0", "pyspark-client": ""}
     assert (row := machine.spark()).status == "warn"
     assert row.remedy == "pip install pyspark==4.2.0"
+
+
+@pytest.mark.parametrize(
+    ("here", "status"), [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warn")]
+)
+def test_pythons(here: tuple[int, int, int], status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", here)
+    assert machine.python().status == status
+    assert (machine.python().remedy == "") == (status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "remedy"),
+    [
+        ("16.0.2", "fail", "JDK 17 or newer"),
+        ("17.0.15", "ok", ""),
+        ("21.0.4", "ok", ""),
+        ("22.0.1", "warn", "17, 21 or 25"),
+        ("25", "warn", "25.0.3 or newer"),
+        ("25.0.2", "warn", "25.0.3 or newer"),
+        ("25.0.3", "ok", ""),
+        ("26-ea", "warn", "17, 21 or 25"),
+        ("unheard of", "warn", "17, 21 or 25"),
+    ],
+)
+def test_javas(text: str, status: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    row = machine.java()
+    assert row.status == status
+    assert remedy in row.remedy
+    assert (row.remedy == "") == (status == "ok")
 
 
 def test_log_dirs(run: Run, tmp_path: Path) -> None:

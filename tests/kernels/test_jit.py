@@ -6,17 +6,20 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import numba
 import numpy as np
 
 from keytail.kernels import jit
 from keytail.kernels.jit import kernel
+from tests.app.log_dirs import snapshot
 
 
-def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
+def _run(code: str, before: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [*before, sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, **environment},
         capture_output=True,
         check=False,
@@ -74,6 +77,45 @@ def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
         result = _run(_USE, **settings)
         assert result.returncode == 0, result.stderr
         assert result.stdout.split() == ["None", "10", "0"]
+
+
+# Modes of folders hold root too.
+_AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+def test_a_folder_that_is_read_only_is_read(tmp_path):
+    """As in an image: by a user who may not write there, of code that nobody else can have put there."""
+    cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
+    assert _run(_USE, **settings).stdout.split()[2] == "0"
+    [folder] = cache.iterdir()
+    _allow(cache, 0o555, 0o444)
+    before = snapshot(cache)
+    try:
+        reads = _run(_USE, before=_AS_ANY_USER, **settings)
+        assert reads.stdout.split() == [str(folder), "10", "1"], reads.stderr
+        # For another CPU there is nothing, and nothing can be kept.
+        other = {**settings, "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
+        compiles = _run(_USE, before=_AS_ANY_USER, **other)
+        assert compiles.stdout.split() == [str(folder), "10", "0"], compiles.stderr
+        assert snapshot(cache) == before
+        for one in (cache, folder):
+            one.chmod(0o575)  # others could have put code there
+            refuses = _run(_USE, before=_AS_ANY_USER, **settings)
+            assert refuses.stdout.split() == ["None", "10", "0"], refuses.stderr
+            one.chmod(0o555)
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, -1)
+            refuses = _run(_USE, before=_AS_ANY_USER, **settings)
+            assert refuses.stdout.split() == ["None", "10", "0"], refuses.stderr
+    finally:
+        _allow(cache, 0o755, 0o644)
+
+
+def _allow(top, of_folders, of_files):
+    for folder, _, names in os.walk(top):
+        Path(folder).chmod(of_folders)
+        for name in names:
+            (Path(folder) / name).chmod(of_files)
 
 
 def test_the_folder_is_the_users_own(tmp_path):

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from keytail.app.doctor_machine import delta
+from keytail.app.doctor_row import CheckRow
 from keytail.errors import UsageProblem
 from keytail.spark.delta import (
     IVY_NOISE,
     SETTINGS,
     coordinates,
+    in_sparks_jars,
     jars_problem,
     require_delta,
     session_settings,
@@ -41,6 +44,22 @@ def test_jars_of_a_folder(tmp_path: Path) -> None:
     settings = session_settings(str(tmp_path))
     assert settings["spark.jars"].count(".jar") == 2
     assert "spark.jars.packages" not in settings
+
+
+def test_jars_among_sparks_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image: nothing is fetched."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    _, artifact, version = coordinates().split(":")
+    (tmp_path / "jars" / f"io.delta_{artifact}-0.0.1.jar").touch()
+    assert in_sparks_jars() is None
+    assert coordinates() in session_settings(None, "a:b:1")["spark.jars.packages"]
+    jar = tmp_path / "jars" / f"io.delta_{artifact}-{version}.jar"
+    jar.touch()
+    assert in_sparks_jars() == str(jar)
+    assert session_settings(None) == SETTINGS
+    assert session_settings(None, "a:b:1") == {**SETTINGS, "spark.jars.packages": "a:b:1"}
+    assert delta(None) == CheckRow("Delta's jars", "ok", str(jar))
 
 
 IVY = b""":: loading settings :: url = jar:file:/x/ivy.jar!/org/apache/ivy/core/settings/ivysettings.xml

@@ -25,9 +25,11 @@ def make_java(home: Path, version: str) -> Path:
     return java
 
 
-@pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("25", 25)])
-def test_version_is_read_without_starting_java(tmp_path: Path, text: str, major: int) -> None:
-    assert java_version(str(make_java(tmp_path, text))) == major
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("17.0.15", (17, 0, 15)), ("1.8.0_402", (8, 0)), ("25", (25,)), ("26-ea", (26,))]
+)
+def test_version_is_read_without_starting_java(tmp_path: Path, text: str, numbers: tuple[int, ...]) -> None:
+    assert java_version(str(make_java(tmp_path, text))) == numbers
 
 
 def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> 
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
-    assert java_version(str(java)) == 11
+    assert java_version(str(java)) == (11, 0, 2)
 
 
 def test_too_old_a_java_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

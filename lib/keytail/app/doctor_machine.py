@@ -16,16 +16,19 @@ from keytail.app.workers import cores
 from keytail.errors import UsageProblem
 from keytail.spark.memory import map_memory_bytes, physical_bytes
 from keytail.spark.session import java_version, require_java
+from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
 # Spark's shuffle and a driver's locks and files of some tasks at a time: Spark's own documents ask for thousands.
 _FEW_DESCRIPTORS = 4096
-_LEAST_JAVA = 17
 
 
 def python() -> CheckRow:
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
-    if platform.python_implementation() != "CPython" or sys.version_info < (3, 11):
-        return CheckRow("Python", FAIL, found, "Install keytail into a CPython 3.11 or newer")
+    here = sys.version_info[:2]
+    if platform.python_implementation() != "CPython" or here < numbers(PYTHONS[0]):
+        return CheckRow("Python", FAIL, found, f"Install keytail into a CPython {either(PYTHONS)}")
+    if here > numbers(PYTHONS[-1]):
+        return CheckRow("Python", WARN, found, f"Not tried yet. Tried are {either(PYTHONS)}")
     return CheckRow("Python", OK, found)
 
 
@@ -35,10 +38,19 @@ def java() -> CheckRow:
     except UsageProblem as problem:
         return CheckRow("Java", FAIL, problem.what, problem.remedy or "")
     version = java_version(path)
-    found = f"{path}, version {version}"
-    first = str(version).split(".", maxsplit=1)[0]
-    if first.isdigit() and int(first) < _LEAST_JAVA:
-        return CheckRow("Java", FAIL, found, f"Spark needs {_LEAST_JAVA} or newer: point JAVA_HOME to one")
+    if version is None:
+        return CheckRow("Java", WARN, f"{path}, which does not say its version", f"Spark needs Java {either([*JAVAS])}")
+    found = f"{path}, version {'.'.join(map(str, version))}"
+    first_good = JAVAS.get(version[0])
+    if first_good is None:
+        remedy = f"Spark supports Java {either([*JAVAS])}: point JAVA_HOME to one, there and on every executor's host"
+        return CheckRow("Java", WARN, found, remedy)
+    if version < numbers(first_good):
+        remedy = (
+            f"Its garbage collector G1 can damage data that is compressed (JDK-8377811): install {first_good} or "
+            f"newer, or Java {OLDEST_JAVA}, there and on every executor's host"
+        )
+        return CheckRow("Java", WARN, found, remedy)
     return CheckRow("Java", OK, found)
 
 
@@ -63,7 +75,7 @@ def spark() -> CheckRow:
 
 def delta(jars: str | None) -> CheckRow:
     """Of what `export` and `--ledger` need; `jars` is a folder that stands in for Maven."""
-    from keytail.spark.delta import coordinates, session_settings  # noqa: PLC0415 (brings in Spark's Python)
+    from keytail.spark.delta import coordinates, in_sparks_jars, session_settings  # noqa: PLC0415 (brings in Spark's Python)
 
     name = coordinates()
     if jars is not None:
@@ -72,6 +84,8 @@ def delta(jars: str | None) -> CheckRow:
         except UsageProblem as problem:
             return CheckRow("Delta's jars", FAIL, problem.what, problem.remedy or "")
         return CheckRow("Delta's jars", OK, f"{name.split(':')[1]} in {jars}")
+    if (jar := in_sparks_jars()) is not None:
+        return CheckRow("Delta's jars", OK, jar)
     _, artifact, version = name.split(":")
     kept = glob.glob(str(Path.home() / ".ivy2*" / "jars" / f"*{artifact}-{version}.jar"))
     if kept:
@@ -101,7 +115,7 @@ def cache() -> CheckRow:
         remedy = "Set KEYTAIL_CACHE_DIR to a folder that this user may write to"
         return CheckRow("compiled kernels", WARN, "no folder to keep them in: each process compiles anew", remedy)
     kept = sum(name.endswith(".nbi") for _, _, names in os.walk(jit.CACHE_FOLDER) for name in names)
-    found = f"{kept} in {jit.CACHE_FOLDER}"
+    found = f"{kept} in {jit.CACHE_FOLDER}" + ("" if jit.IS_WRITABLE else ", to which this user adds nothing")
     if kept:
         return CheckRow("compiled kernels", OK, found)
     return CheckRow("compiled kernels", WARN, found, "keytail doctor --warm compiles them ahead, in about a minute")

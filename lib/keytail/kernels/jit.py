@@ -1,14 +1,19 @@
 """The `kernel` decorator: how functions of this package are compiled, and where the compiled code is kept.
 
-Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all
-kernel sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot
-be written kernels still work: they are compiled anew in each process, without an error.
+Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all kernel
+sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot be written, what
+is there already is used all the same, if only root or this user can have put it there, as in an image. The rest is
+compiled anew in each process, without an error.
+
+Numba takes from the folder only what was compiled for the same CPU: name and features, or those that NUMBA_CPU_NAME and
+NUMBA_CPU_FEATURES say in its place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from importlib import metadata, resources
@@ -16,6 +21,7 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core import caching
 
 from keytail.kernels import native
 
@@ -33,8 +39,8 @@ def _digest() -> str:
     return digest.hexdigest()[:24]
 
 
-def _cache_folder() -> str | None:
-    """A folder that this process can write, for it and others of the same user; None if there is none.
+def _cache_folder() -> tuple[str | None, bool]:
+    """A folder for this process and others of the same user, and whether it can write there; None if there is none.
 
     Compiled code is loaded from it, so it is never a folder that other users could have made, as one in /tmp.
     """
@@ -42,17 +48,45 @@ def _cache_folder() -> str | None:
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
     if not os.path.isabs(base):  # no home: "~" stays as it is
-        return None
+        return None, False
     folder = os.path.join(base, _digest())
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            return folder, True
     except OSError:
-        return None
+        return (folder if _is_safe(base) and _is_safe(folder) else None), False
 
 
-CACHE_FOLDER = _cache_folder()
+def _is_safe(folder: str) -> bool:
+    """That it is there, can be read, and only root or this user can have written what is in it."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return False
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & others and os.access(folder, os.R_OK | os.X_OK)
+
+
+class _NothingToMake(caching.UserProvidedCacheLocator):
+    """Numba asks a folder whether it can be written before it reads there."""
+
+    def ensure_cache_path(self) -> None:
+        pass
+
+
+class _ReadOnlyResults(caching.CompileResultCacheImpl):
+    _locator_classes = (_NothingToMake,)
+
+
+class _ReadOnlyCache(caching.FunctionCache):
+    _impl_class = _ReadOnlyResults
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        pass
+
+
+CACHE_FOLDER, IS_WRITABLE = _cache_folder()
 # All kernels of the modules that are imported, but for those that are only ever part of others.
 KERNELS: list[Any] = []
 
@@ -80,7 +114,11 @@ def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
-        return njit(cache=True, **options)(function)
+        if IS_WRITABLE:
+            return njit(cache=True, **options)(function)
+        made = njit(**options)(function)
+        made._cache = _ReadOnlyCache(function)
+        return made
     except RuntimeError:  # "no locator available": sources that Numba cannot stamp
         return njit(**options)(function)
     finally:

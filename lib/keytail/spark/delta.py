@@ -1,7 +1,8 @@
 """What a Spark session needs to read and write Delta tables: jars, and settings that Delta asks for.
 
-The jars of the installed delta-spark come from a Maven repository at the first start (Spark's Ivy keeps them), or from
-a folder. spark-submit has made its JVM before keytail runs: there they are for its own flags or its conf to name.
+The jars of the installed delta-spark are among Spark's own (an image can have them there), or come from a Maven
+repository at the first start (Spark's Ivy keeps them), or from a folder. spark-submit has made its JVM before keytail
+runs: there they are for its own flags or its conf to name.
 """
 
 from __future__ import annotations
@@ -58,9 +59,21 @@ IVY_NOISE = re.compile(
 
 
 def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
-    """Of a session that keytail starts itself; `jars` is a folder of Delta's jars, None: they come from Maven, as do
-    other `packages` then."""
+    """Of a session that keytail starts itself; `jars` is a folder of Delta's jars, None: they are among Spark's own, or
+    come from Maven, as do other `packages` then."""
     return {**SETTINGS, **(_from_folder(jars) if jars else _from_maven(packages))}
+
+
+def in_sparks_jars() -> str | None:
+    """Where among Spark's own jars Delta's are, of the version that is installed; None: they are not there."""
+    home = os.environ.get("SPARK_HOME")
+    if home is None:
+        import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
+
+        home = os.path.dirname(pyspark.__file__)
+    _, artifact, version = coordinates().split(":")
+    found = glob.glob(os.path.join(glob.escape(home), "jars", f"*{artifact}-{version}.jar"))
+    return found[0] if found else None
 
 
 def coordinates() -> str:
@@ -74,6 +87,8 @@ def coordinates() -> str:
 
 
 def _from_maven(packages: tuple[str, ...]) -> dict[str, str]:
+    if in_sparks_jars() is not None:
+        return {"spark.jars.packages": ",".join(packages)} if packages else {}
     return {
         "spark.jars.packages": ",".join((coordinates(), *packages)),
         "spark.jars.excludes": ",".join(_SPARKS_OWN),
@@ -87,7 +102,7 @@ def _from_folder(folder: str) -> dict[str, str]:
         raise UsageProblem(
             f"--delta-jars {folder} has no *{missing[0]}*.jar",
             remedy=f"Put there {coordinates()} and what it depends on (delta-storage, delta-kernel-api and "
-            "-defaults), as `mvn dependency:copy-dependencies` does",
+            "-defaults), as `python -m keytail.spark.delta_jars DIR` does where a Maven repository can be reached",
         )
     return {"spark.jars": ",".join(jars)}
 

@@ -38,10 +38,10 @@ from keytail.spark.ended import (
     text_of,
 )
 from keytail.spark.processes import Processes
+from keytail.versions import OLDEST_JAVA, numbers
 
 _log = logging.getLogger(__name__)
 
-OLDEST_JAVA = 17
 # What is being replaced takes milliseconds to finish; a disk that hangs must not keep a run from ending.
 _LONGEST_STOP_S = 20.0
 # Set once a stop has begun.
@@ -282,16 +282,16 @@ def require_java() -> str:
             remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the folder of one",
         )
     version = java_version(java)
-    if version is not None and version < OLDEST_JAVA:
+    if version is not None and version[0] < OLDEST_JAVA:
         raise UsageProblem(
-            f"{java} is Java {version}, but Spark needs {OLDEST_JAVA} or newer",
+            f"{java} is Java {version[0]}, but Spark needs {OLDEST_JAVA} or newer",
             remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer",
         )
     return java
 
 
-def java_version(java: str) -> int | None:
-    """The major version: from the `release` file beside `bin/` (starts no JVM), else from `java -version`."""
+def java_version(java: str) -> tuple[int, ...] | None:
+    """Its numbers, (17, 0, 15): from the `release` file beside `bin/` (starts no JVM), else from `java -version`."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     try:
         text = release.read_text(errors="replace")
@@ -302,8 +302,8 @@ def java_version(java: str) -> int | None:
         except (OSError, subprocess.TimeoutExpired) as problem:
             raise UsageProblem(f"{java} cannot be run: {problem}", remedy="Check JAVA_HOME") from problem
         text = answer.stderr + answer.stdout
-    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
-    return int(found.group(1)) if found else None
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+(?:\.\d+)*)', text)
+    return numbers(found.group(1)) if found else None
 
 
 @contextlib.contextmanager

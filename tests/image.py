@@ -1,0 +1,55 @@
+"""conf/Dockerfile and .dockerignore as an engine reads them, as far as the project's own use the language."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCKERFILE = ROOT / "conf" / "Dockerfile"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Name and rest of each, lines put together."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    whole = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in whole.splitlines())]
+
+
+def given(paths: list[str]) -> list[str]:
+    """Those of `paths` that .dockerignore lets through: the last line that matches a path, or a folder above, says."""
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+
+    def matches(path: str, rule: str) -> bool:
+        parts = path.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        if rule.startswith("**/"):
+            return any(fnmatch(part, rule[3:]) for part in parts)
+        return any(fnmatch(one, rule) and one.count("/") == rule.count("/") for one in above)
+
+    def is_given(path: str) -> bool:
+        says = [rule for rule in rules if matches(path, rule.removeprefix("!"))]
+        return not says or says[-1].startswith("!")
+
+    return [path for path in paths if is_given(path)]
+
+
+def defaults() -> dict[str, str]:
+    found = [rest.partition("=") for name, rest in instructions() if name == "ARG"]
+    return {name: value for name, equals, value in found if equals}
+
+
+def step(*words: str) -> str:
+    """The one RUN with all `words`."""
+    [rest] = [rest for name, rest in instructions() if name == "RUN" and all(word in rest for word in words)]
+    return rest
+
+
+def tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nobody knows what is tracked")
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
