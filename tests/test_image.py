@@ -47,6 +47,13 @@ def test_what_is_copied_is_there_and_given() -> None:
         assert source == "." or any(path == source or path.startswith(f"{source}/") for path in paths), source
 
 
+def test_links_among_the_settings_are_replaced() -> None:
+    """Their targets are elsewhere in the image."""
+    links = [path for path in given(tracked()) if path.startswith(("conf/", "jobs/")) and (ROOT / path).is_symlink()]
+    moved = [rest.split()[-1] for name, rest in instructions() if name == "RUN" and rest.startswith("mv ")]
+    assert [f"/opt/keytail/{link}" for link in links] == moved
+
+
 def test_all_arguments_have_a_default_but_the_version() -> None:
     declared = [rest.partition("=")[0] for name, rest in instructions() if name == "ARG"]
     assert len(declared) == len(set(declared))

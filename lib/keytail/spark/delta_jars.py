@@ -1,4 +1,4 @@
-"""`python -m keytail.spark.delta_jars DIR` fetches Delta's jars into a folder, for hosts that reach no Maven repository.
+"""`python -m keytail.spark.delta_jars DIR` fetches Delta's jars into a folder, for hosts that reach no Maven.
 
 For `--delta-jars DIR`, or into Spark's own folder of jars, as conf/Dockerfile does. Needs a Java, and Maven Central or
 the repository whose address is a second argument.
