@@ -1,7 +1,7 @@
 """Commands of a page, run as they stand on a host that was prepared for it, and what they print held against the page.
 
 `keytail` runs in this process, anything else in a shell. A path of the page such as /var/lib/kafka leads below the
-prepared folder. What differs from run to run is not compared: times, rates, dates, ids of runs.
+prepared folder. What differs from run to run is not compared: times, rates, dates, ids of runs, sizes in KiB.
 
 `python -m tests.documentation.running PAGE` prints what the commands of a page say, for who writes it.
 """
@@ -32,6 +32,9 @@ _VARIES = (
     (re.compile(r"\b[\d.,]+ [KMGT]?i?B/s"), "RATE"),
     (re.compile(r"\b[\d.,]+ (?:ms|s|min|h|d)\b(?: [\d.,]+ (?:ms|s|min|h)\b)*"), "TIME"),
     (re.compile(r"\d+:\d\d:\d\d"), "TIME"),
+    # Of what is written anew: the horizon of a tombstone is a time of the run, and compresses as it may.
+    (re.compile(r"\b[\d.,]+ KiB"), "SIZE"),
+    (re.compile(r"-> \d{2,3}(?:,\d{3})+"), "-> BYTES"),
 )
 _COLUMNS = "200"  # so that no cell of a table is folded: the page may fold its lines where it likes
 

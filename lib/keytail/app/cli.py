@@ -26,6 +26,7 @@ from keytail.app import (
     cli_rescue,
 )
 from keytail.app.command import SUBMITTED
+from keytail.app.examples import epilog
 from keytail.app.stopping import die_quietly, stop_with_parent
 
 app = typer.Typer(
@@ -84,7 +85,7 @@ def keytail(
 
 
 for name, verb in VERBS.items():
-    app.command(name)(verb)
+    app.command(name, epilog=epilog(name))(verb)
 
 
 def _separate_standard_error(parent: int) -> None:

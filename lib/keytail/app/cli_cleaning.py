@@ -38,10 +38,7 @@ def plan(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark.
-
-    keytail plan --log-dirs /var/kafka --config server.properties --topic-config orders:cleanup.policy=compact
-    """
+    """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark."""
     from keytail.app import compaction  # noqa: PLC0415 (--help stays fast)
 
     configuration = configuration_of(config, topic_config, topics_have_no_overrides)
@@ -103,9 +100,6 @@ def compact(
     """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
 
     Without --execute this is a dry run, as `plan`.
-
-    keytail compact --log-dirs /var/kafka --config server.properties
-    --topic-config orders:cleanup.policy=compact --execute
     """
     from keytail.app import compaction  # noqa: PLC0415 (--help and --version stay fast)
 

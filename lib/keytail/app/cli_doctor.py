@@ -34,8 +34,6 @@ def doctor(
 
     With --log-dirs or --config the log dirs are looked at too: owner, storage, room, lock. With --master a small job
     asks all executors whether they have the same packages, and the same log dirs at the same paths.
-
-    keytail doctor --warm --config /etc/kafka/server.properties --master spark://host:7077
     """
     from keytail.app import doctor as verb  # noqa: PLC0415 (--help and --version stay fast)
 

@@ -27,10 +27,7 @@ def verify(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong.
-
-    keytail verify --log-dirs /var/kafka --topic 'orders|users'
-    """
+    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong."""
     from keytail.app import verification  # noqa: PLC0415 (--help and --version stay fast)
 
     configuration = configuration_of(config, None)
@@ -65,10 +62,7 @@ def describe(
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Say what partitions hold, whether a compaction is due, what is in its way, and which settings hold.
-
-    keytail describe --log-dirs /var/kafka --config server.properties --topic orders --all
-    """
+    """Say what partitions hold, whether a compaction is due, what is in its way, and which settings hold."""
     from keytail.app import describe as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.app.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
 
@@ -102,10 +96,7 @@ def lookup(
     explain: i.Explain = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only.
-
-    keytail lookup --log-dirs /var/kafka --partitions orders-0 --timestamp 2023-11-14T22:13:20Z --explain
-    """
+    """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only."""
     from keytail.app import lookup as story  # noqa: PLC0415 (--help and --version stay fast)
 
     configuration = configuration_of(config, None)
@@ -139,8 +130,6 @@ def dump(
     """Print what is in segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
 
     With --output json an object a line. Exit status 1 when a checksum, an index entry or a record is wrong.
-
-    keytail dump --print-data-log --from-offset 1000 --to-offset 1010 /var/kafka/orders-0/00000000000000000000.log
     """
     from keytail.app import dump as story  # noqa: PLC0415 (--help and --version stay fast)
 
@@ -170,10 +159,7 @@ def audit(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers.
-
-    keytail audit --replica a=/mnt/broker-1 --replica b=/mnt/broker-2 --topic orders
-    """
+    """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers."""
     from keytail.app import audit as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.app.audit_table import print_table  # noqa: PLC0415 (the same)
     from keytail.app.replicas import directories_of  # noqa: PLC0415 (the same)

@@ -71,8 +71,6 @@ def history(
     """What runs did, as the ledger of their --ledger has it: all runs, one run, or partitions over time.
 
     Reads the ledger alone. Without Spark where the Python package deltalake is installed.
-
-    keytail history --ledger /var/lib/keytail/ledger --run 3f2a91c0
     """
     from keytail.app import history as verb  # noqa: PLC0415 (--help stays fast)
     from keytail.app import history_table as table  # noqa: PLC0415 (--help stays fast)

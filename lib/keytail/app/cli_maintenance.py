@@ -36,8 +36,6 @@ def rebuild_index(
     """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
 
     Without --execute it says what is missing or wrong, and the exit status is 1 if anything is.
-
-    keytail rebuild-index --log-dirs /var/kafka --config server.properties --execute
     """
     from keytail.app import rebuild  # noqa: PLC0415 (--help stays fast)
 
@@ -93,8 +91,6 @@ def expire(
     """Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, ahead of its start.
 
     Without --execute it says which segments would go, and why each.
-
-    keytail expire --log-dirs /var/kafka --config server.properties --execute
     """
     from keytail.app import expire as verb  # noqa: PLC0415 (--help stays fast)
 

@@ -44,8 +44,6 @@ def import_logs(
     """Write a table of records into partition directories, at the speed of the disk, for a broker to serve afterwards.
 
     It bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts what would go where.
-
-    keytail import orders.parquet --topic orders --log-dirs /var/kafka --codec zstd --execute
     """
     from keytail.app import import_, import_table  # noqa: PLC0415 (--help stays fast)
     from keytail.app.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
@@ -113,8 +111,6 @@ def export(
     """Write the latest state of compacted topics into Delta tables: of each key its newest committed record.
 
     Only reads the log dirs. A table that is there already gets what is new. Without --execute it says what it would do.
-
-    keytail export --log-dirs /var/kafka --topic-list users --to /lake/kafka --key-format utf8 --execute
     """
     from keytail.app import export as story  # noqa: PLC0415 (--help stays fast)
     from keytail.app import export_table  # noqa: PLC0415 (--help stays fast)

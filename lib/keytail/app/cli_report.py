@@ -43,8 +43,6 @@ def report(
     """Write what a run did, or several, as one HTML page, as the ledger of their --ledger has it.
 
     Reads the ledger alone. Without Spark where the Python package deltalake is installed.
-
-    keytail report --ledger /var/lib/keytail/ledger --run 3f2a91c0 run.html
     """
     from keytail.app.lookup import parse_time  # noqa: PLC0415 (--help stays fast)
     from keytail.app.report.of_ledger import report_of_ledger  # noqa: PLC0415 (the same)

@@ -66,8 +66,6 @@ def salvage(
 
     For a partition that nothing else can mend and no replica has. The log dirs are only read. Without --execute it
     lists what would be lost, and the exit status is 1 if anything is.
-
-    keytail salvage --log-dirs /var/kafka --partitions orders-0 --to /backup/salvaged --execute
     """
     from keytail.app import salvage as verb  # noqa: PLC0415 (--help stays fast)
 
@@ -99,8 +97,6 @@ def undo(
 
     Only where all that the run wrote is as it left it; what was appended since stays. Without --execute it says what
     it would do, and what is in the way.
-
-    keytail undo --originals /var/kafka-originals --run 3f2a91c0 --execute
     """
     from keytail.app import undo as verb  # noqa: PLC0415 (--help stays fast)
     from keytail.app import undo_report as report  # noqa: PLC0415 (--help stays fast)

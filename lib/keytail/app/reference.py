@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from keytail.app.cli import VERBS, app
+from keytail.app.examples import EXAMPLES
 from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS, Key
 
 _TOP = """\
@@ -48,8 +49,8 @@ def _verb(name: str, command: Any, context: Any) -> str:
     lines = [f"## `keytail {name}`", ""]
     for paragraph in map(_plain, about):
         text = " ".join(paragraph.split())
-        is_example = text.startswith("keytail ")
-        lines += [" \\\n".join(_wrapped(text)) if is_example else textwrap.fill(text, 120), ""]
+        lines += [textwrap.fill(text, 120), ""]
+    lines += [*(" \\\n".join(_wrapped(example)) for example in EXAMPLES[name]), ""]
     groups: dict[str, list[str]] = {}
     for parameter in command.params:
         if not set(parameter.opts) & set(_NOT_PRINTED):
