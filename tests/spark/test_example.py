@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import keytail
+from tests.documentation.pages import ROOT, blocks, find_in_order, squeezed
 
 pytestmark = pytest.mark.spark
 
-PAGE = Path(keytail.__file__).parent / "spark/EXAMPLE.md"
-ROOT = PAGE.parents[3]
-BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = "lib/keytail/spark/EXAMPLE.md"
 
 
 def test_every_block(tmp_path: Path) -> None:
     """Shell blocks are one shell, blocks of Python one program behind them: the page has them in that order, or the
     program has ended before the shell goes on."""
-    blocks = BLOCK.findall(PAGE.read_text())
-    assert {kind for kind, _ in blocks} == {"sh", "python", "text"}
+    found = [(one.kind, one.text, one.printed) for one in blocks(PAGE)]
+    assert {kind for kind, _, _ in found} == {"sh", "python", "text"}
     lines, program = ["set -e"], ""
-    for kind, text in blocks:
+    for kind, text, _ in found:
         if kind == "sh":
             lines += _run(program, tmp_path, lines)
             program = ""
@@ -40,12 +37,9 @@ def test_every_block(tmp_path: Path) -> None:
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    printed = _squeezed(run.stdout)
-    at = 0
-    for expected in (_squeezed(text) for kind, text in blocks if kind == "text"):
-        found = printed.find(expected, at)
-        assert found >= 0, f"not printed, or not in this order:\n{expected}\nwhat was printed:\n{printed}"
-        at = found + len(expected)
+    shown = [text if kind == "text" else printed for kind, text, printed in found if kind == "text" or printed]
+    missing = find_in_order([squeezed(text or "") for text in shown], squeezed(run.stdout))
+    assert missing is None, f"not printed, or not in this order:\n{missing}\nwhat was printed:\n{run.stdout}"
 
 
 def _run(program: str, folder: Path, lines: list[str]) -> list[str]:
@@ -59,8 +53,3 @@ def _run(program: str, folder: Path, lines: list[str]) -> list[str]:
 def _with_interpreter() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-
-def _squeezed(text: str) -> str:
-    """Without blanks at ends of lines, empty lines, and the widths of columns."""
-    lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
-    return "\n".join(line for line in lines if line)
