@@ -87,7 +87,10 @@ def test_what_is_lost_is_told(tmp_path: Path) -> None:
     assert (told.cleaner_checkpoint, told.high_watermark, told.acknowledged_until) == (None, None, None)
     one = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
     one.make(tmp_path / "one")
-    assert plan(tmp_path / "one").lost_end == 15  # zeros do not say what they were to be
+    told = plan(tmp_path / "one")  # zeros do not say what they were to be; the high watermark does
+    assert (told.lost_end, told.acknowledged_until) == (33, 33)
+    Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
+    assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
 
 
 def test_a_segment_without_a_valid_batch_stays_empty(tmp_path: Path) -> None:

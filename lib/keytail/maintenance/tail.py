@@ -46,8 +46,8 @@ class TornTail:
 class Cut:
     """What is cut, and what goes with it. Offsets from `next_offset` to `lost_end` are lost.
 
-    `lost_end` is what the headers behind the tear say; of bytes that have none nothing can be told. Checkpoints
-    are None where they stay as they are. `removed` are the names of files.
+    `lost_end` is what the headers behind the tear say, or, where it is higher, the high watermark: so far the replica
+    once was. Checkpoints are None where they stay as they are. `removed` are the names of files.
     """
 
     tail: TornTail
@@ -112,7 +112,7 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
         and file.base_offset > (tail.next_offset if file.suffix == names.SNAPSHOT else tail.base_offset)
     ]
     checkpoint, high_watermark = facts.cleaner_checkpoint, facts.high_watermark
-    lost_end = max(facts.log_end_offset, tail.next_offset)
+    lost_end = max(facts.log_end_offset, tail.next_offset, high_watermark or 0)
     return Cut(
         tail,
         lost_end,
@@ -120,7 +120,7 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
         tuple(file.base_offset for file in removed if file.suffix == names.LOG and file.base_offset is not None),
         tail.base_offset if checkpoint is not None and checkpoint > tail.base_offset else None,
         tail.next_offset if high_watermark is not None and high_watermark > tail.next_offset else None,
-        min(high_watermark, lost_end) if high_watermark is not None and high_watermark > tail.next_offset else None,
+        high_watermark if high_watermark is not None and high_watermark > tail.next_offset else None,
     )
 
 
