@@ -203,7 +203,7 @@ def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not one of Python's
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -26,6 +26,7 @@ from keytail.clean.plan import Selection
 from keytail.log.partition import SegmentFacts
 from keytail.spark import bundles
 from keytail.spark.processes import Processes
+from keytail.spark.watching import HERE
 
 GIB = 1 << 30
 
@@ -85,7 +86,7 @@ def test_cores_share_what_is_worth_a_session() -> None:
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = object()
     monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: (made, master, submitted))
-    monkeypatch.setattr(workers, "host_of_driver", lambda spark: "127.0.0.1")
+    monkeypatch.setattr(workers, "address_of_driver", lambda spark: HERE)
     yield made
 
 

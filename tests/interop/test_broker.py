@@ -250,6 +250,7 @@ def test_offsets_did_not_change(story: Story) -> None:
 
 def test_every_record_served_was_there_before(story: Story) -> None:
     before = {record[:3]: record for record in story.served["before"]}
+    assert story.served["after"]
     for record in story.served["after"]:
         assert record == before[record[:3]]
 
@@ -322,6 +323,7 @@ def test_a_gap_in_sequences_is_recognised(story: Story) -> None:
 
 
 def test_idempotent_producers_go_on(story: Story) -> None:
+    assert story.went_on
     for name, (offset,) in story.went_on.items():
         assert offset >= story.offsets["after"][f"{name.split()[0]}-0"][1]
 

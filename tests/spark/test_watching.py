@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,18 @@ from keytail.log.fs import LOCAL
 from keytail.log.meter import METER
 from keytail.spark.processes import Processes
 from keytail.spark.tasks import run_bundle
-from keytail.spark.watching import Channel, Sign, Watch, current_channel, host_of_driver, send_to, telling
+from keytail.spark.watching import (
+    HERE,
+    LOOPBACK,
+    Channel,
+    DriverAddress,
+    Sign,
+    Watch,
+    address_of_driver,
+    current_channel,
+    send_to,
+    telling,
+)
 
 
 @pytest.fixture
@@ -27,7 +39,7 @@ def heard() -> list[Sign]:
 
 @pytest.fixture
 def watch(heard: list[Sign]) -> Iterator[Watch]:
-    with Watch("127.0.0.1", heard.append) as made:
+    with Watch(HERE, heard.append) as made:
         yield made
 
 
@@ -61,7 +73,7 @@ def _wait_for(heard: list[Sign], count: int) -> None:
 def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
     with Processes(2) as workers:
-        assert host_of_driver(workers) == "127.0.0.1"
+        assert address_of_driver(workers) == HERE
         outcomes = run_bundle(workers, paths, read_slowly)
     assert all(outcome.problem is None for outcome in outcomes)
     _wait_for(heard, 3)
@@ -75,10 +87,32 @@ def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_pa
         assert len({sign.attempt for sign in of_one}) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"spark.driver.host": "b1"}, ("b1", "b1")),
+        ({"spark.driver.host": "b1", "spark.driver.bindAddress": "0.0.0.0"}, ("b1", "0.0.0.0")),
+        ({"spark.driver.host": "[fe80::1]"}, ("fe80::1", "fe80::1")),
+        ({}, HERE),
+    ],
+)
+def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
+    context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
+    assert address_of_driver(SimpleNamespace(sparkContext=context)) == expected
+
+
+def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(heard: list[Sign], tmp_path: Path) -> None:
+    """Debian's /etc/hosts takes a host's own name for 127.0.1.1, where no other host reaches it."""
+    with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), heard.append) as made:
+        assert made.channel.host == "127.0.1.1"
+        read_slowly(_file(tmp_path, "t-0"), "a")
+        _wait_for(heard, 1)
+
+
 @pytest.mark.spark
 def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
-    assert host_of_driver(spark) == "127.0.0.1"
+    assert address_of_driver(spark) == HERE
     run_bundle(spark, paths, read_slowly, name="compact t-0 and 1 more")
     _wait_for(heard, 2)
     for name in ("t-0", "t-1"):
@@ -163,7 +197,7 @@ def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with pytest.raises(OSError, match="assign"):
-            Watch("192.0.2.1", print)
+            Watch(DriverAddress(LOOPBACK, "192.0.2.1"), print)
         gc.collect()
     assert [str(one.message) for one in told if issubclass(one.category, ResourceWarning)] == []
 
@@ -171,7 +205,7 @@ def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
 def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) -> None:
     begun_s = time.monotonic()
     for _ in range(20):
-        with Watch("127.0.0.1", heard.append) as made:
+        with Watch(HERE, heard.append) as made:
             assert current_channel() == made.channel
         assert current_channel() is None
     assert time.monotonic() - begun_s < 10  # a second each where nothing wakes the thread

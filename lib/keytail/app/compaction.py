@@ -42,7 +42,7 @@ from keytail.spark.memory import map_memory_bytes
 from keytail.spark.rows import ResultRow, exit_status
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
-from keytail.spark.watching import host_of_driver
+from keytail.spark.watching import address_of_driver
 from keytail.telling import say
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             if spark is None:
                 spark = _workers(run, reporter, planned, request, flags)
             else:
-                reporter.watch(host_of_driver(spark))
+                reporter.watch(address_of_driver(spark))
             recorded = recording(
                 flags, spark, run_id_at(rules.now_ms, run_id), command="compact", log_dirs=request.choice.log_dirs,
                 now_ms=rules.now_ms, configuration=configuration, shared_storage=request.shared_storage,

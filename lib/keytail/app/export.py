@@ -33,7 +33,7 @@ from keytail.spark.delta import require_delta, session_settings
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
-from keytail.spark.watching import host_of_driver
+from keytail.spark.watching import address_of_driver
 from keytail.telling import say
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def _execute(
         reporter.note("starting Spark")
         extra = session_settings(request.delta_jars)
         spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
-        reporter.watch(host_of_driver(spark))
+        reporter.watch(address_of_driver(spark))
         if request.submitted:
             require_delta(spark)
         for topic, plans in planned.items():

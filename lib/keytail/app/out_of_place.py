@@ -34,7 +34,7 @@ from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import DONE, ResultRow
 from keytail.spark.session import concurrent_tasks, session_of_run
 from keytail.spark.storage import ScratchSpace, refuse_shared_storage
-from keytail.spark.watching import host_of_driver
+from keytail.spark.watching import address_of_driver
 from keytail.telling import say
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         sizes = [(one.name, one.size_bytes) for one in work]
         with Reporter("compact", sizes, READ_IN_A_COMPACTION) as reporter:
             if spark is not None:
-                reporter.watch(host_of_driver(spark))
+                reporter.watch(address_of_driver(spark))
             elif work:
                 spark = _workers(run, reporter, work, request)
             driver = _Driver(request, rules, fs, target, chosen, known, judged, work, run_id, reporter)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from keytail.app.rows import error_console, human_bytes, human_time
 from keytail.errors import visible
-from keytail.spark.watching import LOOPBACK, Sign, Watch
+from keytail.spark.watching import HERE, DriverAddress, Sign, Watch
 from keytail.telling import manner, say
 
 # So many partitions have a line each when they end; of more, those have one that went wrong or took long.
@@ -143,15 +143,15 @@ class Reporter:
                 self._bar.stop()
                 self._bar = None
 
-    def watch(self, host: str = LOOPBACK) -> None:
-        """Listen to tasks at `host`, and show what they tell, until the end.
+    def watch(self, driver: DriverAddress = HERE) -> None:
+        """Listen to tasks at `driver`, and show what they tell, until the end.
 
         It begins threads: whoever forks workers does so before.
         """
         if manner().quiet:
             return
         with contextlib.suppress(OSError):  # no port to be had: what has ended is told all the same
-            self._held.enter_context(Watch(host, self.heard))
+            self._held.enter_context(Watch(driver, self.heard))
         if self._is_live:
             self._bar = _Live(self._description(), self._standing.size_bytes)
             self._bar.start()

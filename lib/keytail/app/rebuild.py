@@ -34,7 +34,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, h
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
 from keytail.spark.storage import refuse_shared_storage
-from keytail.spark.watching import host_of_driver
+from keytail.spark.watching import address_of_driver
 from keytail.telling import say
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def rebuild(
                     extra=flags.session_settings(),
                 )  # fmt: skip
             else:
-                reporter.watch(host_of_driver(spark))
+                reporter.watch(address_of_driver(spark))
             notes = {one.facts.path: one.notes for one in looked_at}
             rows: dict[str, RebuildRow] = {}
 

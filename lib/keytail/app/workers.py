@@ -15,7 +15,7 @@ from keytail.app.expectation import is_worth_spark, run_seconds
 from keytail.app.progress import Reporter
 from keytail.spark.processes import Processes
 from keytail.spark.session import session_of_run
-from keytail.spark.watching import host_of_driver
+from keytail.spark.watching import address_of_driver
 
 
 def cores() -> int:
@@ -43,5 +43,5 @@ def workers_of_run(
         if not submitted:
             reporter.note("starting Spark")
         workers = session_of_run(run, master, submitted=submitted, extra=extra)
-    reporter.watch(host_of_driver(workers))
+    reporter.watch(address_of_driver(workers))
     return workers

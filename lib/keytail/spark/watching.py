@@ -1,8 +1,9 @@
 """How the driver hears from tasks that run: who is at what, and how much of it has been read.
 
 Spark tells of a task when it has ended. So tasks send a small datagram twice a second, to a port that the driver has
-for as long as the run lasts: on 127.0.0.1, or on a cluster where `spark.driver.host` says. Nothing depends on them. A
-firewall that holds them up costs the view of what is in flight, no more; what comes without the run's token is ignored.
+for as long as the run lasts: on 127.0.0.1, or on a cluster where Spark itself has the driver listen. Nothing depends
+on them. A firewall that holds them up costs the view of what is in flight, no more; what comes without the run's token
+is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from keytail.log.meter import METER
 from keytail.spark.processes import Processes
@@ -26,6 +27,16 @@ _EVERY_S = 0.5
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
 LOOPBACK = "127.0.0.1"
+
+
+class DriverAddress(NamedTuple):
+    """`host` is what tasks call the driver's; it listens on `bind`, which may be another address of it."""
+
+    host: str
+    bind: str
+
+
+HERE = DriverAddress(LOOPBACK, LOOPBACK)
 
 
 @dataclass(frozen=True)
@@ -90,16 +101,16 @@ class Watch:
     OSError where there is no such port to be had.
     """
 
-    def __init__(self, host: str, heard: Callable[[Sign], None]) -> None:
+    def __init__(self, driver: DriverAddress, heard: Callable[[Sign], None]) -> None:
         self._heard = heard
-        family, address = _address(host, 0)
+        family, address = _address(driver.bind, 0)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         try:
             self._socket.bind(address)
         except OSError:
             self._socket.close()
             raise
-        self.channel = Channel(host, self._socket.getsockname()[1], secrets.token_hex(8))
+        self.channel = Channel(driver.host, self._socket.getsockname()[1], secrets.token_hex(8))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
 
@@ -150,11 +161,13 @@ def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractCont
     return METER.during(phase) if channel is None else channel.telling(os.path.basename(path), attempt, phase)
 
 
-def host_of_driver(spark: Any) -> str:
+def address_of_driver(spark: Any) -> DriverAddress:
     """Where tasks of `spark`, a session or Processes in its place, reach the driver; None: this process does them."""
     if spark is None or isinstance(spark, Processes) or spark.sparkContext.master.startswith("local"):
-        return LOOPBACK
-    return str(spark.sparkContext.getConf().get("spark.driver.host", LOOPBACK)).strip("[]")
+        return HERE
+    settings = spark.sparkContext.getConf()
+    host = str(settings.get("spark.driver.host", LOOPBACK))
+    return DriverAddress(host.strip("[]"), str(settings.get("spark.driver.bindAddress", host)).strip("[]"))
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:

@@ -194,7 +194,9 @@ class _Styled:
     """Settings and quiet of matplotlib, for this process only while it draws."""
 
     def __enter__(self) -> None:
-        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        self._logger = logging.getLogger("matplotlib")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.ERROR)
         self._settings = mpl.rc_context(_SETTINGS)
         self._warnings = warnings.catch_warnings()
         self._settings.__enter__()
@@ -204,6 +206,7 @@ class _Styled:
     def __exit__(self, *problem: Any) -> None:
         self._warnings.__exit__(*problem)
         self._settings.__exit__(*problem)
+        self._logger.setLevel(self._level)
 
 
 def _styled() -> _Styled:
