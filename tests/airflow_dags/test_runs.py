@@ -12,6 +12,7 @@ from tests.airflow_dags.test_structure import BROKERS, LEDGER, REBUILD, SNAPSHOT
 from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 from tests.golden import unpack
 
+ROOT = Path(__file__).parents[2]
 ORDERS = ["orders:cleanup.policy=compact"]
 
 
@@ -45,13 +46,16 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
 
 def test_snapshots_by_spark_with_one_that_is_damaged(ask: Ask, tmp_path: Path) -> None:
     """A real broker's logs by a real spark-submit: the others are compacted and verified, the task is green and not
-    tried again, and the last one says which is damaged, where."""
+    tried again, the ledger has all of it, and the last one says which is damaged, where."""
     log_dir = unpack(tmp_path)
     damage(log_dir, "gzip-0")
-    conf = {"config": f"{tmp_path}/server.properties", "least_bytes": 1000, "topic_list": ["gzip", "zstd", "lz4"]}
+    conf = {
+        "config": f"{tmp_path}/server.properties", "least_bytes": 1000, "topic_list": ["gzip", "zstd", "lz4"],
+        "ledger": str(tmp_path / "ledger"), "properties_file": str(ROOT / "conf" / "spark-delta.conf"),
+    }  # fmt: skip
     found = ask("test", SNAPSHOTS, json.dumps(conf))
     assert found["tasks"] == {
-        "plan": "success", "gate": "success", "compact": "success", "verify": "success", "ledger": "skipped",
+        "plan": "success", "gate": "success", "compact": "success", "verify": "success", "ledger": "success",
         "tell_partial": "failed", "done": "upstream_failed",
     }  # fmt: skip
     assert found["state"] == "failed"
@@ -63,6 +67,9 @@ def test_snapshots_by_spark_with_one_that_is_damaged(ask: Ask, tmp_path: Path) -
     first = compacted["rows"][0]
     assert (first["topic"], first["status"]) == ("gzip", "corrupt")
     assert left(found, "verify")["counts"] == {"sound": 2, "damaged": 1}
+    recorded = left(found, "ledger")
+    assert recorded["counts"] == compacted["counts"]
+    assert recorded["run"]["run_id"] == compacted["run_id"]
     told = (tmp_path / "ask.log").read_text()
     assert "compact was partial (" in told
     assert "  gzip-0 corrupt: " in told
