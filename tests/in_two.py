@@ -1,7 +1,7 @@
 """All tests in two processes, one for each of the two cores that CI has: `make test`.
 
 What the first says is seen at once, what the second says when both are done. The first has most of the folders that
-start brokers and Spark, and one more so that both take about as long; the second has all others, new ones too. Options
+start brokers and Spark, and two more so that both take about as long; the second has all others, new ones too. Options
 go to both.
 """
 
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-FIRST = ("tests/crash", "tests/interop", "tests/spark")
+FIRST = ("tests/bench", "tests/crash", "tests/interop", "tests/spark")
 # What they start finds the kernels compiled, once, by the tests before them.
 LAST = ("tests/airflow_dags", "tests/app")
 

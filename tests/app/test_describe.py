@@ -94,7 +94,3 @@ def test_wrong_usage(run: Run, log_dir: Path, arguments: tuple[str, ...], what: 
     result = run("describe", *(argument.format(log_dir) for argument in arguments))
     assert result.exit_code == 2
     assert what in result.stderr
-
-
-def test_help_has_an_example(run: Run) -> None:
-    assert "keytail describe --log-dirs" in run("describe", "--help").stdout
