@@ -85,7 +85,9 @@ def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
     try:
         found = fs.stat(path)
     except FileNotFoundError as error:
-        raise UsageProblem("no such log dir", path=path) from error
+        raise UsageProblem(
+            "no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them"
+        ) from error
     return found.device, found.inode
 
 

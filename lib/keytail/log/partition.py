@@ -144,11 +144,17 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
     try:
         entries = [(entry, names.parse_partition_dir(entry.name)) for entry in fs.scan_names(path)]
     except FileNotFoundError as error:
-        raise UsageProblem("no such log dir", path=path) from error
+        raise UsageProblem(
+            "no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them"
+        ) from error
     except NotADirectoryError as error:
         raise UsageProblem("a log dir must be a directory", path=path) from error
     if not entries:
-        raise UsageProblem("this directory is empty, not a log dir", path=path)
+        raise UsageProblem(
+            "this directory is empty, not a log dir",
+            path=path,
+            remedy="Is its disk mounted? A log dir that no broker has used yet is to be left out",
+        )
     if not any(e.name in _LOG_DIR_FILES for e, _ in entries) and not any(_is_partition(fs, path, *e) for e in entries):
         raise UsageProblem(
             f"not a log dir: it holds neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
