@@ -262,11 +262,12 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ["TERM"] = "xterm-256color"
-        os.environ.pop("COLUMNS", None)
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        environment.pop("COLUMNS", None)
         while os.get_terminal_size(2).columns != columns:  # what is drawn for another width is not erased in this one
             time.sleep(0.001)
-        os.execvp(command[0], command)
+        # Not execvp: what readline has set, in C, is not in os.environ, but would be passed on.
+        os.execvpe(command[0], command, environment)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     last_s = time.monotonic() + 120
     while time.monotonic() < last_s:
