@@ -7,8 +7,14 @@ A caller tells them apart by what becomes of the partition: `CorruptLog` gives t
 from __future__ import annotations
 
 import errno
+import json
+import os
 
 _OUT_OF_ROOM = "Free space on this file system, or lower --max-scratch-bytes, and run again"
+_NOT_ALLOWED = (
+    "Run as the user that the files belong to, or as root. Started as root, keytail works as the owner of the log "
+    "dirs: give to that user what it is to read or write there"
+)
 _REMEDIES = {
     errno.ENOSPC: _OUT_OF_ROOM,
     errno.EDQUOT: _OUT_OF_ROOM,
@@ -16,8 +22,8 @@ _REMEDIES = {
     "sound. Then run again",
     errno.EROFS: "The file system is mounted read-only, mostly by the kernel after an error: see its log, mend that, "
     "and run again",
-    errno.EACCES: "Run as the user that the files belong to, or as root",
-    errno.EPERM: "Run as the user that the files belong to, or as root",
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
     errno.EMFILE: "Raise the limit of open files (ulimit -n), or run fewer tasks at a time, and run again",
     errno.ENFILE: "The host has too many files open: end what else is running, and run again",
 }
@@ -37,14 +43,30 @@ WRITTEN_TO = "Something else writes there: find out what, stop it, and run again
 REPORT_IT = "This is a fault of keytail: keep a copy of the files and what this run said, and report it"
 
 
-# Control characters, and what turns the direction of writing: a terminal obeys them.
-_UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-_VISIBLE = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _UNSEEN}
+# Control characters, what turns the direction of writing, and what takes no room: a terminal obeys them, or shows text
+# as another one.
+_UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F)]
+_UNSEEN += [*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)]
+_VISIBLE = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    for code in _UNSEEN
+}
+# The same of whole lines, which end and have tabs; JSON knows one kind of escape only.
+_VISIBLE_IN_LINES = {code: text for code, text in _VISIBLE.items() if chr(code) not in "\n\t"}
+_VISIBLE_IN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _VISIBLE_IN_LINES} | {0x7F: "\\u007f"}
 
 
 def visible(text: str) -> str:
     """`text` as one line for a terminal: the name of a file may hold whatever its maker liked."""
     return text if text.isprintable() else text.translate(_VISIBLE)  # which is slow, and tables have many cells
+
+
+def visible_lines(text: str, *, as_json: bool = False) -> str:
+    """Lines of output for a terminal: what is in them as `visible` shows it, but for their ends and tabs.
+
+    `as_json`: they are JSON, and stay what they say.
+    """
+    return text.translate(_VISIBLE_IN_JSON if as_json else _VISIBLE_IN_LINES)
 
 
 class KeytailError(Exception):
@@ -108,15 +130,56 @@ class UsageProblem(KeytailError):
     """What the user asked for cannot be understood or does not exist."""
 
 
-def of_system(error: OSError, where: str = "") -> KeytailError:
-    """An error of the system in the words of a KeytailError; `where` follows what happened."""
-    return KeytailError(
-        f"{error.strerror or error}{where}",
-        path=error.filename if isinstance(error.filename, str) else None,
-        remedy=_REMEDIES.get(error.errno or 0, "Check the file system and its permissions; then run again"),
+class UnsafeFile(OSError):
+    """A file that is not opened because of what it is, or whose it is. `remedy` says what to do."""
+
+    remedy = ""
+
+
+class SymbolicLink(UnsafeFile):
+    """A symbolic link below a log dir, or one that another user may have put there."""
+
+    remedy = (
+        "Find out who made the link and why. Put the file or directory itself there; of a log dir or another directory "
+        "that you name, give the path that the link leads to. Then run again"
     )
 
 
-def in_words(problem: KeytailError | OSError) -> str:
-    """What is told of either kind."""
+class NotRegular(UnsafeFile):
+    """A directory, FIFO, socket or device where a file should be."""
+
+    remedy = "Find out what made it, move it away, and run again"
+
+
+class ForeignFile(UnsafeFile):
+    """A file of another user than its directory, which root must not read for the directory's owner."""
+
+    remedy = (
+        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it to "
+        "the owner of its directory (chown), else remove this name of it; then run again"
+    )
+
+
+def of_system(error: OSError, where: str = "") -> KeytailError:
+    """An error of the system in the words of a KeytailError; `where` follows what happened."""
+    known = error.remedy if isinstance(error, UnsafeFile) else None
+    return KeytailError(
+        f"{error.strerror or error}{where}",
+        path=error.filename if isinstance(error.filename, str) else None,
+        remedy=known or _REMEDIES.get(error.errno or 0, "Check the file system and its permissions; then run again"),
+    )
+
+
+def out_of_memory() -> KeytailError:
+    """Of a MemoryError, which says nothing about the data that were being read."""
+    return KeytailError(
+        f"out of memory on host {os.uname().nodename}",
+        remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
+    )
+
+
+def in_words(problem: KeytailError | OSError | MemoryError) -> str:
+    """What is told of each kind."""
+    if isinstance(problem, MemoryError):
+        return str(out_of_memory())
     return str(of_system(problem) if isinstance(problem, OSError) else problem)

@@ -2,7 +2,7 @@
 
 A broker takes a whole log dir offline for a syntax error in one of these, so what it would not read is
 `CorruptLog` with the line's number, and what is written is durable before it takes the file's place. Which
-offset is right is left to the callers.
+offset is right is left to the callers. Nothing is written, LockLost, where the log dir's lock is lost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TypeAlias
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
 
 Offsets: TypeAlias = dict[tuple[str, int], int]
 
@@ -171,6 +172,7 @@ def _encode(entries: Sequence[str]) -> bytes:
 
 def _write(fs: FileSystem, path: str, data: bytes, like: FileStat | None) -> None:
     directory = os.path.dirname(path)
+    refuse_lost(fs, directory)
     if like is None:
         like = fs.stat(path if fs.exists(path) else directory)
     temporary = path + names.TEMPORARY

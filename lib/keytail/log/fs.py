@@ -1,5 +1,9 @@
 """The one module that touches log dirs: every read, and every operation that changes something.
 
+Every path is resolved to a descriptor of its directory, without following links below a log dir (`paths.py`), and its
+last name is then used relative to that. So whoever owns a log dir cannot redirect an operation of root to another
+place. What is created gets the owner of its directory, and never a mode with more than read and write.
+
 Each operation passes one of two private hooks, of those that change something and of those that do not, so that a
 subclass can record it, stop before it, drop it or let it fail. Errors are the system's own OSError with the path
 in them, and in words what was being done; only a file that cannot be given its owner is `Refused`. Which operations
@@ -14,23 +18,38 @@ import grp
 import mmap
 import os
 import pwd
+import re
 import stat as stat_bits
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
-from keytail.errors import Refused
+from keytail.acting_user import current, is_another
+from keytail.errors import WRITTEN_TO, ForeignFile, NotRegular, Refused, SymbolicLink
+from keytail.log.file_facts import (
+    ACCESS_ACL,
+    DirEntry,
+    DirName,
+    FileStat,
+    Sizes,
+    attributes_of,
+    file_stat,
+    scan,
+    scan_names,
+    scan_sizes,
+)
 from keytail.log.meter import METER
+from keytail.log.paths import DIRECTORY, READABLE_DIRECTORY, open_directory, split, symbolic_link
 
 T = TypeVar("T")
 
-ACCESS_ACL = "system.posix_acl_access"
-SECURITY_LABELS = ("security.selinux", "security.SMACK64")
-KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
-
 # Of a file that is read whole. An index of 2^31 bytes of log, an entry each 100 bytes, has half of that.
 MOST_SMALL_BYTES = 1 << 29
+
+# Without O_NONBLOCK the opening of a FIFO waits for the other end.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 _ACL_HEADER = struct.Struct("<I")
 _ACL_ENTRY = struct.Struct("<HHI")
@@ -64,62 +83,6 @@ _DOING = {
     "set_mtime_ns": "setting its time",
 }
 
-# A file system without extended attributes, or one that hides them from us, has none for our purpose.
-_NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
-
-
-@dataclass(frozen=True, slots=True)
-class DirEntry:
-    """One name of a directory, as lstat sees it (a symlink is neither regular nor a directory)."""
-
-    name: str
-    is_dir: bool
-    size_bytes: int
-    mtime_ns: int
-    inode: int
-    is_regular: bool
-    is_symlink: bool = False
-    uid: int = -1
-    gid: int = -1
-    mode: int = 0
-
-
-class DirName(NamedTuple):
-    """One name of a directory and what it is of, as lstat sees it."""
-
-    name: str
-    is_dir: bool
-    is_symlink: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """What a path leads to, with all that a file made in its place has to take over."""
-
-    path: str
-    size_bytes: int
-    mtime_ns: int
-    uid: int
-    gid: int
-    mode: int
-    inode: int
-    device: int
-    is_dir: bool
-    is_regular: bool
-    attributes: tuple[tuple[str, bytes], ...] = ()
-    links: int = 1  # names that the file has
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Names of a directory, unsorted: regular files with size in bytes and modification time in ns, regular files of
-    which neither was asked for, and all else."""
-
-    sized: list[tuple[str, int, int]]
-    regular: list[str]
-    others: list[str]
-
-
 class FileSystem:
     """The real file system. Paths are strings; descriptors are plain integers."""
 
@@ -140,8 +103,12 @@ class FileSystem:
             return action()
         except OSError as error:
             subject = arguments[0]
-            if error.filename is None:
-                error.filename = self._path_of.get(subject) if isinstance(subject, int) else subject
+            if isinstance(subject, int):
+                error.filename = error.filename or self._path_of.get(subject)
+            elif not isinstance(error, SymbolicLink):  # which says where the link is
+                error.filename = subject  # the system was given a descriptor and the last name
+                if error.filename2 is not None:
+                    error.filename2 = arguments[1]
             if error.strerror:
                 error.strerror = f"{error.strerror} while {_DOING[operation]}"
             raise
@@ -150,38 +117,44 @@ class FileSystem:
 
     def scan(self, path: str) -> list[DirEntry]:
         """The names in a directory, unsorted; names that vanish meanwhile are left out."""
-        return self._look("scan", (path,), lambda: _scan(path))
+        return self._look("scan", (path,), lambda: _of_directory(path, scan, READABLE_DIRECTORY))
 
     def scan_names(self, path: str) -> list[DirName]:
         """The names in a directory, unsorted. No file is looked at, where the file system tells what a name is of."""
-        return self._look("scan", (path,), lambda: _scan_names(path))
+        return self._look("scan", (path,), lambda: _of_directory(path, scan_names, READABLE_DIRECTORY))
 
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
         """The names in a directory, with size and modification time of regular files that end with `suffix` only.
 
         A fourth of the cost of `scan` where most names are of other files. Names that vanish meanwhile are left out.
         """
-        return self._look("scan", (path,), lambda: _scan_sizes(path, suffix))
+        return self._look(
+            "scan", (path,), lambda: _of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
+        )
 
     def stat(self, path: str) -> FileStat:
-        """Follows symlinks."""
-        return self._look("stat", (path,), lambda: _file_stat(path, os.stat(path), _attributes(path)))
+        """Facts of a file or directory; SymbolicLink for a link, unless to a directory and to be followed."""
+        return self._look("stat", (path,), lambda: _in_directory(path, lambda at, name: _stat(path, at, name)))
 
     def size(self, path: str) -> int:
-        """Bytes of what the path leads to, and no more of it: a fourth of the cost of `stat`."""
-        return self._look("stat", (path,), lambda: os.stat(path).st_size)
+        """Bytes of a file, and no more of it: half of the cost of `stat`. SymbolicLink for a link."""
+        return self._look("stat", (path,), lambda: _size(path))
 
     def exists(self, path: str) -> bool:
         """Whether there is such a name, whatever it leads to. An error that says neither yes nor no is raised."""
         return self._look("exists", (path,), lambda: _exists(path))
 
     def open_read(self, path: str) -> int:
-        """A descriptor of a regular file; never blocks on a FIFO."""
-        return self._look("open_read", (path,), lambda: self._open_regular(path, os.O_RDONLY))
+        """A descriptor of a regular file; never blocks on a FIFO.
+
+        SymbolicLink and NotRegular for anything else, ForeignFile where root would read another user's file for the
+        owner of the directory.
+        """
+        return self._look("open_read", (path,), lambda: self._open_regular(path, _READ))
 
     def open_write(self, path: str) -> int:
         """A descriptor of a regular file that exists, for `write_at` and `truncate`; reads as well."""
-        return self._look("open_write", (path,), lambda: self._open_regular(path, os.O_RDWR))
+        return self._look("open_write", (path,), lambda: self._open_regular(path, _READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
         """A read-only view of the first `size_bytes` (at least 1) of an index file; it outlives the descriptor.
@@ -221,7 +194,7 @@ class FileSystem:
 
     def fd_stat(self, fd: int) -> FileStat:
         """Like `stat`, of an open descriptor (without extended attributes)."""
-        return self._look("fd_stat", (fd,), lambda: _file_stat(self._path_of.get(fd, ""), os.fstat(fd), ()))
+        return self._look("fd_stat", (fd,), lambda: file_stat(self._path_of.get(fd, ""), os.fstat(fd), ()))
 
     def fd_size(self, fd: int) -> int:
         """Like `size`, of an open descriptor."""
@@ -234,49 +207,57 @@ class FileSystem:
 
     def free_bytes(self, path: str) -> int:
         """What an unprivileged process may still write on the file system of `path`."""
-        facts = self._look("free_bytes", (path,), lambda: os.statvfs(path))
+        facts = self._look("free_bytes", (path,), lambda: _of_directory(path, os.statvfs))
         return facts.f_bavail * facts.f_frsize
 
     def is_read_only(self, path: str) -> bool:
         """Whether the file system of `path` is mounted so."""
-        return bool(self._look("is_read_only", (path,), lambda: os.statvfs(path)).f_flag & os.ST_RDONLY)
+        return bool(self._look("is_read_only", (path,), lambda: _of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
 
     def file_system_type(self, path: str) -> str:
         """What the kernel calls the file system that holds `path` ("ext4", "nfs4"); "" where it does not tell."""
-        device = os.stat(path).st_dev
+        device, mount_of_it = _of_directory(path, lambda fd: (os.fstat(fd).st_dev, self._proc(f"fdinfo/{fd}")))
         number = f"{os.major(device)}:{os.minor(device)}"
-        try:
-            mounts = self.read_bytes("/proc/self/mountinfo").decode(errors="surrogateescape")
-        except OSError:
-            return ""
-        for line in mounts.splitlines():
+        found = re.search(r"^mnt_id:\s*(\d+)$", mount_of_it, re.MULTILINE)
+        for line in self._proc("mountinfo").splitlines():
             mount, _, kind = line.partition(" - ")
-            if mount.split(" ")[2] == number:
+            mount_id, _, device_number, *_ = mount.split(" ")
+            # A subvolume of btrfs has a device number of its own, which no mount has.
+            if device_number == number or (found is not None and mount_id == found[1]):
                 return kind.split(" ")[0]
         return ""
+
+    def _proc(self, name: str) -> str:
+        """What the kernel says of this process; empty where it does not."""
+        try:
+            return self.read_bytes(f"/proc/self/{name}").decode(errors="surrogateescape")
+        except OSError:
+            return ""
 
     # Changing
 
     def create(self, path: str, like: FileStat | None) -> int:
         """A new empty file, open for appending; FileExistsError when the name is taken.
 
-        It takes owner, group, mode, access ACL and security label of `like` (of a directory: without the
-        execute bits); Refused, with nothing left behind, when that is not allowed.
+        It takes owner, group, mode and access ACL (both without execute bits) and security label of `like`; Refused,
+        with nothing left behind, when that is not allowed. In a user's directory root gives a file to that user
+        only: of a `like` of another user the mode is taken, and nothing else.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
     def mkdir(self, path: str, like: FileStat) -> None:
-        """A new directory with owner, group, mode, access ACL and security label of the directory `like`."""
-        self._change("mkdir", (path,), lambda: _mkdir(path, like))
+        """A new directory with owner, group, mode, access ACL and security label of the directory `like`.
+
+        Refused where, before it had its owner, something else took its name.
+        """
+        self._change("mkdir", (path,), lambda: _in_directory(path, lambda at, name: _mkdir(path, at, name, like)))
 
     def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
         """A read-write descriptor of a lock file, and whether this call made the file."""
         try:
-            fd = self._look("open_write", (path,), lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            return self.open_write(path), False
         except FileNotFoundError:
             return self.create(path, like), True
-        self._path_of[fd] = path
-        return fd, False
 
     def write(self, fd: int, buffer: Any) -> int:
         """Appends all of `buffer` (contiguous, bytes-like); the number of bytes."""
@@ -301,25 +282,26 @@ class FileSystem:
 
     def fsync_dir(self, path: str) -> None:
         """Makes the names of a directory durable."""
-        self._change("fsync_dir", (path,), lambda: _fsync_dir(path))
+        self._change("fsync_dir", (path,), lambda: _of_directory(path, os.fsync, READABLE_DIRECTORY))
 
     def rename(self, source: str, target: str) -> None:
         """Atomic; replaces `target`."""
-        self._change("rename", (source, target), lambda: os.replace(source, target))
+        self._change("rename", (source, target), lambda: _rename(source, target))
 
     def link(self, source: str, target: str) -> None:
         """A second name of a file, on the same file system; FileExistsError when the name is taken."""
-        self._change("link", (source, target), lambda: os.link(source, target, follow_symlinks=False))
+        self._change("link", (source, target), lambda: _link(source, target))
 
     def unlink(self, path: str) -> None:
-        self._change("unlink", (path,), lambda: os.unlink(path))
+        self._change("unlink", (path,), lambda: _in_directory(path, lambda at, name: os.unlink(name, dir_fd=at)))
 
     def rmdir(self, path: str) -> None:
         """Removes an empty directory."""
-        self._change("rmdir", (path,), lambda: os.rmdir(path))
+        self._change("rmdir", (path,), lambda: _in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        self._change("set_mtime_ns", (path, mtime_ns), lambda: os.utime(path, ns=(mtime_ns, mtime_ns)))
+        """Of a regular file, as `open_read` opens it."""
+        self._change("set_mtime_ns", (path, mtime_ns), lambda: _set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
         """A new file with these contents, durable but for its name. Where that fails the file goes again."""
@@ -353,33 +335,28 @@ class FileSystem:
         user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
         if user == 0 or (user == like.uid and like.gid in groups):
             return
+        directory = like.path if like.is_dir else split(like.path)[0]
+        if is_another() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+            return
+        if is_another():
+            raise Refused(
+                f"started as root, keytail works as {current()}, but the files belong to {_owner(like)}",
+                path=like.path,
+                remedy="Give the files to the owner of the log dir and to a group of that user (chown)",
+            )
         raise Refused(
             f"this process runs as {_user_name(user)}, but the files belong to {_owner(like)}",
             path=like.path,
             remedy=f"Run as {_user_name(like.uid)} or root",
         )
 
-    def _open_regular(self, path: str, mode: int) -> int:
-        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat_bits.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "Not a regular file", path)
-        except BaseException:
-            os.close(fd)
-            raise
+    def _open_regular(self, path: str, flags: int) -> int:
+        fd = _open_regular(path, flags)
         self._path_of[fd] = path
         return fd
 
     def _create(self, path: str, like: FileStat | None) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600 if like else 0o666)
-        try:
-            if like is not None:
-                _make_like(fd, path, like)
-        except BaseException:
-            os.close(fd)
-            os.unlink(path)
-            raise
+        fd = _in_directory(path, lambda at, name: _create(path, at, name, like))
         self._path_of[fd] = path
         return fd
 
@@ -417,52 +394,106 @@ class FileSystem:
 LOCAL = FileSystem()
 
 
-def _scan(path: str) -> list[DirEntry]:
-    found = []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
-    return found
-
-
-def _scan_names(path: str) -> list[DirName]:
-    with os.scandir(path) as entries:
-        return [DirName(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
-
-
-def _scan_sizes(path: str, suffix: str) -> Sizes:
-    """By a descriptor: the kernel then need not follow the path for each file, nor Python make one."""
-    sized: list[tuple[str, int, int]] = []
-    regular: list[str] = []
-    others: list[str] = []
-    length = len(suffix)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _in_directory(path: str, act: Callable[[int, str], T]) -> T:
+    """What `act` gives of a descriptor of the directory in which the path's last name is, and that name."""
+    directory, name = split(path)
+    at = open_directory(directory)
     try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                name = entry.name
-                if not entry.is_file(follow_symlinks=False):
-                    others.append(name)
-                elif name[-length:] == suffix:
-                    try:
-                        facts = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    sized.append((name, facts.st_size, facts.st_mtime_ns))
-                else:
-                    regular.append(name)
+        return act(at, name)
+    finally:
+        os.close(at)
+
+
+def _of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
+    """What `act` gives of a descriptor of this directory."""
+    fd = open_directory(path, flags)
+    try:
+        return act(fd)
     finally:
         os.close(fd)
-    return Sizes(sized, regular, others)
 
 
 def _exists(path: str) -> bool:
     try:
-        os.lstat(path)
+        _in_directory(path, lambda at, name: os.stat(name, dir_fd=at, follow_symlinks=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _stat(path: str, at: int, name: str) -> FileStat:
+    """Through /proc, since a descriptor that is good for extended attributes needs the right to read."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    try:
+        facts = os.fstat(fd)
+        if not stat_bits.S_ISLNK(facts.st_mode):
+            return file_stat(path, facts, attributes_of(f"/proc/self/fd/{fd}"))
+    finally:
+        os.close(fd)
+    try:
+        return _of_directory(path, lambda fd: file_stat(path, os.fstat(fd), attributes_of(f"/proc/self/fd/{fd}")))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise symbolic_link(path) from error
+
+
+def _size(path: str) -> int:
+    directory, name = split(path)
+    at = open_directory(directory)
+    try:
+        facts = os.stat(name, dir_fd=at, follow_symlinks=False)
+    finally:
+        os.close(at)
+    if stat_bits.S_ISLNK(facts.st_mode):
+        raise symbolic_link(path)
+    return facts.st_size
+
+
+def _open_regular(path: str, flags: int) -> int:
+    directory, name = split(path)
+    at = open_directory(directory)
+    try:
+        fd = os.open(name, flags, dir_fd=at)
+        try:
+            facts = os.fstat(fd)
+            if not stat_bits.S_ISREG(facts.st_mode):
+                raise _not_regular(path)
+            if os.geteuid() == 0 and os.fstat(at).st_uid not in (0, facts.st_uid):
+                raise ForeignFile(errno.EPERM, "The file belongs to another user than its directory", path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise symbolic_link(path) from error
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket; a directory to be written to
+            raise _not_regular(path) from error
+        raise
+    finally:
+        os.close(at)
+
+
+def _not_regular(path: str) -> NotRegular:
+    return NotRegular(errno.EINVAL, "Not a regular file", path)
+
+
+def _set_mtime_ns(path: str, mtime_ns: int) -> None:
+    fd = _open_regular(path, _READ)
+    try:
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+    finally:
+        os.close(fd)
+
+
+def _rename(source: str, target: str) -> None:
+    _in_directory(source, lambda at, name: _in_directory(
+        target, lambda to, new_name: os.replace(name, new_name, src_dir_fd=at, dst_dir_fd=to)))  # fmt: skip
+
+
+def _link(source: str, target: str) -> None:
+    _in_directory(source, lambda at, name: _in_directory(
+        target, lambda to, new_name: os.link(
+            name, new_name, src_dir_fd=at, dst_dir_fd=to, follow_symlinks=False)))  # fmt: skip
 
 
 def _read_all(fd: int) -> bytes:
@@ -477,70 +508,54 @@ def _read_all(fd: int) -> bytes:
     return b"".join(chunks)
 
 
-def _dir_entry(name: str, facts: os.stat_result) -> DirEntry:
-    return DirEntry(
-        name=name,
-        is_dir=stat_bits.S_ISDIR(facts.st_mode),
-        size_bytes=facts.st_size,
-        mtime_ns=facts.st_mtime_ns,
-        inode=facts.st_ino,
-        is_regular=stat_bits.S_ISREG(facts.st_mode),
-        is_symlink=stat_bits.S_ISLNK(facts.st_mode),
-        uid=facts.st_uid,
-        gid=facts.st_gid,
-        mode=stat_bits.S_IMODE(facts.st_mode),
-    )
-
-
-def _file_stat(path: str, facts: os.stat_result, attributes: tuple[tuple[str, bytes], ...]) -> FileStat:
-    return FileStat(
-        path=path,
-        size_bytes=facts.st_size,
-        mtime_ns=facts.st_mtime_ns,
-        uid=facts.st_uid,
-        gid=facts.st_gid,
-        mode=stat_bits.S_IMODE(facts.st_mode),
-        inode=facts.st_ino,
-        device=facts.st_dev,
-        is_dir=stat_bits.S_ISDIR(facts.st_mode),
-        is_regular=stat_bits.S_ISREG(facts.st_mode),
-        attributes=attributes,
-        links=facts.st_nlink,
-    )
-
-
-def _attributes(target: str | int) -> tuple[tuple[str, bytes], ...]:
-    """ACL and security label of a path or descriptor, those that there are."""
+def _create(path: str, at: int, name: str, like: FileStat | None) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600 if like else 0o666, dir_fd=at)
     try:
-        names = os.listxattr(target)
-    except OSError as error:
-        if error.errno in _NO_ATTRIBUTES:
-            return ()
-        raise
-    return tuple((name, os.getxattr(target, name)) for name in KEPT_ATTRIBUTES if name in names)
-
-
-def _fsync_dir(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
-
-
-def _mkdir(path: str, like: FileStat) -> None:
-    os.mkdir(path, 0o700)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _make_like(fd, path, like)
+        if like is not None:
+            _make_like(fd, path, _for_directory(like, os.fstat(at)))
     except BaseException:
-        os.rmdir(path)
+        os.close(fd)
+        os.unlink(name, dir_fd=at)
         raise
+    return fd
+
+
+def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
+    """Root gives what it creates in a user's directory to that user, never to a third one or with a third one's labels.
+
+    In a directory of root only root can have put the file that `like` is of. A process that root started and that works
+    as another user makes all files for that user, also beside files of root's.
+    """
+    if is_another() and like.uid == 0:
+        return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())
+    if os.geteuid() != 0 or directory.st_uid in (0, like.uid):
+        return like
+    return replace(like, uid=directory.st_uid, gid=directory.st_gid, attributes=())
+
+
+def _mkdir(path: str, at: int, name: str, like: FileStat) -> None:
+    """Whoever owns the directory can put another one in the place of the new one: only an empty one of ours is given
+    away."""
+    os.mkdir(name, 0o700, dir_fd=at)
+    try:
+        fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _exchanged(path) from error
+    try:
+        if os.fstat(fd).st_uid != os.geteuid() or os.listdir(fd):
+            raise _exchanged(path)
+        try:
+            _make_like(fd, path, _for_directory(like, os.fstat(at)))
+        except BaseException:
+            os.rmdir(name, dir_fd=at)
+            raise
     finally:
         os.close(fd)
+
+
+def _exchanged(path: str) -> Refused:
+    return Refused("a new directory was exchanged for something else", path=path, remedy=WRITTEN_TO)
 
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
@@ -551,21 +566,22 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
             os.fchown(fd, like.uid, like.gid)
         wanted = dict(like.attributes)
         of_dir = stat_bits.S_ISDIR(now.st_mode)
-        if like.is_dir and not of_dir and ACCESS_ACL in wanted:
+        if not of_dir and ACCESS_ACL in wanted:
             wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
-        present = dict(_attributes(fd))
+        present = dict(attributes_of(fd))
         for name in present.keys() - wanted.keys():
             if name == ACCESS_ACL:  # a directory's default ACL gave it; a label only ever gets replaced
                 os.removexattr(fd, name)
         for name, value in wanted.items():
             if present.get(name) != value:
                 os.setxattr(fd, name, value)
-        os.fchmod(fd, like.mode & 0o666 if like.is_dir and not of_dir else like.mode)
+        os.fchmod(fd, like.mode & (0o777 if of_dir else 0o666))
     except OSError as error:
         raise Refused(
             f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
             path=path,
-            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root",
+            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. Started as root, "
+            "keytail works as the owner of the log dir: the files must belong to that user and a group of it",
         ) from error
 
 

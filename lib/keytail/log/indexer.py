@@ -19,6 +19,8 @@ class SegmentIndexer:
     entry, to be joined to the indexer of what lies in front; it is then small enough to be sent to another host.
     """
 
+    stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")
+
     def __init__(
         self, base_offset: int, interval_bytes: int, max_index_bytes: int, *, part: bool = False
     ) -> None:

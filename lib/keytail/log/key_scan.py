@@ -9,7 +9,6 @@ import numpy as np
 
 from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
-from keytail.log.scan import room_for
 from keytail.log.stride import OpenedRows, Stride
 
 # Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
@@ -84,8 +83,9 @@ class KeyScanner:
     ) -> Iterator[KeyChunk]:
         """Every row of `opened`, in order; the last chunk ends with it. Sets the bit in `nulls` of each batch with one.
 
-        Raises CorruptLog at a batch whose records do not parse, Refused at one of more records than memory is made for.
+        Raises CorruptLog at a batch whose records do not parse.
         """
+        stride, first_ordinal = opened.of(stride), opened.from_here(first_ordinal)
         row, no_bits = opened.first, np.full(len(stride.table), -1, np.int64)
         while row < opened.end:
             columns, keyless = self._columns[0], np.zeros(2, np.int64)
@@ -98,7 +98,7 @@ class KeyScanner:
             if code != record_kernels.OK:
                 stride.fail_record(code, bad_row)
             if next_row == row:  # a batch of more records than there is room for
-                self._make_room(room_for(stride, row))
+                self._make_room(int(stride.table["record_count"][row]))
                 continue
             self._columns.reverse()
             yield KeyChunk(

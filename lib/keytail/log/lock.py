@@ -2,6 +2,10 @@
 
 Open-file-description locks, which conflict with Java's and, unlike `lockf`'s, are not lost when another
 descriptor of the file is closed. They hold on one host only; storage that others mount is the caller's worry.
+
+A lock is of a file, not of its name: once somebody removes the name, the next process makes and locks another file. So
+the file is never removed here, and before each change that a run commits, `refuse_lost` compares the two. A broker does
+remove it: when it stops, it first unlocks the file and then unlinks it, and between the two this process may lock it.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 
-from keytail.errors import Refused
+from keytail.errors import Refused, SymbolicLink
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 
@@ -22,19 +26,53 @@ _FLOCK = struct.Struct("@hhqqi4x")
 _OF_A_DESCRIPTION = -1  # what the kernel answers as pid for a lock that no process owns
 _ATTEMPTS = 20
 
+# Of each log dir that this process holds, by every path that names it: the descriptor, and the path of the lock file.
+_held: dict[str, tuple[int, str]] = {}
+
+
+class LockLost(Refused):
+    """The name `.lock` leads to another file than the one that is locked, or to none."""
+
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
     """Holds the lock of every log dir, all or none. Refused when one is taken.
 
-    A lock file that this made is removed at the end, while still locked; one that was there stays. A process that dies
-    loses the lock; the file that it made stays, and belongs to the owner of the log dir. Whoever puts another file in
-    its place meanwhile locks that one: it is not ours, and is not removed.
+    The lock file stays, whoever made it: removed while a broker that starts has it open, it would let that broker lock
+    a file without a name beside the next run. A file that is made belongs to the owner of the log dir. A process that
+    dies loses the lock.
     """
+    by_directory: dict[str, list[str]] = {}
+    for log_dir in log_dirs:
+        by_directory.setdefault(os.path.realpath(log_dir), []).append(os.path.abspath(log_dir))
     with contextlib.ExitStack() as held:
-        for path in sorted({os.path.realpath(log_dir) for log_dir in log_dirs}):
-            held.enter_context(_hold_one(path, fs))
+        for path, given in sorted(by_directory.items()):
+            held.enter_context(_hold_one(path, given, fs))
         yield
+
+
+def refuse_lost(fs: FileSystem, path: str) -> None:
+    """LockLost where this process holds the lock of the log dir that `path` is, or lies in, and the name of its lock
+    file no longer leads to the file that is locked. Call it right before a change is committed."""
+    holding = _holding(os.path.abspath(path)) or _holding(os.path.realpath(path))
+    if holding is not None and not _is_at(fs, *holding):
+        raise LockLost(
+            "the lock file of the log dir was removed or replaced while this run held it, so that a broker or another "
+            "run may have started there; nothing more is changed",
+            path=holding[1],
+            remedy="Make sure that no broker runs on it and find out what removed the file (a broker that is still "
+            "stopping does); then run again, which goes on from there",
+        )
+
+
+def _holding(path: str) -> tuple[int, str] | None:
+    """Of the log dir that is `path` or is above it."""
+    while path not in _held:
+        above = os.path.dirname(path)
+        if above == path:
+            return None
+        path = above
+    return _held[path]
 
 
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
@@ -72,27 +110,27 @@ def _asked(path: str, fs: FileSystem) -> bool | None:
 
 
 @contextlib.contextmanager
-def _hold_one(log_dir: str, fs: FileSystem) -> Iterator[None]:
+def _hold_one(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[None]:
+    """`given`: other paths of the same directory."""
     path = os.path.join(log_dir, names.LOCK)
-    fd, created = _acquire(path, log_dir, fs)
+    fd = _acquire(path, log_dir, fs)
     try:
+        _held.update(dict.fromkeys((log_dir, *given), (fd, path)))
         yield
     finally:
-        try:
-            if created and _is_at(fs, fd, path):
-                fs.unlink(path)
-        finally:
-            fs.close(fd)
+        for name in {log_dir, *given}:
+            _held.pop(name, None)
+        fs.close(fd)
 
 
-def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
+def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
     """A locked descriptor whose file still has the name: a broker that stops unlinks the one it locked."""
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
-            fs.refuse_unless_like(like)  # or a file would be made, and removed again
+            fs.refuse_unless_like(like)  # before a file is made
         try:
-            fd, created = fs.open_lock_file(path, like)
+            fd, _ = fs.open_lock_file(path, like)
         except FileExistsError:  # someone made it between our two looks
             continue
         except PermissionError as error:
@@ -100,7 +138,7 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
             raise Refused(
                 "the lock of the log dir cannot be opened for writing",
                 path=path,
-                remedy="Run as the user that the broker runs as, or as root",
+                remedy="Run as the user that the broker runs as, and see that the file belongs to that user",
             ) from error
         try:
             holder = _try_lock(fd)
@@ -111,7 +149,7 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
                     remedy="Stop the broker (or let the other keytail run end), then run again",
                 )
             if _is_at(fs, fd, path):
-                return fd, created
+                return fd
         except BaseException:
             fs.close(fd)
             raise
@@ -126,7 +164,7 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> tuple[int, bool]:
 def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
     try:
         named = fs.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, SymbolicLink):
         return False
     mine = fs.fd_stat(fd)
     return (named.device, named.inode) == (mine.device, mine.inode)

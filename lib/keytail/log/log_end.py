@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from keytail.errors import CorruptLog
 from keytail.format import names
@@ -28,6 +28,7 @@ class LogEnd:
     next_offset: int
     end_position: int
     tail_bytes: int  # bytes after the last whole batch
+    last_position: int = field(default=-1, compare=False)  # of the last whole batch; -1 where there is none
 
 
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
@@ -55,13 +56,16 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
 def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
     """Relative offset and position."""
     try:
-        count = fs.size(path) // _INDEX_ENTRY.size
-        if count == 0:
-            return None
-        data = fs.read_at(path, (count - 1) * _INDEX_ENTRY.size, _INDEX_ENTRY.size)
+        fd = fs.open_read(path)
     except FileNotFoundError:
         return None
-    return _INDEX_ENTRY.unpack(data) if len(data) == _INDEX_ENTRY.size else None
+    try:
+        count, data = fs.fd_size(fd) // _INDEX_ENTRY.size, bytearray(_INDEX_ENTRY.size)
+        if count == 0 or fs.read_into(fd, data, (count - 1) * _INDEX_ENTRY.size) != _INDEX_ENTRY.size:
+            return None
+    finally:
+        fs.close(fd)
+    return _INDEX_ENTRY.unpack(data)
 
 
 def _walk(
@@ -76,7 +80,7 @@ def _walk(
 ) -> LogEnd | None:
     """Header to header. None when the first batch is not the one that the index entry promised."""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
-    next_offset, first = base_offset, True
+    next_offset, first, last_position = base_offset, True, -1
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
         if not window_at <= position <= window_at + got - HEADER_BYTES:
             window_at, got = position, fs.read_into(fd, window, position)
@@ -99,7 +103,7 @@ def _walk(
             last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
         if not offset <= last_offset < names.MAX_OFFSET or (first and first_last_offset not in (None, last_offset)):
             break
-        next_offset, position, first = last_offset + 1, end, False
+        next_offset, last_position, position, first = last_offset + 1, position, end, False
     if first and first_last_offset is not None:
         return None
-    return LogEnd(next_offset, position, size_bytes - position)
+    return LogEnd(next_offset, position, size_bytes - position, last_position)

@@ -253,6 +253,13 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
                 "a batch of an old format in the metadata log", path=path, byte_position=int(row["position"])
             )
         for opened in reader.open_rows(stride, np.ones(len(table), bool)):
+            if opened.is_piece:
+                raise Refused(
+                    "a batch of the metadata log is larger than any that a controller writes",
+                    path=path,
+                    byte_position=int(table["position"][opened.first]),
+                    remedy="See what wrote it, with `keytail dump`; nothing was changed",
+                )
             for row in range(opened.first, opened.end):
                 source = opened.arena if opened.where[row] == IN_ARENA else stride.raw
                 start = int(opened.start[row])

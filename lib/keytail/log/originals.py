@@ -1,8 +1,9 @@
 """Keeps the files that a replacement of segments removes, so that it can be undone.
 
 An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
-says what was there and what was put in its place. It is durable before the first file is replaced. Which files, and
-what becomes of them later, is left to the callers.
+says what was there and what was put in its place. It is durable before the first file is replaced. The directory of
+the run has a marker file, by which `forget` knows what it may remove. Which files, and what becomes of them later, is
+left to the callers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.manifest import MANIFEST, KeptFile, Manifest, parts_of, read_manifest, write_manifest
 from keytail.log.replace import GroupOutput
+
+MARKER = "keytail-backup"  # in the directory of a run
 
 _CHUNK_BYTES = 4 << 20
 _NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
@@ -83,7 +86,7 @@ def keep(
     """
     log_dir = os.path.dirname(partition_path)
     files = source_files(fs, partition_path, source_bases)
-    _refuse_without_indexes(partition_path, source_bases, files)
+    _refuse_without_indexes(partition_path, source_bases, frozenset(files))
     key = (topic, partition)
     path = entry_path(originals.directory, run_id, topic, partition)
     _make_directory(fs, originals.directory, path, fs.stat(partition_path))
@@ -143,7 +146,15 @@ def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -
             if not fs.exists(above):
                 fs.mkdir(above, like)
                 fs.fsync_dir(os.path.dirname(above))
+        if not fs.exists(os.path.join(run, MARKER)):
+            fs.write_file(os.path.join(run, MARKER), _marker(run), like)
+            fs.fsync_dir(run)
         fs.mkdir(path, like)
+
+
+def _marker(run: str) -> bytes:
+    """What the marker in the directory of a run says."""
+    return f"keytail backup of run {os.path.basename(run)}\n".encode()
 
 
 def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: str, name: str) -> KeptFile:
@@ -221,14 +232,20 @@ def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, 
 
 def entries(fs: FileSystem, directory: str) -> list[Entry]:
     """What is kept in `directory`, by run and partition."""
+    return [_entry(fs, path) for path in entry_directories(fs, directory) if os.path.dirname(path) != directory]
+
+
+def entry_directories(fs: FileSystem, directory: str) -> list[str]:
+    """The directories of runs in `directory`, each followed by those of its entries, in the order of their names."""
     found = []
-    for run in sorted(fs.scan(directory), key=lambda entry: entry.name):
+    for run in sorted(fs.scan_names(directory)):
         if not run.is_dir:
             continue
-        for entry in sorted(fs.scan(os.path.join(directory, run.name)), key=lambda entry: entry.name):
+        found.append(os.path.join(directory, run.name))
+        for entry in sorted(fs.scan_names(found[-1])):
             parsed = names.parse_partition_dir(entry.name)
             if entry.is_dir and parsed is not None and parsed.kind == "normal":
-                found.append(_entry(fs, os.path.join(directory, run.name, entry.name)))
+                found.append(os.path.join(directory, run.name, entry.name))
     return found
 
 
@@ -246,14 +263,20 @@ def _entry(fs: FileSystem, path: str) -> Entry:
     return Entry(os.path.basename(run), name, path, manifest, problem, held)
 
 
-def forget(fs: FileSystem, path: str) -> None:
-    """Removes an entry, and the directory of its run with the last one. Stopped, it can be called again.
-
-    The manifest goes last: it tells of files that are missing. Refused, with nothing removed, where there is
-    something that `keep` does not make.
-    """
-    files = sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name))
-    for file in files:
+def refuse_foreign(fs: FileSystem, path: str) -> None:
+    """Refused unless `keep` has made the entry at `path`: neither it nor any directory above it is a log dir, the
+    directory of its run has our marker (or, made by an older keytail, the entry itself a manifest of this run and
+    partition), and it holds nothing but files that `keep` makes."""
+    _refuse_below_log_dir(fs, path)
+    if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
+        raise Refused(
+            f"keytail did not make this backup: there is neither the file {MARKER} in the directory of the run nor a "
+            f"{MANIFEST} of this run and partition",
+            path=path,
+            remedy="Nothing was removed. Give the directory that --keep-originals was given; if this is an unfinished "
+            "backup of an older keytail, remove it yourself",
+        )
+    for file in fs.scan(path):
         known = file.name in (MANIFEST, MANIFEST + names.TEMPORARY)
         if not file.is_regular or not (known or names.parse_file_name(file.name).kind == "live"):
             raise Refused(
@@ -261,12 +284,59 @@ def forget(fs: FileSystem, path: str) -> None:
                 path=os.path.join(path, file.name),
                 remedy="Move it away, then run again; nothing was removed",
             )
-    for file in files:
+
+
+def _refuse_below_log_dir(fs: FileSystem, path: str) -> None:
+    above = os.path.realpath(path)
+    while above != os.path.dirname(above):
+        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
+            raise Refused(
+                f"{above} is a log dir, by its {names.META_PROPERTIES}, and no backup is kept there",
+                path=path,
+                remedy="Nothing was removed. Give the directory that --keep-originals was given",
+            )
+        above = os.path.dirname(above)
+
+
+def _has_marker(fs: FileSystem, run: str) -> bool:
+    files = [entry for entry in fs.scan(run) if entry.name == MARKER]
+    wanted = _marker(run)
+    return any(
+        file.is_regular and file.size_bytes == len(wanted) and fs.read_bytes(os.path.join(run, MARKER)) == wanted
+        for file in files
+    )
+
+
+def _has_own_manifest(fs: FileSystem, path: str) -> bool:
+    """The entry is of the time before markers, and whole or half forgotten."""
+    if not any(entry.name == MANIFEST and entry.is_regular for entry in fs.scan(path)):
+        return False
+    try:
+        manifest = read_manifest(fs, path)
+    except KeytailError:
+        return False
+    return os.path.join(manifest.run_id, manifest.name) == os.path.join(*path.split(os.sep)[-2:])
+
+
+def forget(fs: FileSystem, path: str) -> None:
+    """Removes an entry, and the directory of its run with the last one. Stopped, it can be called again.
+
+    The manifest is removed last: it names files that are missing. Refused, with nothing removed, where keytail did not
+    make it or it holds something that `keep` does not make.
+    """
+    refuse_foreign(fs, path)
+    for file in sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name)):
         fs.unlink(os.path.join(path, file.name))
     run = os.path.dirname(path)
     with _directories:
         fs.rmdir(path)
         fs.fsync_dir(run)
-        if not fs.scan(run):
-            fs.rmdir(run)
-            fs.fsync_dir(os.path.dirname(run))
+        if [entry.name for entry in fs.scan(run)] in ([], [MARKER]):
+            _remove_run(fs, run)
+
+
+def _remove_run(fs: FileSystem, run: str) -> None:
+    if fs.exists(os.path.join(run, MARKER)):
+        fs.unlink(os.path.join(run, MARKER))
+    fs.rmdir(run)
+    fs.fsync_dir(os.path.dirname(run))

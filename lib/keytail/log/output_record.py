@@ -7,12 +7,14 @@ directory or an object store, and what is concluded from it is left to others.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
+from keytail.format.json_object import parse_object
 from keytail.log.fs import FileSystem
 
 _VERSION = 1
@@ -84,7 +86,7 @@ def encode_record(record: OutputRecord) -> bytes:
 def decode_record(data: bytes, where: str) -> OutputRecord:
     """CorruptLog for one that cannot be read, Refused for one of another version."""
     try:
-        fields: dict[str, Any] = json.loads(data)
+        fields = parse_object(data)
         version = fields.pop("version")
         if version != _VERSION:
             raise Refused(
@@ -98,6 +100,9 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
         fields["files"] = tuple(
             PlacedFile(name, "", size_bytes, digest, mtime_ns) for name, size_bytes, digest, mtime_ns in fields["files"]
         )
+        seen: tuple[SeenFile | PlacedFile, ...] = (*fields["source_files"], *fields["files"])
+        if any(os.path.basename(file.name) != file.name for file in seen):
+            raise ValueError("it names a file of another directory")
         return OutputRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLog(

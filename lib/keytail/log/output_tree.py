@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused, SymbolicLink
 from keytail.format import names
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.output_record import OutputRecord, PlacedFile, as_listed, decode_record, encode_record
 
 ROOT_FILES = (
@@ -99,7 +100,7 @@ class MountedTree:
         path = self.place_of(name)
         try:
             entries = self.fs.scan(path)
-        except NotADirectoryError:
+        except (NotADirectoryError, SymbolicLink):
             return Found(name, is_foreign=True)
         listing: dict[str, tuple[int, int | None]] = {one.name: (one.size_bytes, one.mtime_ns) for one in entries}
         record = os.path.join(path, names.OUTPUT_RECORD)
@@ -137,6 +138,7 @@ class MountedTree:
         """
         path = self.place_of(record.name)
         self._check(path, placed)
+        refuse_lost(self.fs, path)
         self._put_record(path, replace(record, is_finished=False, source_files=(), files=()))
         kept = {file.name for file in placed} | {file.scratch_name for file in placed} | {names.OUTPUT_RECORD}
         for entry in sorted(self.fs.scan(path), key=lambda entry: entry.name):
@@ -166,6 +168,7 @@ class MountedTree:
         self._put(path, names.OUTPUT_RECORD, encode_record(record), self.fs.stat(path))
 
     def _put(self, directory: str, name: str, data: bytes, like: FileStat) -> None:
+        refuse_lost(self.fs, directory)
         path = os.path.join(directory, name)
         temporary = path + names.TEMPORARY
         if self.fs.exists(temporary):  # of a run that was killed here
@@ -191,6 +194,7 @@ class MountedTree:
         for name in root_files:
             path = os.path.join(self.path, name)
             if self.fs.exists(path):
+                refuse_lost(self.fs, self.path)
                 self.fs.unlink(path)
                 self.fs.fsync_dir(self.path)
 

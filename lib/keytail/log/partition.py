@@ -370,7 +370,7 @@ def _segment_facts(
         time_index_bytes=sizes.get(names.TIME_INDEX),
         txn_index_bytes=sizes.get(names.TXN_INDEX),
         largest_timestamp_ms=largest_ms,
-        first_batch_timestamp_ms=_max_timestamp_ms(header),
+        first_batch_timestamp_ms=max_timestamp_ms(header),
     )
 
 
@@ -383,8 +383,8 @@ def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, in
     return _TIME_INDEX_ENTRY.unpack(data) if len(data) == _TIME_INDEX_ENTRY.size else None
 
 
-def _max_timestamp_ms(header: bytes) -> int:
-    """Of a batch of any magic; -1 where there is none (magic 0, or fewer bytes than a header)."""
+def max_timestamp_ms(header: bytes) -> int:
+    """Of a batch of any magic, by its header; -1 where there is none (magic 0, or fewer bytes than a header)."""
     if len(header) <= _MAGIC_AT:
         return -1
     at = {1: _TIMESTAMP_V1_AT, 2: _MAX_TIMESTAMP_AT}.get(header[_MAGIC_AT])

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
 from keytail.format.names import FileName
+from keytail.log.directory import Directory, logs, named_files, refuse_fatal
 from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.log_end import log_end
-from keytail.log.swap import NEEDED, finish, logs, named_files, refuse_fatal
+from keytail.log.swap import NEEDED, finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,9 @@ def recover(fs: FileSystem, partition_path: str) -> list[str]:
     Scratch goes, and every `.swap` that a standing `.cleaned` makes void; every other one is finished, then `.deleted`
     files go. Killed at any moment, it can be run again. Raises Refused or CorruptLog, before
     anything is changed, where a broker would lose data or not start. The scratch of every run goes: call it
-    before tasks write.
+    before tasks write. LockLost, with nothing changed, where the log dir's lock is not this process's any more.
     """
+    refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
     _refuse_unresolvable(files, partition_path)
     swapped = _committed(fs, partition_path, files)
@@ -48,12 +51,12 @@ def recover(fs: FileSystem, partition_path: str) -> list[str]:
 
 def _refuse_unresolvable(files: list[FileName], path: str) -> None:
     refuse_fatal(files, path)
-    live, deleted = logs(files, "live"), logs(files, "deleted")
-    finishing = [file for file in files if _is_log_swap(file) and not _is_void(file, files)]
+    live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
+    is_finishing = any(_is_log_swap(file) and file.name not in void for file in files)
     for file in files:
-        if not _is_log_swap(file) or not _is_void(file, files) or file.base_offset in live:
+        if not _is_log_swap(file) or file.name not in void or file.base_offset in live:
             continue
-        if file.base_offset in deleted or finishing:
+        if file.base_offset in deleted or is_finishing:
             raise Refused(
                 "a `.cleaned` file makes this `.swap` void, but its source waits for deletion already, or is "
                 "replaced by other `.swap` files: a broker that starts on this loses what it holds",
@@ -66,14 +69,13 @@ def _is_log_swap(file: FileName) -> bool:
     return file.kind == "swap" and file.suffix == names.LOG and file.base_offset is not None
 
 
-def _lowest_cleaned(files: list[FileName]) -> int | None:
-    return min((f.base_offset for f in files if f.kind == "cleaned" and f.base_offset is not None), default=None)
-
-
-def _is_void(file: FileName, files: list[FileName]) -> bool:
-    """A `.swap` at or above the lowest `.cleaned` belongs to a replacement that was not committed."""
-    lowest = _lowest_cleaned(files)
-    return file.kind == "swap" and file.base_offset is not None and lowest is not None and file.base_offset >= lowest
+def _void(files: list[FileName]) -> set[str]:
+    """Names of the `.swap` files at or above the lowest `.cleaned`: of a replacement that was not committed."""
+    cleaned = [file.base_offset for file in files if file.kind == "cleaned" and file.base_offset is not None]
+    if not cleaned:
+        return set()
+    lowest = min(cleaned)
+    return {f.name for f in files if f.kind == "swap" and f.base_offset is not None and f.base_offset >= lowest}
 
 
 def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
@@ -83,37 +85,32 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     lies between; for the outputs of one replacement that is right.
     """
     found: list[_Left] = []
+    live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
     for file in files:
-        if not _is_log_swap(file) or _is_void(file, files):
+        if not _is_log_swap(file) or file.name in void:
             continue
         base = file.base_offset
         assert base is not None
         end = _swap_end(fs, path, base)
-        if found and _one_replacement(files, base):
-            _refuse_half_renamed(path, files, found[-1], base)
+        # It goes on where the one before it was closed. Any other begins where its first source does, which is there
+        # until the output has its final name.
+        if found and base not in live and base not in deleted:
+            _refuse_half_renamed(path, live, deleted, found[-1], base)
             found[-1] = _Left((*found[-1].bases, base), max(found[-1].end, end))
         else:
             found.append(_Left((base,), end))
     return found
 
 
-def _one_replacement(files: list[FileName], base: int) -> bool:
-    """Whether the `.log.swap` of `base` goes on where the one before it was closed.
-
-    Any other begins where its first source does, which is there until the output has its final name.
-    """
-    return base not in logs(files, "live") and base not in logs(files, "deleted")
-
-
-def _refuse_half_renamed(path: str, files: list[FileName], before: _Left, base: int) -> None:
+def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _Left, base: int) -> None:
     """A broker renames in any order. Killed at it, it leaves an output that looks like a source in a gap."""
-    live, first = logs(files, "live"), before.bases[0]
-    between = [log for log in sorted(live) if before.end <= log < base]
-    if between and first not in live | logs(files, "deleted"):
+    first = before.bases[0]
+    between = [log for log in live if before.end <= log < base]
+    if between and first not in live and first not in deleted:
         raise Refused(
             f"a broker was stopped while it put segments {first} to {base} in their places, and whether this "
             "one is new or was to be replaced cannot be told; a broker that starts deletes it",
-            path=os.path.join(path, names.segment_file(between[0], names.LOG)),
+            path=os.path.join(path, names.segment_file(min(between), names.LOG)),
             remedy="Copy the partition directory before a broker starts on it",
         )
 
@@ -136,8 +133,9 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     """Void `.swap` files first, and for good: the `.cleaned` that voids them must outlive them."""
     done = []
+    void = _void(files)
     for file in files:
-        if _is_void(file, files):
+        if file.name in void:
             fs.unlink(os.path.join(path, file.name))
             done.append(f"discarded {file.name}: its replacement was not committed")
     if done:
@@ -175,7 +173,9 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
         and file.suffix in names.SEGMENT_SUFFIXES
         and left.bases[0] <= file.base_offset < left.end
     }
-    finish(fs, path, left.bases, left.end, replaced)
+    directory = Directory(fs, path)
+    directory.refresh()
+    finish(directory, left.bases, left.end, replaced)
     return done
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
+from keytail.log.directory import Directory
 from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.log_end import log_end
-from keytail.log.swap import NEEDED, finish, logs, named_files, refuse_fatal
+from keytail.log.swap import NEEDED, finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +65,34 @@ class GroupOutput:
 
 
 def commit_group(
-    fs: FileSystem, partition_path: str, group: GroupOutput, unlink: Callable[[str], None] | None = None
+    fs: FileSystem,
+    partition_path: str,
+    group: GroupOutput,
+    unlink: Callable[[str], None] | None = None,
+    directory: Directory | None = None,
 ) -> None:
     """Replaces the group's sources by its outputs. The unlink of the guard is the commit.
 
     Outputs are replaced at once unless one begins where a source does: what comes before it is committed
     first, as a group of its own. The scratch files must be durable and proven. Raises before anything is
-    changed when the directory or a scratch file is not as expected; an OSError later leaves a state that
-    `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is that of `fs`.
+    changed when the directory or a scratch file is not as expected, or the lock of the log dir is lost; an OSError
+    later leaves a state that `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is
+    that of `fs`. For many groups of one partition give all the same `directory`: it is listed for the first one.
     """
-    ends = _check_before(fs, partition_path, group)
+    directory = directory or Directory(fs, partition_path)
+    ends = _check_before(directory, group)
     for part in parts(group):
-        _commit_part(fs, partition_path, part, max(ends[out.base_offset] for out in part.segments), unlink)
+        refuse_lost(fs, partition_path)
+        _commit_part(directory, part, max(ends[out.base_offset] for out in part.segments), unlink)
+    directory.keep()
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
     """The group, divided at every output that begins where a source does.
 
     Offsets do not overlap, so outputs below that place come of the sources below it, and of no other. What is
-    left together are outputs between which no source begins and no broker could; `_one_replacement` knows
-    them by that.
+    left together are outputs between which no source begins and no broker could; a recovery knows them
+    by that.
     """
     starts = [out.base_offset for out in group.segments if out.base_offset in group.source_bases]
     return [
@@ -96,42 +106,39 @@ def parts(group: GroupOutput) -> list[GroupOutput]:
 
 
 def _commit_part(
-    fs: FileSystem, path: str, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
+    directory: Directory, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
 ) -> None:
     """`end` is the highest next offset of the outputs. The guard has the lowest base, so that all are void."""
-    guard = os.path.join(path, names.guard_file(group.base_offset))
-    source_log = os.path.join(path, names.segment_file(group.base_offset, names.LOG))
-    fs.close(fs.create(guard, fs.stat(source_log)))
-    fs.fsync_dir(path)
+    guard = names.guard_file(group.base_offset)
+    source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
+    directory.make_empty(guard, directory.fs.stat(source_log))
+    directory.fsync()
     for out in reversed(group.segments):
         by_suffix = {file.suffix: file.name for file in out.files}
         for suffix in names.SEGMENT_SUFFIXES:
             if suffix in by_suffix:
-                swap = names.segment_file(out.base_offset, suffix + names.SWAP)
-                fs.rename(os.path.join(path, by_suffix[suffix]), os.path.join(path, swap))
+                directory.rename(by_suffix[suffix], names.segment_file(out.base_offset, suffix + names.SWAP))
     for snapshot in group.snapshots:
-        swap = names.segment_file(snapshot.offset, names.SNAPSHOT + names.SWAP)
-        fs.rename(os.path.join(path, snapshot.name), os.path.join(path, swap))
-    fs.fsync_dir(path)
-    fs.unlink(guard)
-    fs.fsync_dir(path)
-    finish(fs, path, [out.base_offset for out in group.segments], end, group.source_bases, unlink)
+        directory.rename(snapshot.name, names.segment_file(snapshot.offset, names.SNAPSHOT + names.SWAP))
+    directory.fsync()
+    directory.unlink(guard)
+    directory.fsync()
+    finish(directory, [out.base_offset for out in group.segments], end, group.source_bases, unlink)
 
 
-def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> dict[int, int]:
+def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
     """What must hold before the guard is made: after that, undoing is the recovery's work.
 
     The next offset of each output, by its base.
     """
-    files = named_files(fs, path)
-    refuse_fatal(files, path)
+    fs, path = directory.fs, directory.path
+    directory.refresh()
     sources, outputs = group.source_bases, tuple(out.base_offset for out in group.segments)
-    pending = [file.name for file in files if file.kind in ("cleaned", "swap")]
     # Beside its `.log.deleted`, an output that goes on where another was closed is taken for one by itself.
-    pending += [
+    pending = [
         file.name
-        for file in files
-        if file.kind == "deleted" and file.base_offset in outputs and file.base_offset not in sources
+        for file in directory.unfinished()
+        if file.kind != "deleted" or (file.base_offset in outputs and file.base_offset not in sources)
     ]
     if pending:
         raise Refused(
@@ -142,19 +149,18 @@ def _check_before(fs: FileSystem, path: str, group: GroupOutput) -> dict[int, in
     ascending = all(low < high for bases in (sources, outputs) for low, high in itertools.pairwise(bases))
     if not sources or not outputs or not ascending or sources[0] != outputs[0]:
         raise KeytailError(f"sources {sources} cannot give segments at {outputs}", path=path, remedy=REPORT_IT)
-    bases = sorted(logs(files, "live"))
-    present = [base for base in bases if sources[0] <= base <= sources[-1]]
-    if tuple(present) != sources:
+    present = directory.bases_between(sources[0], sources[-1])
+    if present != sources:
         raise KeytailError(
-            f"the segments to replace are {list(sources)}, but on disk are {present}",
+            f"the segments to replace are {list(sources)}, but on disk are {list(present)}",
             path=path,
             offset=group.base_offset,
             remedy="Something else changed the partition meanwhile; nothing was replaced",
         )
-    following = next((base for base in bases if base > sources[-1]), names.MAX_OFFSET)
+    following = directory.base_above(sources[-1])
+    ends = (*outputs[1:], names.MAX_OFFSET if following is None else following)
     return {
-        out.base_offset: _check_output(fs, path, out, below)
-        for out, below in zip(group.segments, (*outputs[1:], following), strict=True)
+        out.base_offset: _check_output(fs, path, out, below) for out, below in zip(group.segments, ends, strict=True)
     }
 
 

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.errors import Refused
 from keytail.kernels import records as kernels
 from keytail.log.record_table import RecordTable
 from keytail.log.stride import OpenedRows, Stride
 
 CHUNK_RECORDS = 8192
-# Of one batch, which is looked at whole: two million take 200 MiB here. A block of the largest size could hold
-# a hundred million empty records, and producers make batches of thousands.
-MOST_RECORDS = 1 << 21
 _NO_BITS = np.zeros(1, np.uint8)
 
 
@@ -76,14 +72,12 @@ class RecordScanner:
         bits: np.ndarray = _NO_BITS,
         first_bit: np.ndarray | None = None,
     ) -> Iterator[Chunk]:
-        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse, Refused at one of
-        more than MOST_RECORDS.
+        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse.
 
         Of rows with a `first_bit` (int64 a row, else -1) only the records whose bit is set are taken.
         """
-        row = opened.first
-        if first_bit is None:
-            first_bit = np.full(len(stride.table), -1, np.int64)
+        row, stride = opened.first, opened.of(stride)
+        first_bit = np.full(len(stride.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)
         while row < opened.end:
             columns = self._columns[0]
             kernels.scan_records(
@@ -94,22 +88,9 @@ class RecordScanner:
             if code != kernels.OK:
                 stride.fail_record(code, bad_row)
             if next_row == row:  # a batch of more records than there is room for
-                self._columns[0] = Columns(room_for(stride, row))
+                self._columns[0] = Columns(int(stride.table["record_count"][row]))
                 continue
             self._columns.reverse()
             yield Chunk(stride, opened, row, next_row, columns.records[:n], columns)
             row = next_row
 
-
-def room_for(stride: Stride, row: int) -> int:
-    """Records of a batch that is looked at whole; Refused where they are more than MOST_RECORDS."""
-    records = int(stride.table["record_count"][row])
-    if records > MOST_RECORDS:
-        raise Refused(
-            f"a batch of {records} records; keytail takes at most {MOST_RECORDS} in one, so that memory has a bound",
-            path=stride.path,
-            byte_position=int(stride.table["position"][row]),
-            offset=int(stride.table["base_offset"][row]),
-            remedy="Let the broker's own cleaner have this partition, and write smaller batches",
-        )
-    return records

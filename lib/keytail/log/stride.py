@@ -9,27 +9,28 @@ kill the process.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import numpy as np
 
 from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
-from keytail.format.compression import CODECS, Buffer, decompress
+from keytail.format.compression import CODECS, Buffer, TooLarge, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import batches as kernels
 from keytail.kernels import opening
 from keytail.kernels import records as record_kernels
 from keytail.kernels.legacy import transcode_plain
+from keytail.limits import max_record_bytes
 from keytail.log.ahead import one_ahead
 from keytail.log.fs import FileSystem
+from keytail.log.pieces import WHOLE_BLOCK_BYTES, WHOLE_BLOCK_RECORDS, Piece, pieces
 
 # Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s where 32 MiB took 0.97 s.
 STRIDE_BYTES = 8 << 20
 # Decompressed bytes opened at a time: they stay in the cache from there to the walk and the copy.
 ARENA_BYTES = 4 << 20
-MAX_BLOCK_BYTES = 1 << 30  # of one batch, decompressed: beyond it lies no batch a broker took, but a bomb
 _FIRST_ROWS = 1 << 12
 
 HEADER_ERRORS = {
@@ -95,6 +96,10 @@ class OpenedRows:
     """Rows `first` .. `end` of a stride with the record blocks of the wanted ones at hand.
 
     Per row of the whole stride: `where` says CLOSED, IN_RAW or IN_ARENA; `start` and `size` say which bytes.
+
+    A block that is too large to be held is there a piece at a time, each as an OpenedRows of that row alone. `table`
+    is the stride's, but for the count and the last offset of that row, which are those of the piece's records;
+    `records_before` of the batch were in earlier pieces, and more of them are to come unless `is_end`.
     """
 
     first: int
@@ -103,6 +108,25 @@ class OpenedRows:
     where: np.ndarray
     start: np.ndarray
     size: np.ndarray
+    table: np.ndarray | None = None
+    records_before: int = 0
+    is_end: bool = True
+
+    @property
+    def is_piece(self) -> bool:
+        return self.table is not None
+
+    def of(self, stride: Stride) -> Stride:
+        """The stride with the rows as they are here."""
+        return stride if self.table is None else replace(stride, table=self.table)
+
+    def from_here(self, first: np.ndarray) -> np.ndarray:
+        """`first` (one item a row: the number of its first record) with that of the first record that is here."""
+        if not self.records_before:
+            return first
+        first = first.copy()
+        first[self.first] += self.records_before * (first[self.first] >= 0)
+        return first
 
 
 class _Buffers:
@@ -111,6 +135,38 @@ class _Buffers:
     def __init__(self, stride_bytes: int) -> None:
         self.raw = np.empty(stride_bytes, np.uint8)
         self.rows = np.empty(_FIRST_ROWS, BATCH_TABLE)
+
+
+class _Large(Exception):
+    """A block is to be opened in pieces."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the blocks of a stride's rows lie, as OpenedRows says."""
+
+    stride: Stride
+    where: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+
+    def part(self, first: int, end: int, arena: np.ndarray) -> OpenedRows:
+        return OpenedRows(first, end, arena, self.where, self.start, self.size)
+
+    def raw_start(self, row: int) -> tuple[int, int]:
+        """Where a row's block begins in the stride, and how many bytes it has there."""
+        batch = self.stride.table[row]
+        at = int(batch["position"]) - self.stride.position + HEADER_BYTES
+        return at, int(batch["size_bytes"]) - HEADER_BYTES
+
+    def piece(self, row: int, piece: Piece) -> OpenedRows:
+        where, start, size = self.where.copy(), self.start.copy(), self.size.copy()
+        where[row], start[row], size[row] = record_kernels.IN_ARENA, 0, piece.n_bytes
+        table = self.stride.table.copy()
+        table["record_count"][row] = piece.count
+        if not piece.is_last:
+            table["last_offset"][row] = table["base_offset"][row] + piece.last_delta
+        return OpenedRows(row, row + 1, piece.block, where, start, size, table, piece.first, piece.is_last)
 
 
 class SegmentReader:
@@ -123,6 +179,7 @@ class SegmentReader:
         self._stride_bytes = stride_bytes
         self._buffers = [_Buffers(stride_bytes), _Buffers(stride_bytes)]
         self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self._piece_arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self._arena_bytes = arena_bytes
         self._made_decoders: opening.Decoders | None = None
 
@@ -191,7 +248,7 @@ class SegmentReader:
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
         old_problem = ""
         if (buffers.rows["magic"][:rows] < 2).any():
-            rows, consumed, old_problem = _complete_old(buffers, rows, consumed, position, last_offset)
+            rows, consumed, old_problem = _complete_old(path, buffers, rows, consumed, position, last_offset)
         if rows == 0:
             if torn_tail:
                 return None
@@ -228,46 +285,94 @@ class SegmentReader:
         """Open the record blocks of the rows that `wanted` (bool) names, in parts that cover all rows in order.
 
         Decompressed blocks, and those of messages of magic 0 and 1 turned into v2 records, lie in an arena that
-        the part after the next one overwrites; a part holds about `arena_bytes`. Raises CorruptLog for a block
-        that its codec refuses.
+        the part after the next one overwrites; a part holds about `arena_bytes`, or one block of at most
+        WHOLE_BLOCK_BYTES, or a piece of a larger one. Raises CorruptLog for a block that its codec refuses, Refused
+        for a record, or a message of magic 0 and 1, of more than `max_record_bytes`.
         """
         table = stride.table
         n = len(table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
         packed, old = opening.lay_out(table, wanted, stride.position, where, start, size)
-        used = 0
+        layout = _Layout(stride, where, start, size)
+        floor = 0
         self._arenas.reverse()
         if old and (plain := wanted & (table["magic"] < 2) & (stride.codecs() == 0)).any():
             self._ensure_arena(int(table["size_bytes"][plain].sum(dtype=np.int64)), 0)
-            _, used = transcode_plain(
+            _, floor = transcode_plain(
                 stride.raw, stride.position, table, 0, n, where, start, size, self._arenas[0], 0
             )
-        first, floor, row, limit = 0, used, 0, used + self._arena_bytes
-        if packed:
+        first = 0
+        many = (where == record_kernels.IN_RAW) & (table["magic"] == 2)
+        for row in np.flatnonzero(many & (table["record_count"] > WHOLE_BLOCK_RECORDS)):
+            yield from self._open_span(layout, first, int(row), packed, floor)
+            yield from self._open_pieces(layout, int(row))
+            first = int(row) + 1
+        yield from self._open_span(layout, first, n, packed, floor)
+
+    def reopen(self, stride: Stride, opened: OpenedRows) -> Iterator[OpenedRows]:
+        """Once more all pieces of the batch that `opened` is the last piece of."""
+        row, n = opened.first, len(stride.table)
+        where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
+        opening.lay_out(stride.table, np.arange(n) == row, stride.position, where, start, size)
+        return self._open_pieces(_Layout(stride, where, start, size), row)
+
+    def _open_span(
+        self, layout: _Layout, row: int, end: int, packed: int, floor: int
+    ) -> Iterator[OpenedRows]:
+        """Rows `row` .. `end`, none of which has more than WHOLE_BLOCK_RECORDS; the first `floor` bytes of an arena are
+        messages of magic 0 and 1."""
+        stride, where, start, size = layout.stride, layout.where, layout.start, layout.size
+        first, used, limit = row, floor, floor + self._arena_bytes
+        if packed and row < end:
             self._ensure_arena(limit, floor)
             while True:
                 row, used = opening.open_blocks(
-                    self._decoders().tools, stride.raw, table, row, self._arenas[0], used, where, start, size
-                )
-                if row == n:
+                    self._decoders().tools, stride.raw, stride.table[:end], row, self._arenas[0], used, where, start,
+                    size,
+                )  # fmt: skip
+                if row == end:
                     break
                 # One that is not plain, is damaged or old, or does not fit: into an empty arena, or one at a time.
-                block = None
+                block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
-                    block = _open_row(stride, row, int(start[row]), int(size[row]))
-                if used > floor and (block is None or used + len(block) > limit):
-                    yield OpenedRows(first, row, self._arenas[0], where, start, size)
+                    try:
+                        block = _open_row(stride, row, int(start[row]), int(size[row]))
+                    except _Large:
+                        is_large = True
+                if (used > floor or is_large) and (block is None or used + len(block) > limit):
+                    if row > first:
+                        yield layout.part(first, row, self._arenas[0])
+                    if is_large:
+                        yield from self._open_pieces(layout, row)
+                        row += 1
                     first, used = row, floor
                     self._arenas.reverse()
                     self._ensure_arena(limit, 0)
                     self._arenas[0][:floor] = self._arenas[1][:floor]
                 if block is None:
+                    if row == end:
+                        break
                     continue
                 self._ensure_arena(used + len(block), used)
                 self._arenas[0][used : used + len(block)] = np.frombuffer(block, np.uint8)
                 where[row], start[row], size[row] = record_kernels.IN_ARENA, used, len(block)
                 used, row = used + len(block), row + 1
-        yield OpenedRows(first, n, self._arenas[0], where, start, size)
+        if first < end:
+            yield layout.part(first, end, self._arenas[0])
+
+    def _open_pieces(self, layout: _Layout, row: int) -> Iterator[OpenedRows]:
+        """The records of one row of magic 2, a piece at a time."""
+        stride, batch = layout.stride, layout.stride.table[row]
+        at, n_bytes = layout.raw_start(row)
+        codec = int(batch["attributes"]) & CODEC_MASK
+        data = memoryview(stride.raw)[at : at + n_bytes]
+        try:
+            for piece in pieces(codec, data, int(batch["record_count"]), self._piece_arenas):
+                yield layout.piece(row, piece)
+        except ValueError as reason:
+            raise _cannot_be_opened(stride, row, codec, reason) from reason
+        except Refused as reason:
+            raise _too_large(stride, row, reason) from reason
 
     def _decoders(self) -> opening.Decoders:
         if self._made_decoders is None:
@@ -288,7 +393,11 @@ def _open_row(stride: Stride, row: int, start: int, n_bytes: int) -> Buffer | np
     try:
         if stride.table["magic"][row] < 2:
             return _transcode_row(stride, row)
-        return decompress(codec, memoryview(stride.raw)[start : start + n_bytes], limit_bytes=MAX_BLOCK_BYTES)
+        return decompress(codec, memoryview(stride.raw)[start : start + n_bytes], limit_bytes=WHOLE_BLOCK_BYTES)
+    except TooLarge as reason:
+        if stride.table["magic"][row] < 2:
+            raise _too_large(stride, row, reason) from reason
+        raise _Large from reason
     except ValueError as reason:
         raise _cannot_be_opened(stride, row, codec, reason) from reason
 
@@ -298,7 +407,18 @@ def _transcode_row(stride: Stride, row: int) -> np.ndarray:
     batch = stride.table[row]
     position = int(batch["position"]) - stride.position
     base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
-    return transcode(stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, MAX_BLOCK_BYTES)
+    return transcode(stride.raw, position, int(batch["size_bytes"]), base, base_timestamp, max_record_bytes())
+
+
+def _too_large(stride: Stride, row: int, reason: Refused) -> Refused:
+    batch = stride.table[row]
+    return TooLarge(
+        f"a batch of {batch['size_bytes']} bytes and {batch['record_count']} records is not opened: {reason.what}",
+        path=stride.path,
+        byte_position=int(batch["position"]),
+        offset=int(batch["base_offset"]),
+        remedy=reason.remedy,
+    )
 
 
 def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) -> CorruptLog:
@@ -313,13 +433,16 @@ def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) 
 
 
 def _complete_old(
-    buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
+    path: str, buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
 ) -> tuple[int, int, str]:
     """Check and complete the rows of magic 0 and 1: how many rows and bytes are good, and what is wrong behind."""
     try:
-        summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, MAX_BLOCK_BYTES)
+        summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, max_record_bytes())
     except LegacyProblem as problem:
         return problem.row, int(buffers.rows["position"][problem.row]) - position, str(problem)
+    except TooLarge as problem:
+        problem.path = path
+        raise
     return rows, consumed, ""
 
 

@@ -193,7 +193,7 @@ class OutputWriter:
         self._mark: Mark | None = None  # where the last of them begins, if it is not the first
         self._shares_source = False  # the current output goes on with the source the one before it ended in
         self._groups: list[tuple[list[int], list[OutputSegment]]] = []
-        self._made: list[str] = []
+        self._made: dict[str, None] = {}  # paths, in the order of their making
         self._closed_bytes = 0  # of all files of the outputs that are closed
         self._before = (0, 0, 0, 0)  # the numbers below, and bytes closed, when the group in the making began
         self.splits = 0
@@ -266,7 +266,7 @@ class OutputWriter:
         assert self._current is not None and self._mark is not None
         old, mark, source = self._current, self._mark, self._sources[-1]
         self._coming = new = self._open(source.base_offset, source.base_offset)
-        self._made += new.made
+        self._made.update(dict.fromkeys(new.made))
         reader = SegmentReader(self._fs, stride_bytes=1 << 20)
         for stride in reader.strides(old.log_path, old.size_bytes, start=mark.size_bytes):
             taken = new.append(stride.raw, stride.table)
@@ -294,7 +294,7 @@ class OutputWriter:
         assert self._current is not None
         first = self._sources[0].base_offset
         self._current.abandon()
-        self._made += [path for path in self._current.made if path not in self._made]
+        self._made.update(dict.fromkeys(self._current.made))
         paths = list(self._current.made)
         if self._shares_source:
             bases, segments = self._groups.pop()
@@ -302,7 +302,7 @@ class OutputWriter:
             paths += [os.path.join(self._scratch_path, file.name) for out in segments for file in out.files]
         for path in paths:
             self._fs.unlink(path)
-            self._made.remove(path)
+            self._made.pop(path, None)
         self.splits, self.size_bytes, self.records, self._closed_bytes = self._before
         self._current, self._sources, self._mark, self._shares_source = None, [], None, False
         return first
@@ -311,11 +311,11 @@ class OutputWriter:
         if self._current is None:
             return
         current = self._current
-        self._made += [path for path in current.made if path not in self._made]
+        self._made.update(dict.fromkeys(current.made))
         segment = current.seal(
             self._sources[-1].mtime_ms, self._txn_index(current.base_offset, next_base)
         )
-        self._made += current.made
+        self._made.update(dict.fromkeys(current.made))
         self._closed_bytes += sum(file.size_bytes for file in segment.files)
         self.size_bytes += current.size_bytes
         self.records += current.records
@@ -338,9 +338,9 @@ class OutputWriter:
         for writer in (self._current, self._coming):
             if writer is not None:
                 writer.abandon()
-                self._made += writer.made
+                self._made.update(dict.fromkeys(writer.made))
         self._current = self._coming = None
-        for path in dict.fromkeys(self._made):
+        for path in self._made:
             with contextlib.suppress(OSError):  # of one that is gone already, too
                 self._fs.unlink(path)
         self._made.clear()

@@ -1,0 +1,199 @@
+"""Which user this process works as.
+
+Started as root on log dirs of another user, keytail works as that user: the process gets that user's effective ids and
+groups, and with them no more rights to files than the owner of the log dirs has. Real and saved ids stay root's, for
+two reasons: the owner can then neither signal nor trace the process, and `as_caller` can give root's rights to files
+back to one thread for what the caller names or installed outside of log dirs (packages, compiled kernels, reports).
+A place that forgets `as_caller` fails with "Permission denied" and does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # of prctl(2)
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # setfsuid and setfsgid only return the present id then
+
+
+@dataclass(frozen=True)
+class User:
+    """Effective ids of a process: user id, group id, supplementary group ids."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    def __str__(self) -> str:
+        try:
+            return f"user {pwd.getpwuid(self.uid).pw_name} (uid {self.uid})"
+        except KeyError:
+            return f"user id {self.uid}"
+
+
+_caller: User | None = None  # what the process was started as, while it works as another user
+
+
+def user_of(uid: int, gid: int) -> User:
+    """The user with this id and its groups. `gid` is that of its files: taken where the user is a member of it, or
+    where the system has no name for the user."""
+    try:
+        known = pwd.getpwuid(uid)
+    except KeyError:
+        return User(uid, gid, (gid,))
+    groups = tuple(os.getgrouplist(known.pw_name, known.pw_gid))
+    return User(uid, gid if gid in groups else known.pw_gid, groups)
+
+
+def current() -> User:
+    """What this process works as now."""
+    return User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+
+
+def is_another() -> bool:
+    """Whether this process works as another user than it was started as."""
+    return _caller is not None
+
+
+def is_root() -> bool:
+    """Whether this process was started with root's rights, and has them or can have them again."""
+    return is_another() or os.geteuid() == 0
+
+
+def become(user: User) -> None:
+    """Work as `user`, in all threads, until `give_back`. OSError where the system does not allow it."""
+    global _caller  # noqa: PLW0603 (ids are of the process, and so is this)
+    with _parent_death_signal_kept():
+        _caller = _caller or current()
+        try:
+            os.setgroups(user.groups)
+            os.setegid(user.gid)
+            os.seteuid(user.uid)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says what is not allowed
+                give_back()
+            _caller = None
+            raise
+    _import_as_caller()
+
+
+def give_back() -> None:
+    """Work as the user that started the process again, in all threads; the opposite of `become`."""
+    global _caller  # noqa: PLW0603 (as in `become`)
+    if _caller is None:
+        return
+    with _parent_death_signal_kept():
+        os.seteuid(_caller.uid)
+        os.setegid(_caller.gid)
+        os.setgroups(_caller.groups)
+        _caller = None
+
+
+@contextlib.contextmanager
+def working_as(user: User) -> Iterator[None]:
+    """Within it this process works as `user`, where it runs as root and `user` is another one."""
+    if os.geteuid() != 0 or user.uid == 0:
+        yield
+        return
+    become(user)
+    try:
+        yield
+    finally:
+        give_back()
+
+
+def on_workers(task: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """`task`, a function for mapInArrow, as the user that this process works as, also where the worker is root."""
+    return functools.partial(_as_user, current(), task)
+
+
+def _as_user(user: User, task: Callable[[Iterator[Any]], Iterator[Any]], batches: Iterator[Any]) -> Iterator[Any]:
+    with working_as(user):
+        yield from task(batches)
+
+
+@contextlib.contextmanager
+def as_caller() -> Iterator[None]:
+    """Within it this thread, and no other, has the caller's rights to files. Nothing changes where the process works
+    as the user that started it. Threads and processes that are started within it keep these rights: start none that
+    touch log dirs."""
+    if _caller is None:
+        yield
+        return
+    before = _file_ids()
+    try:
+        _set_file_ids(_caller.uid, _caller.gid)
+        yield
+    finally:
+        _set_file_ids(*before)
+
+
+def popen_as_caller(*arguments: Any, preexec_fn: Callable[[], object] | None = None, **options: Any) -> Any:
+    """subprocess.Popen of a program that runs as the user that started this process."""
+
+    def before_exec() -> None:
+        give_back()
+        if preexec_fn is not None:
+            preexec_fn()
+
+    options["preexec_fn"] = before_exec if is_another() else preexec_fn
+    return subprocess.Popen(*arguments, **options)
+
+
+def _file_ids() -> tuple[int, int]:
+    libc = _libc()
+    return libc.setfsuid(_UNCHANGED) & 0xFFFFFFFF, libc.setfsgid(_UNCHANGED) & 0xFFFFFFFF
+
+
+def _set_file_ids(uid: int, gid: int) -> None:
+    """Of this thread, as Linux has them for access to files alone. PermissionError where they did not change."""
+    libc = _libc()
+    with _parent_death_signal_kept():
+        libc.setfsgid(ctypes.c_uint(gid))
+        libc.setfsuid(ctypes.c_uint(uid))
+    if _file_ids() != (uid, gid):
+        raise PermissionError(f"cannot use files as user id {uid}, group id {gid}")
+
+
+@contextlib.contextmanager
+def _parent_death_signal_kept() -> Iterator[None]:
+    """The kernel clears the parent death signal of a thread (prctl) whenever ids of it change."""
+    libc, number = _libc(), ctypes.c_int(0)
+    libc.prctl(_GET_PARENT_DEATH_SIGNAL, ctypes.byref(number))
+    parent = os.getppid()
+    try:
+        yield
+    finally:
+        if number.value:
+            libc.prctl(_SET_PARENT_DEATH_SIGNAL, number.value)
+            if os.getppid() != parent:  # it died while no signal was armed
+                os.kill(os.getpid(), number.value)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@functools.cache
+def _import_as_caller() -> None:
+    """Have modules found and loaded with the caller's rights: Python and its packages may be where only root reads.
+
+    `import` and importlib.import_module both come to this function for a module that is not loaded yet.
+    """
+    bootstrap: Any = sys.modules["_frozen_importlib"]
+    find_and_load = bootstrap._find_and_load
+
+    def find_and_load_as_caller(*arguments: Any) -> Any:
+        with as_caller():
+            return find_and_load(*arguments)
+
+    bootstrap._find_and_load = find_and_load_as_caller

@@ -1,0 +1,50 @@
+"""The records of one compressed batch checked against its header, as a whole or in pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keytail.format.block_stream import Buffer
+from keytail.format.compression import TooLarge, decompress
+from keytail.kernels import verify as kernels
+from keytail.log.pieces import WHOLE_BLOCK_BYTES, pieces
+
+
+def check_block(
+    codec: int,
+    data: Buffer,
+    *,
+    base: int,
+    last: int,
+    count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    attributes: int,
+    state: np.ndarray,
+) -> int:
+    """0 or a code of kernels/verify.py; `state` (its STATE_SIZE) says where. `data` is the compressed block.
+
+    ValueError for what the codec refuses, Refused for a record of more than `max_record_bytes`.
+    """
+    times = (base_timestamp_ms, max_timestamp_ms)
+    try:
+        opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
+    except TooLarge:
+        return _check_pieces(codec, data, base, last, count, times, attributes, state)
+    block = np.frombuffer(opened, dtype=np.uint8) if len(opened) else np.zeros(0, dtype=np.uint8)
+    block.flags.writeable = False
+    return int(kernels.check_block(block, base, last, count, *times, attributes, state))
+
+
+def _check_pieces(
+    codec: int, data: Buffer, base: int, last: int, count: int, times: tuple[int, int], attributes: int,
+    state: np.ndarray,
+) -> int:  # fmt: skip
+    sums = np.array([base - 1, -1, 0], np.int64)
+    for piece in pieces(codec, data, count, [np.empty(0, np.uint8), np.empty(0, np.uint8)]):
+        block = piece.block[: piece.n_bytes]
+        block.flags.writeable = False
+        code = kernels.check_piece(block, base, last, piece.count, times[0], sums, state)
+        if code:
+            return int(code)
+    return int(kernels.check_sums(count, times[1], attributes, sums, state))

@@ -1,0 +1,133 @@
+"""The names in a partition directory while segments are replaced in it: listed once, then kept up with every change.
+
+Listing the directory for each replacement takes a time that grows with the square of their number.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.format.names import FileName
+from keytail.log.fs import FileStat, FileSystem
+
+_UNFINISHED = ("cleaned", "swap", "deleted")
+
+
+class Directory:
+    """One partition directory. All changes of names during replacements go through it; one thread at a time.
+
+    Call `refresh` before each replacement and `keep` after it. Refused for a name of a segment that is not a regular
+    file, and for one on which no broker starts. After an error a Directory is not to be used any more.
+    """
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self.fs = fs
+        self.path = path
+        self._changed_ns: int | None = None  # the directory's modification time that the names are of
+        self._there: set[str] = set()
+        self._unfinished: dict[str, FileName] = {}
+        self._bases: list[int] = []  # of live `.log` files, ascending
+
+    def refresh(self) -> None:
+        """Lists the directory again where something else has changed it since `keep`."""
+        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing: a change during it is seen the next time
+        if changed_ns == self._changed_ns:
+            return
+        files = named_files(self.fs, self.path)
+        refuse_fatal(files, self.path)
+        self._there = {file.name for file in files}
+        self._unfinished = {file.name: file for file in files if file.kind in _UNFINISHED}
+        self._bases = sorted(logs(files, "live"))
+        self._changed_ns = changed_ns
+
+    def keep(self) -> None:
+        """Takes the names as they are known now for those of the directory."""
+        self._changed_ns = self.fs.stat(self.path).mtime_ns
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._there
+
+    def unfinished(self) -> list[FileName]:
+        """Files of replacements that are not finished, by name."""
+        return sorted(self._unfinished.values(), key=lambda file: file.name)
+
+    def bases_between(self, first: int, last: int) -> tuple[int, ...]:
+        """Base offsets of the segments there, `first` and `last` included."""
+        return tuple(self._bases[bisect_left(self._bases, first) : bisect_right(self._bases, last)])
+
+    def base_above(self, base: int) -> int | None:
+        """That of the segment that follows."""
+        at = bisect_right(self._bases, base)
+        return self._bases[at] if at < len(self._bases) else None
+
+    def make_empty(self, name: str, like: FileStat) -> None:
+        self.fs.close(self.fs.create(os.path.join(self.path, name), like))
+        self._add(name)
+
+    def rename(self, source: str, target: str) -> None:
+        self.fs.rename(os.path.join(self.path, source), os.path.join(self.path, target))
+        self._remove(source)
+        self._add(target)
+
+    def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
+        """`unlink` removes the file, by its path; by default that of the file system."""
+        (unlink or self.fs.unlink)(os.path.join(self.path, name))
+        self._remove(name)
+
+    def fsync(self) -> None:
+        self.fs.fsync_dir(self.path)
+
+    def _add(self, name: str) -> None:
+        if name in self._there:
+            return
+        self._there.add(name)
+        file = names.parse_file_name(name)
+        if file.kind in _UNFINISHED:
+            self._unfinished[name] = file
+        elif _is_live_log(file) and file.base_offset is not None:
+            insort(self._bases, file.base_offset)
+
+    def _remove(self, name: str) -> None:
+        if name not in self._there:
+            return
+        self._there.remove(name)
+        self._unfinished.pop(name, None)
+        file = names.parse_file_name(name)
+        if _is_live_log(file) and file.base_offset is not None:
+            del self._bases[bisect_left(self._bases, file.base_offset)]
+
+
+def _is_live_log(file: FileName) -> bool:
+    return file.kind == "live" and file.suffix == names.LOG
+
+
+def named_files(fs: FileSystem, path: str) -> list[FileName]:
+    """The files of the directory, by name. Refused for one whose name means something and that is no regular file."""
+    found = []
+    for entry in sorted(fs.scan(path), key=lambda e: e.name):
+        parsed = names.parse_file_name(entry.name)
+        if parsed.kind != "other" and not entry.is_regular:
+            raise Refused(
+                "not a regular file", path=os.path.join(path, entry.name), remedy="Move it away, then run again"
+            )
+        found.append(parsed)
+    return found
+
+
+def refuse_fatal(files: Iterable[FileName], path: str) -> None:
+    for file in files:
+        if file.kind == "fatal":
+            raise Refused(
+                "a name that no broker writes, and on which none starts well",
+                path=os.path.join(path, file.name),
+                remedy="Find out what it is, and move it out of the log dir",
+            )
+
+
+def logs(files: Iterable[FileName], kind: str) -> set[int]:
+    """Base offsets of the `.log` files in this stage."""
+    return {f.base_offset for f in files if f.kind == kind and f.suffix == names.LOG and f.base_offset is not None}

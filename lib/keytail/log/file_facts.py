@@ -1,0 +1,147 @@
+"""Facts of files and directories, by their descriptors: names, sizes, times, owners, modes, labels. Only reads."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat as stat_bits
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ACCESS_ACL = "system.posix_acl_access"
+SECURITY_LABELS = ("security.selinux", "security.SMACK64")
+KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
+
+# A file system without extended attributes, or one that hides them from us, has none for our purpose.
+_NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """One name of a directory, as lstat sees it (a symlink is neither regular nor a directory)."""
+
+    name: str
+    is_dir: bool
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    is_regular: bool
+    is_symlink: bool = False
+    uid: int = -1
+    gid: int = -1
+    mode: int = 0
+
+
+class DirName(NamedTuple):
+    """One name of a directory and what it is of, as lstat sees it."""
+
+    name: str
+    is_dir: bool
+    is_symlink: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """What a path leads to, with all that a file made in its place has to take over."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    mode: int
+    inode: int
+    device: int
+    is_dir: bool
+    is_regular: bool
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    links: int = 1  # names that the file has
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Names of a directory, unsorted: regular files with size in bytes and modification time in ns, regular files of
+    which neither was asked for, and all else."""
+
+    sized: list[tuple[str, int, int]]
+    regular: list[str]
+    others: list[str]
+
+
+def scan(fd: int) -> list[DirEntry]:
+    found = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                found.append(_dir_entry(entry.name, entry.stat(follow_symlinks=False)))
+    return found
+
+
+def scan_names(fd: int) -> list[DirName]:
+    with os.scandir(fd) as entries:
+        return [DirName(e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries]
+
+
+def scan_sizes(fd: int, suffix: str) -> Sizes:
+    sized: list[tuple[str, int, int]] = []
+    regular: list[str] = []
+    others: list[str] = []
+    length = len(suffix)
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = entry.name
+            if not entry.is_file(follow_symlinks=False):
+                others.append(name)
+            elif name[-length:] == suffix:
+                try:
+                    facts = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                sized.append((name, facts.st_size, facts.st_mtime_ns))
+            else:
+                regular.append(name)
+    return Sizes(sized, regular, others)
+
+
+def _dir_entry(name: str, facts: os.stat_result) -> DirEntry:
+    return DirEntry(
+        name=name,
+        is_dir=stat_bits.S_ISDIR(facts.st_mode),
+        size_bytes=facts.st_size,
+        mtime_ns=facts.st_mtime_ns,
+        inode=facts.st_ino,
+        is_regular=stat_bits.S_ISREG(facts.st_mode),
+        is_symlink=stat_bits.S_ISLNK(facts.st_mode),
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mode=stat_bits.S_IMODE(facts.st_mode),
+    )
+
+
+def file_stat(path: str, facts: os.stat_result, attributes: tuple[tuple[str, bytes], ...]) -> FileStat:
+    return FileStat(
+        path=path,
+        size_bytes=facts.st_size,
+        mtime_ns=facts.st_mtime_ns,
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mode=stat_bits.S_IMODE(facts.st_mode),
+        inode=facts.st_ino,
+        device=facts.st_dev,
+        is_dir=stat_bits.S_ISDIR(facts.st_mode),
+        is_regular=stat_bits.S_ISREG(facts.st_mode),
+        attributes=attributes,
+        links=facts.st_nlink,
+    )
+
+
+def attributes_of(target: str | int) -> tuple[tuple[str, bytes], ...]:
+    """ACL and security label of a path or descriptor, those that there are."""
+    try:
+        names = os.listxattr(target)
+    except OSError as error:
+        if error.errno in _NO_ATTRIBUTES:
+            return ()
+        raise
+    return tuple((name, os.getxattr(target, name)) for name in KEPT_ATTRIBUTES if name in names)

@@ -1,0 +1,219 @@
+"""Values as data: what tasks answer, and what one pass leaves in a file for the next.
+
+Bytes that came from another process or lay in a directory of another user are read back here. Nothing in them names
+code to run: there are numbers, text, containers, arrays, and instances of keytail's own data classes, whose fields are
+set without calling the class. What is written is a header (JSON) and the raw bytes of the arrays, each a part; arrays
+are written from where they are, not copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from keytail.errors import KeytailError
+
+_PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter}
+_ERROR_FIELDS = ("what", "path", "byte_position", "offset", "remedy")
+_SIZE = struct.Struct("<Q")
+_PACKAGE = "keytail"
+
+
+class NotAValue(KeytailError):
+    """Bytes that no `to_parts` has written, or has written in another version of keytail."""
+
+
+def to_parts(value: Any) -> list[memoryview]:
+    """The header and the arrays of `value`. TypeError for what is no data."""
+    writer = _Writer()
+    header = {"value": writer.encoded(value), "classes": list(writer.classes.values())}
+    return [memoryview(json.dumps(header, separators=(",", ":")).encode()), *writer.parts]
+
+
+def from_parts(parts: Sequence[Any]) -> Any:
+    """The value. Arrays lie in `parts` where these are writable, else they are copies. NotAValue."""
+    try:
+        header = json.loads(bytes(parts[0]))
+        return _Reader(header["classes"], parts[1:]).decoded(header["value"])
+    except NotAValue:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, ImportError, SyntaxError) as problem:
+        raise NotAValue(f"these bytes are no value of keytail's: {type(problem).__name__}: {problem}") from problem
+
+
+def sizes_of(parts: Sequence[memoryview]) -> bytes:
+    """What stands before the parts where they are written one behind the other."""
+    return b"".join(_SIZE.pack(number) for number in (len(parts), *(part.nbytes for part in parts)))
+
+
+def to_bytes(value: Any) -> bytes:
+    """`value` as one piece. TypeError for what is no data."""
+    parts = to_parts(value)
+    return b"".join((sizes_of(parts), *parts))
+
+
+def from_bytes(data: Any) -> Any:
+    """The value of what `to_bytes` made; its arrays are copies. NotAValue."""
+    view = memoryview(data).cast("B").toreadonly()
+    try:
+        [count] = _SIZE.unpack_from(view)
+        if count > len(view) // _SIZE.size:
+            raise NotAValue("these bytes are no value of keytail's: they state an impossible number of parts")
+        sizes = struct.unpack_from(f"<{count}Q", view, _SIZE.size)
+    except struct.error as problem:
+        raise NotAValue(f"these bytes are no value of keytail's: {problem}") from problem
+    position, parts = _SIZE.size * (1 + count), []
+    for size in sizes:
+        parts.append(view[position : position + size])
+        position += size
+    if position != len(view):
+        raise NotAValue(f"these bytes are no value of keytail's: there are {len(view)} and not {position}")
+    return from_parts(parts)
+
+
+class _Writer:
+    """`parts` are arrays; `classes` the names and fields of the classes in a value, by class."""
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview] = []
+        self.classes: dict[type, tuple[str, tuple[str, ...]]] = {}
+        self._numbers: dict[type, int] = {}
+
+    def encoded(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list:
+            return [self.encoded(one) for one in value]
+        if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
+            return {kind.__name__: [self.encoded(one) for one in value]}
+        if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
+            return {kind.__name__: [[self.encoded(key), self.encoded(one)] for key, one in value.items()]}
+        if kind in (bytes, bytearray):
+            return {kind.__name__: self._part(np.frombuffer(value, np.uint8))}
+        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+            is_array, descr = isinstance(value, np.ndarray), np.lib.format.dtype_to_descr(value.dtype)
+            part = self._part(np.ascontiguousarray(value).reshape(-1))
+            return {"array" if is_array else "scalar": [part, descr, list(value.shape)]}
+        return self._of_class(value, kind)
+
+    def _part(self, array: np.ndarray) -> int:
+        self.parts.append(memoryview(array.view(np.uint8)) if array.size else memoryview(b""))
+        return len(self.parts)
+
+    def _of_class(self, value: Any, kind: type) -> Any:
+        if kind not in self._numbers:
+            fields = _fields(kind)
+            if fields is None or "<locals>" in kind.__qualname__:
+                raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no data")
+            self._numbers[kind] = len(self.classes)
+            self.classes[kind] = (f"{kind.__module__}:{kind.__qualname__}", fields)
+        _, fields = self.classes[kind]
+        return {"of": self._numbers[kind], "is": [self.encoded(getattr(value, name)) for name in fields]}
+
+
+class _Reader:
+    def __init__(self, classes: Sequence[tuple[str, list[str]]], parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._classes = [_class(name, fields) for name, fields in classes]
+
+    def decoded(self, value: Any) -> Any:
+        if type(value) is list:
+            return [self.decoded(one) for one in value]
+        if type(value) is not dict:
+            return value
+        if "of" in value:
+            return _made(*self._classes[value["of"]], [self.decoded(one) for one in value["is"]])
+        [(kind, content)] = value.items()
+        if kind in _CONTAINERS:
+            return _CONTAINERS[kind](map(self.decoded, content))
+        if kind in _MAPPINGS:
+            return _MAPPINGS[kind]({self.decoded(key): self.decoded(one) for key, one in content})
+        if kind in ("bytes", "bytearray"):
+            return (bytes if kind == "bytes" else bytearray)(self._part(content))
+        if kind not in ("array", "scalar"):
+            raise ValueError(f"unknown kind {kind!r}")
+        number, descr, shape = content
+        dtype = np.lib.format.descr_to_dtype(_tuples(descr))
+        if dtype.hasobject:
+            raise ValueError("an array of objects")
+        part = self._part(number)
+        array = np.frombuffer(part, np.uint8)
+        array = array if array.flags.writeable else array.copy()
+        array = array.view(dtype).reshape(shape)
+        return array if kind == "array" else array[()]
+
+    def _part(self, number: int) -> Any:
+        if type(number) is not int or number < 1:  # a negative one would count from the end
+            raise ValueError(f"no part {number}")
+        return self._parts[number - 1]
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of what an instance consists of; None where it is no data.
+
+    Data are data classes, named tuples, enumerations, errors of keytail's, and classes that say it by
+    `stored_fields`.
+    """
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    if issubclass(kind, tuple):
+        return getattr(kind, "_fields", None)
+    if issubclass(kind, Enum):
+        return ("name",)
+    if issubclass(kind, KeytailError):
+        return _ERROR_FIELDS
+    return kind.__dict__.get("stored_fields")
+
+
+def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
+    module, _, qualified = name.partition(":")
+    if module.partition(".")[0] != _PACKAGE:
+        raise ValueError(f"{name} is not of {_PACKAGE}")
+    kind: Any = importlib.import_module(module)
+    for part in qualified.split("."):
+        kind = vars(kind)[part]
+    known = _fields(kind) if isinstance(kind, type) and kind.__module__ == module else None
+    if known is None or list(known) != fields:
+        raise ValueError(f"{name} is no data class with the fields {', '.join(map(str, fields))}")
+    return kind, known
+
+
+def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
+    """An instance with these fields; neither `__init__` nor `__post_init__` is called."""
+    if len(values) != len(fields):
+        raise ValueError(f"{len(values)} values for the fields of {kind.__name__}")
+    if issubclass(kind, Enum):
+        return kind[values[0]]
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, values)
+    made = kind.__new__(kind)
+    if isinstance(made, KeytailError):
+        what, *where = values
+        KeytailError.__init__(made, what, **dict(zip(_ERROR_FIELDS[1:], where, strict=True)))
+        return made
+    for name, value in zip(fields, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _tuples(descr: Any) -> Any:
+    """JSON has lists where the description of a dtype has tuples."""
+    if isinstance(descr, str):
+        return descr
+    return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(one))
+            for one in descr]  # fmt: skip
+
+
+def _shape(part: Any) -> Any:
+    return tuple(part) if isinstance(part, list) else part
