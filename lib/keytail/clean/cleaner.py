@@ -27,6 +27,7 @@ from keytail.clean.task import CleaningResult, CleaningTask, FannedOut, HandedOn
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
+from keytail.log.directory import Directory
 from keytail.log.freeing import Freeing
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
@@ -113,11 +114,12 @@ def install(
     `on_group` hears of each that is done. Once `stopped()` no other begins. What the sources took is free at the end.
     """
     check_sources(fs, task)
+    directory = Directory(fs, task.partition_path)
     with Freeing(fs) as freeing:
         for group in result.groups:
             if stopped():
                 return
-            commit_group(fs, task.partition_path, group, freeing.unlink)
+            commit_group(fs, task.partition_path, group, freeing.unlink, directory)
             on_group()
 
 

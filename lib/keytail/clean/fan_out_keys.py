@@ -8,7 +8,6 @@ newer one of its key was put.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +28,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
 from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import SegmentReader, Stride
+from keytail.values import from_bytes, to_bytes
 
 MOST_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
@@ -138,8 +138,8 @@ class _Scan:
     def take(self, chunk: Chunk, is_put: np.ndarray, first_ordinal: np.ndarray) -> Iterator[Cell]:
         n, columns = len(chunk.records), chunk.columns
         kernels.number_records(
-            chunk.records, n, first_ordinal, is_put, self._task.first_dirty_offset, columns.ordinals, columns.found,
-            self.keyless,
+            chunk.records, n, chunk.opened.from_here(first_ordinal), is_put, self._task.first_dirty_offset,
+            columns.ordinals, columns.found, self.keyless,
         )  # fmt: skip
         chunk.hash_keys(self._task.hash_seed)
         done = 0
@@ -177,7 +177,7 @@ def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
         batches += len(table)
     yield from one.finish()
     known = (facts.segment, facts.batches_before, facts.batches, one.nulls.tobytes(), tuple(map(int, one.keyless)))
-    yield Cell(part.number % part.shards, _FACTS << _KIND_BITS | part.number << _SLICE_BITS, pickle.dumps(known))
+    yield Cell(part.number % part.shards, _FACTS << _KIND_BITS | part.number << _SLICE_BITS, to_bytes(known))
 
 
 def _chunks(
@@ -206,7 +206,7 @@ def merge(
         for order, data in cells:
             kind = order >> _KIND_BITS
             if kind == _FACTS:
-                segment, first_batch, batches, nulls, counted = pickle.loads(data)
+                segment, first_batch, batches, nulls, counted = from_bytes(data)
                 writer.add_nulls(segment, first_batch, batches, np.frombuffer(nulls, np.uint8))
                 keyless.append(counted)
                 continue

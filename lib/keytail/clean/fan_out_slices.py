@@ -7,7 +7,6 @@ clean/reading.py follows strides, and says of each slice which records it begins
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
 from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
 from keytail.log.transactions import Contradiction, Transactions, TransactionTracker
+from keytail.values import from_bytes, to_bytes
 
 SLICE_BYTES = 256 << 20
 _CELL_BITS = 32  # of a cell's order: its number within its slice
@@ -180,9 +180,9 @@ def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
             special |= places[np.minimum(at, len(places) - 1)] <= table["last_offset"]
             special &= ((table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0) | (at < len(places))
         if special.any():
-            yield Cell(0, order, pickle.dumps(table[special], protocol=5))
+            yield Cell(0, order, to_bytes(table[special]))
             order += 1
-    yield Cell(0, order, pickle.dumps(facts))
+    yield Cell(0, order, to_bytes(facts))
 
 
 def settle(
@@ -205,7 +205,7 @@ def settle(
     slices: list[SliceFacts] = []
     has_transactions = False
     for _, data in cells:
-        value = pickle.loads(data)
+        value = from_bytes(data)
         if not isinstance(value, SliceFacts):
             tables.append(value)
             tracker.follow(value)

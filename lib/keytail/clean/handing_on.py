@@ -1,7 +1,8 @@
 """What one round of a cleaning leaves for the next: values with large arrays, as scratch files in the partition.
 
 Such a file is part of a run: nobody but its next round reads it, it need not outlive a power cut, and the next run
-removes it. Arrays are written from where they lie, not copied.
+removes it. It is data (values.py), since the owner of the directory can replace it. Arrays are written from where they
+are, not copied.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
-import struct
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,9 @@ from keytail.format import names
 from keytail.kernels.memory import zeros
 from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
+from keytail.values import NotAValue, from_parts, sizes_of, to_parts
 
-_SIZE = struct.Struct("<Q")
+_SIZE_BYTES = 8
 
 
 def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
@@ -30,15 +30,12 @@ def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> Clea
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
     path = os.path.join(task.scratch_path, name)
-    arrays: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, protocol=5, buffer_callback=arrays.append)
-    parts = [memoryview(data), *(array.raw() for array in arrays)]
+    parts = to_parts(value)
     digest, size_bytes = hashlib.blake2b(), 0
     fd = fs.create(path, task.like(fs, task.path(base, names.LOG)))
     try:
         try:
-            sizes = b"".join(_SIZE.pack(size) for size in (len(parts), *(part.nbytes for part in parts)))
-            for part in (memoryview(sizes), *parts):
+            for part in (memoryview(sizes_of(parts)), *parts):
                 if part.nbytes:
                     fs.write(fd, part)
                     digest.update(part)
@@ -62,21 +59,26 @@ def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
 
         def read(size_bytes: int) -> np.ndarray:
             nonlocal position
+            if size_bytes > file.size_bytes - position:
+                raise _differs(path)
             part = zeros(size_bytes, np.dtype(np.uint8))
-            if size_bytes > file.size_bytes - position or fs.read_into(fd, part, position) < size_bytes:
+            if fs.read_into(fd, part, position) < size_bytes:
                 raise _differs(path)
             position += size_bytes
             digest.update(part)
             return part
 
-        [count] = read(_SIZE.size).view("<u8")
-        sizes = read(int(count) * _SIZE.size).view("<u8")
+        [count] = read(_SIZE_BYTES).view("<u8")
+        sizes = read(int(count) * _SIZE_BYTES).view("<u8")
         parts = [read(int(size)) for size in sizes]
     finally:
         fs.close(fd)
     if position != file.size_bytes or digest.hexdigest() != file.digest_hex:
         raise _differs(path)
-    return pickle.loads(parts[0], buffers=parts[1:])
+    try:
+        return from_parts(parts)
+    except NotAValue as problem:
+        raise _differs(path) from problem
 
 
 def _differs(path: str) -> KeytailError:

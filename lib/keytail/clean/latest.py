@@ -206,8 +206,9 @@ class _Finder:
         records, columns = chunk.records, chunk.columns
         chunk.hash_keys(self._task.hash_seed)
         number_records(
-            records, len(records), first_ordinal, self._task.from_offset, columns.ordinals, np.zeros(2, np.int64)
-        )
+            records, len(records), chunk.opened.from_here(first_ordinal), self._task.from_offset, columns.ordinals,
+            np.zeros(2, np.int64),
+        )  # fmt: skip
         ordinals = columns.ordinals[: len(records)]
         ordinals[records["offset"] >= self._task.end_offset] = -1
         return ordinals

@@ -8,8 +8,6 @@ is told to counts beside that how many records of each key it was given, which t
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from keytail.clean.key_counts import Counted
@@ -27,6 +25,9 @@ _MOST_PRESENT_BYTES = 4 << 20  # of the bits beside the table that tell most of 
 class OffsetMap:
     """A map of at most `memory_bytes`, growth included; `max_entries` bounds it further (as Kafka's slots do)."""
 
+    stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
+    _present: np.ndarray | None = None  # made when it is first asked for
+
     def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
         # The last doubling holds one and a half tables at once.
         slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
@@ -39,11 +40,7 @@ class OffsetMap:
             slots = (slots + 1) // 2
         self._slots = zeros(max(2, slots), kernels.SLOT)
         self._counts = zeros(len(self._slots) if counting else 0, COUNT)
-        self._present: np.ndarray | None = None  # made when it is first asked for
         self.used = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_present": None}
 
     @property
     def slots(self) -> np.ndarray:

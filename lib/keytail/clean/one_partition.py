@@ -27,10 +27,10 @@ def compact(
 ) -> CleaningResult | None:
     """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
 
-    The topic's settings count as known. Refused for what a planned run refuses. The result's `end_offset` is what the
-    cleaner checkpoint must say then.
+    `config` counts as known: the caller has it from the topic. Refused for what a planned run refuses. The result's
+    `end_offset` is what the cleaner checkpoint must say then.
     """
-    reasons = refusals(facts, config, True, now_ms)
+    reasons = refusals(facts, config, "", now_ms)
     if reasons:
         raise Refused(str(reasons[0]), path=facts.path, remedy="Nothing was changed")
     unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)

@@ -24,6 +24,10 @@ INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 CLOCK_TOLERANCE_MS = 3_600_000
 
+# The settings by which a round removes records, and those by which one is due.
+_REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
+_DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
+
 HighWatermarkSource = Literal["checkpoint", "log-end"]
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
@@ -94,6 +98,11 @@ class Decision:
     status: Status
     error: str
     selection: Selection | None
+
+
+def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
+    """The settings, by Kafka's names, that must be known of a topic to compact it; `force` is for any dirty ratio."""
+    return _REMOVES_BY if force else (*_REMOVES_BY, *_DUE_BY)
 
 
 _base_offset = attrgetter("base_offset")
@@ -295,7 +304,7 @@ def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compacti
 def refusals(
     facts: PartitionFacts,
     config: CompactionConfig,
-    topic_overrides_known: bool,
+    unknown: str,
     now_ms: int,
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
@@ -303,13 +312,12 @@ def refusals(
 ) -> list[str]:
     """Why records of this partition must not be removed, each with what to do; empty if nothing forbids it.
 
-    A policy without `compact` is no reason, nor is an open transaction: those are skips.
+    `unknown` says which settings that the removal rests on nobody read or gave; empty if all are known. A policy
+    without `compact` is no reason, nor is an open transaction: those are skips.
     """
     reasons = list(facts.problems)
-    if not topic_overrides_known:
-        reasons.append(
-            f"topic config unknown: give --topic-config {facts.topic}:key=value or --topics-have-no-overrides"
-        )
+    if unknown:
+        reasons.append(unknown)
     if facts.high_watermark is None and high_watermark == "checkpoint":
         reasons.append(
             "no high watermark: replication-offset-checkpoint has no entry for the partition; give "
@@ -334,25 +342,29 @@ def refusals(
 def decide(
     facts: PartitionFacts,
     config: CompactionConfig,
-    topic_overrides_known: bool,
+    unknown: str,
     now_ms: int,
     *,
+    policy_known: bool,
     force: bool = False,
     from_log_start: bool = False,
     high_watermark: HighWatermarkSource = "checkpoint",
     unstable: Unstable | None = None,
     unsafe_clock: bool = False,
 ) -> Decision:
-    """The partition's status in a plan: a known policy without `compact` is skipped, then refusals count."""
+    """The partition's status in a plan: a known policy without `compact` is skipped, then refusals count.
+
+    `unknown` as of `refusals`. `policy_known`: cleanup.policy was read or given.
+    """
     reasons = refusals(
         facts,
         config,
-        topic_overrides_known,
+        unknown,
         now_ms,
         high_watermark=high_watermark,
         unsafe_clock=unsafe_clock,
     )
-    skipped = topic_overrides_known and "compact" not in config.cleanup_policy
+    skipped = policy_known and "compact" not in config.cleanup_policy
     if reasons and not skipped:
         return Decision("refused", "; ".join(reasons), None)
     selection = select(

@@ -17,12 +17,14 @@ import numpy as np
 
 from keytail.clean.proof_messages import prove_message
 from keytail.clean.proof_output import finish_output, open_block, open_checked, start_output
+from keytail.clean.proof_pieces import prove_in_pieces
 from keytail.clean.proof_rest import note_segment
 from keytail.clean.proof_state import REMEDY, SOURCE_REMEDY, PartOfProof, Proof, ProofSoFar
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.log.fs import FileSystem
+from keytail.log.pieces import WHOLE_BLOCK_RECORDS
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
@@ -218,12 +220,20 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             state[kernels.OUTPUT_FROM] = 0
         elif code == kernels.NEED_SOURCE_BLOCK:
             block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
+            if block is None:
+                prove_in_pieces(proof)
+                continue
             proof.source_block = _put(block, proof.source_block)
             state[kernels.SOURCE_BLOCK_BYTES] = len(block)
         elif code == kernels.NEED_OUTPUT_BLOCK:
             block = open_block(output, int(state[kernels.OUTPUT_FROM]), KeytailError, REMEDY)
+            if block is None:
+                prove_in_pieces(proof)
+                continue
             proof.output_block = _put(block, proof.output_block)
             state[kernels.OUTPUT_BLOCK_BYTES] = len(block)
+        elif code == kernels.NEED_NOTES and state[kernels.WANTED_BYTES] > WHOLE_BLOCK_RECORDS:
+            prove_in_pieces(proof)
         elif code == kernels.NEED_NOTES:
             proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
         elif code == kernels.NEED_MARKERS:

@@ -21,7 +21,7 @@ _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _APPEND_TIME = 8
 _HORIZON = 0x40
-_MOST_BLOCK_BYTES = 2**31 - 1
+_MOST_BLOCK_BYTES = 2**31 - 1  # the writer has refused far smaller ones
 _LZ4 = 3
 
 

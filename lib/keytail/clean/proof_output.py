@@ -9,16 +9,16 @@ import numpy as np
 
 from keytail.clean.proof_markers import check_txn_index
 from keytail.clean.proof_state import REMEDY, Proof
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.format import names
-from keytail.format.compression import decompress
+from keytail.format.compression import TooLarge, decompress
 from keytail.kernels import proof as kernels
+from keytail.log.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.replace import CleanFile
 
-_MOST_BLOCK_BYTES = 2**31 - 1  # what a reader on the JVM could hold
 NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 
 
@@ -132,21 +132,38 @@ def finish_output(proof: Proof) -> None:
     proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
 
 
-def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray:
-    """The decompressed records of the batch at index `at`, read-only."""
-    header = window.bytes
-    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
-    codec = int(header[at + 22]) & 7
+def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray | None:
+    """The decompressed records of the batch at index `at`, read-only; None beyond WHOLE_BLOCK_BYTES."""
+    codec, data = block_at(window, at)
     try:
-        data = decompress(codec, header[at + 61 : at + size_bytes].data, limit_bytes=_MOST_BLOCK_BYTES)
+        opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
+    except TooLarge:
+        return None
     except ValueError as problem:
-        raise kind(
-            f"a batch cannot be decompressed: {problem}",
-            path=window.path,
-            byte_position=window.position + at,
-            offset=int.from_bytes(header[at : at + 8].tobytes(), "big", signed=True),
-            remedy=remedy,
-        ) from problem
-    block = np.frombuffer(data, dtype=np.uint8) if len(data) else NEVER_READ[:0]
+        raise not_opened(window, at, kind, remedy, problem) from problem
+    block = np.frombuffer(opened, dtype=np.uint8) if len(opened) else NEVER_READ[:0]
     block.flags.writeable = False
     return block
+
+
+def block_at(window: Window, at: int) -> tuple[int, memoryview]:
+    """Codec and bytes of the block of the batch at index `at`."""
+    header = window.bytes
+    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
+    return int(header[at + 22]) & 7, header[at + 61 : at + size_bytes].data
+
+
+def not_opened(
+    window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
+) -> KeytailError:
+    """What is raised for a batch of which a codec refuses the block, or that has too large a record."""
+    what = f"a batch cannot be decompressed: {problem}"
+    if isinstance(problem, KeytailError):
+        kind, what, remedy = Refused, f"a batch is not opened: {problem.what}", problem.remedy or remedy
+    return kind(
+        what,
+        path=window.path,
+        byte_position=window.position + at,
+        offset=int.from_bytes(window.bytes[at : at + 8].tobytes(), "big", signed=True),
+        remedy=remedy,
+    )

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from keytail.clean.proof_messages import note_present_message
 from keytail.clean.proof_output import NEVER_READ, open_block, open_checked
+from keytail.clean.proof_pieces import note_in_pieces
 from keytail.clean.proof_state import SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.kernels import proof as kernels
 from keytail.kernels.proof_rest import note_rest
+from keytail.log.pieces import WHOLE_BLOCK_RECORDS
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
@@ -39,8 +41,14 @@ def note_segment(proof: Proof, segment: SegmentFacts) -> None:
             source.advance(int(state[kernels.SOURCE_FROM]), int(state[kernels.WANTED_BYTES]))
             state[kernels.SOURCE_FROM] = 0
         elif code == kernels.NEED_SOURCE_BLOCK:
-            block = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
+            found = open_block(source, int(state[kernels.SOURCE_FROM]), CorruptLog, SOURCE_REMEDY)
+            if found is None:
+                note_in_pieces(proof)
+                continue
+            block = found
             state[kernels.SOURCE_BLOCK_BYTES] = len(block)
+        elif code == kernels.NEED_NOTES and state[kernels.WANTED_BYTES] > WHOLE_BLOCK_RECORDS:
+            note_in_pieces(proof)
         elif code == kernels.NEED_NOTES:
             proof.put_keys(int(state[kernels.WANTED_BYTES]), int(state[kernels.WANTED_KEY_BYTES]))
         elif code == kernels.NEED_MARKERS:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.clean.producers import ActiveProducers
+from keytail.clean.rewrite_pieces import BlockInPieces, FoundInPieces
 from keytail.clean.survivors import Survivors
 from keytail.clean.task import SourceCounts
 from keytail.errors import CorruptLog, Refused
@@ -22,7 +23,7 @@ from keytail.kernels import rewrite as kernels
 from keytail.kernels import rows as row_kernels
 from keytail.log.partition import SegmentFacts
 from keytail.log.scan import Chunk, RecordScanner
-from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, refuse_unsupported
+from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
 from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
 
@@ -136,10 +137,19 @@ class Rewriter:
         writer: OutputWriter,
     ) -> None:
         rows = self._decide_rows(stride, number, records, batches, old_tombstones_go)
+        found = FoundInPieces()
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
-                self._decide_chunk(chunk, rows)
-                self._emit(chunk, rows, number, writer)
+                if opened.is_piece:
+                    found = self._found_in_pieces(found, chunk, rows)
+                    if not opened.is_end:
+                        continue
+                    self._decide_batches(stride, slice(opened.first, opened.end), rows)
+                    rebuilt, packed = self._rebuilt_of_pieces(stride, opened, found, rows)
+                else:
+                    self._decide_chunk(chunk, rows)
+                    rebuilt, packed = self._rebuild(chunk, rows)
+                self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
 
     def _decide_rows(
         self, stride: Stride, number: int, records: int, batches: int, old_tombstones_go: bool
@@ -174,38 +184,81 @@ class Rewriter:
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
         """Decide record by record over the opened rows of the chunk, and with that over the rows."""
+        if len(chunk.records):
+            self._decide_records(chunk, rows, self._counters)
+            self._decide_batches(chunk.stride, slice(chunk.first_row, chunk.end_row), rows)
+
+    def _decide_records(self, chunk: Chunk, rows: _Rows, counters: np.ndarray) -> None:
         n = len(chunk.records)
-        if n == 0:
-            return
-        table = chunk.stride.table
-        part = slice(chunk.first_row, chunk.end_row)
-        by_map = rows.decided_by[part] == kernels.BY_MAP
-        if by_map.any():
+        if (rows.decided_by[chunk.first_row : chunk.end_row] == kernels.BY_MAP).any():
             chunk.hash_keys(self._seed)
             self._survivors.offset_map.get_all(
                 chunk.columns.low, chunk.columns.high, chunk.records["key_bytes"], n, chunk.columns.found
             )
         kernels.decide_records(
-            chunk.records, n, rows.decided_by, rows.first_ordinal, chunk.columns.found, self._survivors.latest_offset,
-            rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, self._counters,
+            chunk.records, n, rows.decided_by, chunk.opened.from_here(rows.first_ordinal), chunk.columns.found,
+            self._survivors.latest_offset, rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, counters,
         )  # fmt: skip
+
+    @staticmethod
+    def _decide_batches(stride: Stride, part: slice, rows: _Rows) -> None:
+        """What becomes of the opened ones of some rows, now that it is known how many of their records stay."""
+        table = stride.table[part]
         opened = rows.action[part] == kernels.OPEN
         kept = rows.kept[part]
-        has_horizon = (table["attributes"][part] & DELETE_HORIZON) != 0
+        has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
         # To the builder of batches a marker without data is one more reason for a horizon.
         rows.kept_nulls[part] += rows.marker_horizon[part]
-        whole = (kept == table["record_count"][part]) & ((rows.kept_nulls[part] == 0) | has_horizon)
-        whole &= table["magic"][part] == 2
+        whole = (kept == table["record_count"]) & ((rows.kept_nulls[part] == 0) | has_horizon)
+        whole &= table["magic"] == 2
         decided = np.where(whole, kernels.COPY, kernels.REBUILD)
         empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
         decided = np.where(kept == 0, empty, decided)
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
-    def _emit(self, chunk: Chunk, rows: _Rows, number: int, writer: OutputWriter) -> None:
-        """Build and append the bytes of the chunk's surviving batches."""
-        stride, first, end = chunk.stride, chunk.first_row, chunk.end_row
+    def _found_in_pieces(self, found: FoundInPieces, chunk: Chunk, rows: _Rows) -> FoundInPieces:
+        """What stays of a batch up to this piece of it, that included; in `rows` too."""
+        row = chunk.first_row
+        if not chunk.opened.records_before:
+            found = FoundInPieces()
+        rows.kept[row] = rows.kept_nulls[row] = 0
+        self._decide_records(chunk, rows, self._counters)
+        found = found.and_more(chunk.records, chunk.columns.keep, int(rows.kept[row]), int(rows.kept_nulls[row]))
+        rows.kept[row], rows.kept_nulls[row] = found.kept, found.kept_nulls
+        return found
+
+    def _rebuilt_of_pieces(
+        self, stride: Stride, opened: OpenedRows, found: FoundInPieces, rows: _Rows
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `_rebuild`, of one batch that is opened in pieces: once more, now that it is known what stays of it."""
+        row = opened.first
+        if rows.action[row] != kernels.REBUILD:
+            return self._rebuilt[:0], np.empty(0, np.uint8)
+        kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
+        block = BlockInPieces(stride, row)
+        for piece in self._reader.reopen(stride, opened):
+            for chunk in self._scanner.chunks(stride, piece, self._survivors.bits, rows.first_bit):
+                self._decide_records(chunk, rows, np.zeros_like(self._counters))  # those are counted
+                rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
+                if chunk.columns.keep[: len(chunk.records)].any():
+                    block.add(*self._build_blocks(chunk, rows, 1, found.first_timestamp_ms))
+        rebuilt, packed = block.finish()
+        self.counts.large_batches += int(rebuilt["block_bytes"][0] > self._max_message_bytes - HEADER_BYTES)
+        return rebuilt, packed
+
+    def _append(
+        self,
+        stride: Stride,
+        part: tuple[int, int],
+        rows: _Rows,
+        rebuilt: np.ndarray,
+        packed: np.ndarray,
+        number: int,
+        writer: OutputWriter,
+    ) -> None:
+        """Assemble and append the surviving batches of rows `part` of the stride."""
+        first, end = part
         self._refuse_emptied_old(stride, first, end, rows)
-        rebuilt, packed = self._rebuild(chunk, rows)
         n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
         if n_bytes == 0:
             return
@@ -237,20 +290,31 @@ class Rewriter:
     def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
         """The rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
         packed = np.empty(0, np.uint8)
-        n = len(chunk.records)
         n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == kernels.REBUILD))
         if n_rebuilt == 0:
             return self._rebuilt[:0], packed
+        rebuilt, _ = self._build_blocks(chunk, rows, n_rebuilt)
+        compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
+        if len(compressed):
+            packed = self._compress(rebuilt, compressed)
+        large = rebuilt["block_bytes"] > self._max_message_bytes - HEADER_BYTES
+        self.counts.large_batches += int(np.count_nonzero(large))
+        return rebuilt, packed
+
+    def _build_blocks(
+        self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = kernels.NOT_EARLIER
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The uncompressed blocks of the chunk's rows that are rebuilt: what is said of each, and the bytes of all."""
+        n, table = len(chunk.records), chunk.stride.table
         needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + _BYTES_AROUND_A_RECORD * n
         if len(self._blocks) < needed:
             self._blocks = np.empty(needed + needed // 4, np.uint8)
         if len(self._rebuilt) < n_rebuilt:
             self._rebuilt = np.empty(n_rebuilt, kernels.REBUILT)
         out = np.zeros(4, np.int64)
-        table = chunk.stride.table
         kernels.rebuild_blocks(
             chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
-            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, self._blocks, 0, self._rebuilt, out,
+            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._blocks, 0, self._rebuilt, out,
         )  # fmt: skip
         if out[2] != kernels.OK:
             row = table[out[3]]
@@ -261,13 +325,7 @@ class Rewriter:
                 offset=int(row["base_offset"]),
                 remedy=CORRUPT_REMEDY,
             )
-        rebuilt = self._rebuilt[:n_rebuilt]
-        compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
-        if len(compressed):
-            packed = self._compress(rebuilt, compressed)
-        large = rebuilt["block_bytes"] > self._max_message_bytes - HEADER_BYTES
-        self.counts.large_batches += int(np.count_nonzero(large))
-        return rebuilt, packed
+        return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
 
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
         """Compress blocks with their batch's own codec at its default level, into an arena of their own."""

@@ -198,7 +198,11 @@ class SurvivorBuilder:
             self._stop_in_front_of(int(chunk.ordinals[done]), survivors, chunk, from_offset)
             return
         self._note_keyless(survivors, chunk.keyless, chunk.first_keyless_offset)
-        self._advance(survivors, chunk, chunk.end_row, from_offset)
+        if chunk.opened.is_end:
+            self._advance(survivors, chunk, chunk.end_row, from_offset)
+        else:  # a later piece of the batch may not fit: as of any batch, only what is put counts then
+            records, _ = chunk.records_up_to(chunk.first_row)
+            self._advance_to_put(survivors, records, from_offset)
 
     @staticmethod
     def _note_keyless(survivors: Survivors, count: int, first_offset: int) -> None:
@@ -214,6 +218,13 @@ class SurvivorBuilder:
             if last >= from_offset:
                 survivors.latest_offset = last
 
+    @staticmethod
+    def _advance_to_put(survivors: Survivors, records: np.ndarray, from_offset: int) -> None:
+        """Move `latest_offset` to the last of these records that was put."""
+        put = records["offset"][(records["key_bytes"] >= 0) & (records["offset"] >= from_offset)]
+        if len(put):
+            survivors.latest_offset = int(put[-1])
+
     def _stop_in_front_of(self, ordinal: int, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
         """The map was full at this record: what lies behind it is kept, records without a key are no matter there."""
         survivors.full = True
@@ -223,6 +234,4 @@ class SurvivorBuilder:
         before = records[(ordinals < ordinal) & (records["offset"] >= from_offset)]
         keyless = before["offset"][before["key_bytes"] < 0]
         self._note_keyless(survivors, len(keyless), int(keyless[0]) if len(keyless) else -1)
-        put = before["offset"][(before["key_bytes"] >= 0) & (before["row"] == row)]
-        if len(put):
-            survivors.latest_offset = int(put[-1])
+        self._advance_to_put(survivors, before[before["row"] == row], from_offset)

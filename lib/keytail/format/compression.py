@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from typing import NoReturn, TypeAlias
 
 import cramjam
@@ -16,7 +17,7 @@ import lz4.frame
 import zstandard
 from isal import isal_zlib
 
-from keytail.errors import UsageProblem
+from keytail.errors import Refused, UsageProblem
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -24,6 +25,20 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 NO_LIMIT_BYTES = 2**63 - 1
+LARGER_REMEDY = (
+    "It is not damaged, and the partition was left untouched. Raise --max-record-bytes, where each task has about 5 "
+    "times as much memory, or let the broker's own cleaner have this partition"
+)
+
+
+_WINDOW_REMEDY = (
+    "Its window is above 128 MiB, which Kafka's own readers refuse too, and no flag changes that. The partition was "
+    "left untouched: find out what the producer compresses with"
+)
+
+
+class TooLarge(Refused):
+    """Data that a broker reads and that takes more memory than it may; never a reason to call it damaged."""
 
 
 def decompress(
@@ -31,7 +46,7 @@ def decompress(
 ) -> Buffer:
     """The bytes that `data` stands for, as something that `np.frombuffer` takes.
 
-    ValueError, with the reason, for what Kafka's reader of that codec refuses, and for an output longer than
+    ValueError, with the reason, for what Kafka's reader of that codec refuses; TooLarge for an output longer than
     `limit_bytes`, which is noticed before more than that is held. `data` is contiguous. `skip_header_checksum`
     takes any lz4 header checksum: those of magic 0 are wrong (LEGACY.md 3).
     """
@@ -59,7 +74,7 @@ def check_level(codec_id: int, level: int | None) -> None:
     """UsageProblem for a codec or a level that Kafka's configuration does not know. None: the default."""
     if not 0 <= codec_id < len(CODECS):
         raise UsageProblem(f"unknown codec {codec_id}")
-    if level is None or (codec_id == GZIP and level == _GZIP_LEVEL):
+    if level is None or (codec_id == GZIP and level == GZIP_LEVEL):
         return
     levels = LEVELS.get(codec_id)
     if levels is None:
@@ -74,24 +89,34 @@ def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
         case 0:
             return bytes(data)
         case 1:
-            return _gzip(data, _GZIP_LEVEL if level is None else level)
+            return _gzip(data, GZIP_LEVEL if level is None else level)
         case 2:
             return _snappy(data)
         case 3:
             return _lz4(data, _LZ4_LEVEL if level is None else level)
         case 4:
-            return _zstd(data, _ZSTD_LEVEL if level is None else level)
+            return _zstd(data, ZSTD_LEVEL if level is None else level)
     raise ValueError(f"unknown codec {codec_id}")
 
 
 def _too_long(limit_bytes: int) -> NoReturn:
-    raise ValueError(f"decompresses to more than {limit_bytes} bytes")
+    raise TooLarge(f"decompresses to more than {limit_bytes} bytes", remedy=LARGER_REMEDY)
+
+
+def of_library(codec: str, problem: Exception) -> Exception:
+    """What to raise for an error of a codec's library: want of memory says nothing about the data."""
+    text = str(problem)
+    if "not enough memory" in text or "llocation" in text:
+        return MemoryError(f"{codec}: {text}")
+    if "too much memory" in text:  # a window beyond 128 MiB, the most that Kafka's reader takes
+        return TooLarge(f"{codec}: {text}", remedy=_WINDOW_REMEDY)
+    return ValueError(f"{codec}: {text}")
 
 
 # gzip: COMPRESSION.md 2
 
-_GZIP_LEVEL = -1
-_GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
+GZIP_LEVEL = -1
+GZIP_HEADER = bytes.fromhex("1f8b08000000000000ff")  # no time, no extra flags, operating system unknown
 _GZIP_FLAGS_OFF = 3
 _GZIP_FHCRC, _GZIP_FEXTRA, _GZIP_FNAME, _GZIP_FCOMMENT = 2, 4, 8, 16
 _GZIP_FIXED_BYTES = 10
@@ -100,7 +125,7 @@ _GZIP_FIXED_BYTES = 10
 def _gzip(data: Buffer, level: int) -> bytes:
     packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
     trailer = struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
-    return b"".join((_GZIP_HEADER, packer.compress(data), packer.flush(), trailer))
+    return b"".join((GZIP_HEADER, packer.compress(data), packer.flush(), trailer))
 
 
 def _gunzip(data: Buffer, limit_bytes: int) -> bytes:
@@ -109,7 +134,7 @@ def _gunzip(data: Buffer, limit_bytes: int) -> bytes:
         return out
     parts, total = [out], len(out)
     # Only a whole, valid header makes another member of what follows; anything else there is ignored.
-    while _is_gzip_header(rest):
+    while is_gzip_header(rest):
         out, rest = _gunzip_member(rest, limit_bytes - total)
         parts.append(out)
         total += len(out)
@@ -129,8 +154,8 @@ def _gunzip_member(data: Buffer, limit_bytes: int) -> tuple[bytes, bytes]:
     return out, unpacker.unused_data
 
 
-def _is_gzip_header(data: bytes) -> bool:
-    if len(data) < _GZIP_FIXED_BYTES or data[:3] != _GZIP_HEADER[:3]:
+def is_gzip_header(data: bytes) -> bool:
+    if len(data) < _GZIP_FIXED_BYTES or data[:3] != GZIP_HEADER[:3]:
         return False
     flags, at = data[_GZIP_FLAGS_OFF], _GZIP_FIXED_BYTES
     if flags & _GZIP_FEXTRA:
@@ -150,14 +175,14 @@ def _is_gzip_header(data: bytes) -> bool:
 # snappy: COMPRESSION.md 3
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_HEADER_BYTES = 16
 _XERIAL_FIRST_WORD = int.from_bytes(_XERIAL_MAGIC[:4], "big")
 _SNAPPY_BLOCK_BYTES = 32768
 
 
 def _snappy(data: Buffer) -> bytes:
-    view, parts = memoryview(data), [_XERIAL_HEADER]
+    view, parts = memoryview(data), [XERIAL_HEADER]
     for start in range(0, len(view), _SNAPPY_BLOCK_BYTES):
         block = cramjam.snappy.compress_raw(view[start : start + _SNAPPY_BLOCK_BYTES])
         parts += (len(block).to_bytes(4, "big"), bytes(block))
@@ -168,7 +193,7 @@ def _unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
     view = memoryview(data)
     if not view:
         raise ValueError("snappy: empty input")
-    chunks = _snappy_chunks(view)
+    chunks = snappy_chunks(view)
     try:
         sizes = [cramjam.snappy.decompress_raw_len(chunk) for chunk in chunks]
         total = sum(sizes)
@@ -187,7 +212,7 @@ def _unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
     return out
 
 
-def _snappy_chunks(view: memoryview) -> list[memoryview]:
+def snappy_chunks(view: memoryview) -> list[memoryview]:
     """The raw blocks in the framing, or all of `view` where there is no framing."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
@@ -251,6 +276,21 @@ def _lz4(data: Buffer, level: int) -> bytes:
 
 
 def _unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
+    frame, most_bytes = lz4_frame(data, skip_header_checksum)
+    try:
+        if most_bytes <= limit_bytes:
+            return lz4.frame.decompress(frame)
+        unpacker = lz4.frame.LZ4FrameDecompressor()
+        out = unpacker.decompress(frame, min(limit_bytes, 2**62) + 1)
+    except RuntimeError as problem:
+        raise of_library("lz4", problem) from problem
+    if len(out) > limit_bytes:
+        _too_long(limit_bytes)
+    return out
+
+
+def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
+    """The frame that `data` begins with, as the library accepts it, and the most bytes that its blocks can hold."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
@@ -265,16 +305,7 @@ def _unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
     if header != plain_header or frame[end:] != _LZ4_END_MARK:
         # Kafka does not compare a content size or a content checksum: show the library a frame without.
         frame = plain_header + bytes(view[header_bytes:end]) + _LZ4_END_MARK
-    try:
-        if most_bytes <= limit_bytes:
-            return lz4.frame.decompress(frame)
-        unpacker = lz4.frame.LZ4FrameDecompressor()
-        out = unpacker.decompress(frame, min(limit_bytes, 2**62) + 1)
-    except RuntimeError as problem:
-        raise ValueError(f"lz4: {problem}") from problem
-    if len(out) > limit_bytes:
-        _too_long(limit_bytes)
-    return out
+    return frame, most_bytes
 
 
 def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
@@ -322,7 +353,7 @@ def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int)
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE, _ZSTD_SKIPPABLE_MASK = 0x184D2A50, 0xFFFFFFF0
-_ZSTD_LEVEL = 3
+ZSTD_LEVEL = 3
 _ZSTD_MAX_BLOCK_BYTES = 128 << 10
 _ZSTD_RAW, _ZSTD_RLE, _ZSTD_COMPRESSED = range(3)
 _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
@@ -353,7 +384,17 @@ def _zstd(data: Buffer, level: int) -> bytes:
 
 def _unzstd(data: Buffer, limit_bytes: int) -> bytes:
     view = memoryview(data)
-    parts, total, at = [], 0, 0
+    parts, total = [], 0
+    for start, end, most_bytes in zstd_frames(view):
+        out = _unzstd_frame(view[start:end], most_bytes, limit_bytes - total)
+        parts.append(out)
+        total += len(out)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Of each frame where it begins and ends, and the most bytes that its blocks can hold."""
+    at = 0
     while at < len(view):
         word = int.from_bytes(view[at : at + 4], "little")
         if word & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE:
@@ -361,11 +402,8 @@ def _unzstd(data: Buffer, limit_bytes: int) -> bytes:
             at += 8 + int.from_bytes(view[at + 4 : at + 8], "little")
             continue
         end, most_bytes = _walk_zstd_frame(view, at)
-        out = _unzstd_frame(view[at:end], most_bytes, limit_bytes - total)
-        parts.append(out)
-        total += len(out)
+        yield at, end, most_bytes
         at = end
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes:
@@ -389,7 +427,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
     except zstandard.ZstdError as problem:
         if most_bytes > limit_bytes and "did not decompress full frame" in str(problem):
             _too_long(limit_bytes)
-        raise ValueError(f"zstd: {problem}") from problem
+        raise of_library("zstd", problem) from problem
     if declared == 0 and out:
         raise ValueError("zstd: frame that declares no content holds some")
     if len(out) > limit_bytes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
-from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, decompress
+from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, TooLarge, decompress
 from keytail.kernels import legacy as kernels
 
 # What stands in front of the key's length, exactly as on disk (LEGACY.md 1).
@@ -86,7 +86,7 @@ class _Opened:
 def summarize(raw: np.ndarray, start: int, size: int, limit_bytes: int = NO_LIMIT_BYTES) -> LegacyBatch:
     """What the message `raw[start:start + size]`, offset and size fields included, stands for.
 
-    ValueError, with the reason, for anything that LEGACY.md calls wrong, and for one that decompresses to more
+    ValueError, with the reason, for anything that LEGACY.md calls wrong; TooLarge for one that decompresses to more
     than `limit_bytes`.
     """
     opened = _open(raw, start, size, limit_bytes)
@@ -132,7 +132,8 @@ def summarize_rows(
 ) -> None:
     """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` lies at byte `stride_position`.
 
-    The first row that is wrong, or begins at or below the last offset in front of it, is a LegacyProblem.
+    The first row that is wrong, or begins at or below the last offset in front of it, is a LegacyProblem; one that
+    decompresses to more than `limit_bytes` is TooLarge.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
@@ -150,6 +151,9 @@ def summarize_rows(
         except ValueError as problem:
             bad, reason = int(row), str(problem)
             break
+        except TooLarge as problem:
+            problem.byte_position, problem.offset = int(table["position"][row]), int(table["base_offset"][row])
+            raise
         table["base_offset"][row], table["last_offset"][row] = batch.base_offset, batch.last_offset
         table["record_count"][row], table["attributes"][row] = batch.record_count, batch.attributes
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms

@@ -1,9 +1,12 @@
 """The `kernel` decorator: how functions of this package are compiled, and where the compiled code is kept.
 
 Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all kernel
-sources, the versions that decide what is generated, and the native-or-fallback choice. Where it cannot be written, what
-is there already is used all the same, if only root or this user can have put it there, as in an image. The rest is
-compiled anew in each process, without an error.
+sources, the versions that decide what is generated, and the native-or-fallback choice.
+
+Compiled code runs with all rights of this process. So a folder or file of the cache is used only if it belongs to root
+or to the user that started this process, and nobody else may write to it; each file is checked by the descriptor that
+it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. Where this user may not
+write, what is there already is used all the same, as in an image.
 
 Numba takes from the folder only what was compiled for the same CPU: name and features, or those that NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES say in its place.
@@ -11,11 +14,14 @@ NUMBA_CPU_FEATURES say in its place.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
+import pickle
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata, resources
 from typing import Any
 
@@ -23,7 +29,12 @@ import numba
 from numba import njit
 from numba.core import caching
 
+from keytail import telling
+from keytail.acting_user import as_caller
 from keytail.kernels import native
+
+UNTRUSTED: list[str] = []  # the first folder or file that others can have written, if any
+_OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def _digest() -> str:
@@ -40,32 +51,115 @@ def _digest() -> str:
 
 
 def _cache_folder() -> tuple[str | None, bool]:
-    """A folder for this process and others of the same user, and whether it can write there; None if there is none.
-
-    Compiled code is loaded from it, so it is never a folder that other users could have made, as one in /tmp.
-    """
+    """A folder for this process and others of the same user, and whether it can write there; None if there is none."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
     if not os.path.isabs(base):  # no home: "~" stays as it is
         return None, False
     folder = os.path.join(base, _digest())
+    for one, mode in ((base, 0o755), (folder, 0o700)):
+        with contextlib.suppress(OSError):
+            os.makedirs(one, mode, exist_ok=True)
+        if not _is_trusted_folder(one):
+            return None, False
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder, True
     except OSError:
-        return (folder if _is_safe(base) and _is_safe(folder) else None), False
+        return folder if os.access(folder, os.R_OK | os.X_OK) else None, False
 
 
-def _is_safe(folder: str) -> bool:
-    """That it is there, can be read, and only root or this user can have written what is in it."""
+def _is_trusted_folder(path: str) -> bool:
     try:
-        found = os.stat(folder)
+        facts = os.stat(path)
     except OSError:
         return False
-    others = stat.S_IWGRP | stat.S_IWOTH
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & others and os.access(folder, os.R_OK | os.X_OK)
+    return stat.S_ISDIR(facts.st_mode) and _is_trusted(path, facts)
+
+
+def _is_trusted(path: str, facts: os.stat_result) -> bool:
+    """Whether only root or the user that started this process can have written there; else warns, once a process.
+
+    The real user: a process that acts for the owner of log dirs must not run that user's code as its own.
+    """
+    if facts.st_uid in (0, os.getuid()) and not facts.st_mode & _OF_OTHERS:
+        return True
+    if not UNTRUSTED:
+        UNTRUSTED.append(path)
+        telling.say(
+            f"keytail: the cache of compiled kernels is not used: {path} belongs to user id {facts.st_uid} with mode "
+            f"{stat.S_IMODE(facts.st_mode):o}, and whoever can write there could have this process run any code. Each "
+            "process compiles the kernels itself, which takes up to a minute. Remove it, or set KEYTAIL_CACHE_DIR to a "
+            "folder that belongs to this user or root and that nobody else may write to.",
+            "warning",
+        )
+    return False
+
+
+def _read(path: str) -> bytes:
+    """A file of the cache; empty where it is not there, or not trusted."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        return file.read() if stat.S_ISREG(facts.st_mode) and _is_trusted(path, facts) else b""
+
+
+class _TrustedFiles(caching.IndexDataCacheFile):
+    """Reads as Numba does, but files that can be trusted only: reading them is running them."""
+
+    def _load_index(self) -> dict[Any, str]:
+        file = io.BytesIO(_read(self._index_path))
+        if not file.getbuffer().nbytes or pickle.load(file) != self._version:
+            return {}
+        stamp, names_by_key = pickle.load(file)
+        return names_by_key if stamp == self._source_stamp else {}
+
+    def _load_data(self, name: str) -> Any:
+        data = _read(self._data_path(name))
+        if not data:
+            raise FileNotFoundError(name)  # Numba then compiles
+        return pickle.loads(data)
+
+    @contextlib.contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[Any]:
+        with super()._open_for_write(filepath) as file:
+            os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & ~_OF_OTHERS)
+            yield file
+
+
+class _Folder(caching.UserProvidedCacheLocator):
+    def ensure_cache_path(self) -> None:
+        os.makedirs(self.get_cache_path(), 0o755, exist_ok=True)
+
+
+class _Results(caching.CompileResultCacheImpl):
+    _locator_classes = (_Folder, *caching.CompileResultCacheImpl._locator_classes[1:])
+
+
+class _TrustedCache(caching.FunctionCache):
+    """The cache is of the user that started this process, also where that works as another one."""
+
+    _impl_class = _Results
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        locator, base = self._impl.locator, self._impl.filename_base
+        self._cache_file = _TrustedFiles(self._cache_path, base, locator.get_source_stamp())
+        if not _is_trusted_folder(self._cache_path):
+            self.disable()
+
+    @as_caller()
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        return super().load_overload(sig, target_context)
+
+    @as_caller()
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):  # a full disk, say: what was compiled is good for this process
+            super().save_overload(sig, data)
 
 
 class _NothingToMake(caching.UserProvidedCacheLocator):
@@ -79,7 +173,7 @@ class _ReadOnlyResults(caching.CompileResultCacheImpl):
     _locator_classes = (_NothingToMake,)
 
 
-class _ReadOnlyCache(caching.FunctionCache):
+class _ReadOnlyCache(_TrustedCache):
     _impl_class = _ReadOnlyResults
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -114,10 +208,8 @@ def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
-        if IS_WRITABLE:
-            return njit(cache=True, **options)(function)
         made = njit(**options)(function)
-        made._cache = _ReadOnlyCache(function)
+        made._cache = _TrustedCache(function) if IS_WRITABLE else _ReadOnlyCache(function)
         return made
     except RuntimeError:  # "no locator available": sources that Numba cannot stamp
         return njit(**options)(function)

@@ -122,8 +122,15 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     RECORDS_KEPT,
     BATCHES_READ,
     BATCHES_KEPT,
+    FATE,  # of the source's batch: see `_settle`
+    AT_OUTPUT,  # index into the window of its output, -1: dropped
+    IS_WHOLE,  # 1: the two are the same bytes
     STATE_SIZE,
-) = range(42)
+) = range(45)
+
+# What `walk_piece` sums up over the pieces of a batch, int64: the last offset, and of the records kept how many they
+# are, the first one's timestamp, the newest, and whether one has no value.
+LAST_OFFSET, KEPT_COUNT, FIRST_MS, NEWEST_MS, HAS_NULLS, SUMS = range(6)
 
 # What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
 _COUNTS, _SILENT, _UNNEEDED = range(3)
@@ -268,11 +275,13 @@ def _attributes_of(data, p):
 
 
 @register_jitable
-def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, keys):
-    """Walk the records of one source batch beside those of its output, and note its keys; a code.
+def _walk(
+    source, p, s_data, s, s_end, count, before, output, q, o_data, o, o_end, o_left, whole, fate, state, pending, keys
+):  # fmt: skip
+    """Walk `count` records of one source batch beside `o_left` of its output, and note its keys; a code, and SUMS.
 
     The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and
-    `o_data[o:o_end]`; `whole`: the two batches are the same bytes. `fate`: see `_settle`.
+    `o_data[o:o_end]`; `whole`: the two batches are the same bytes. `fate`: see `_settle`. `before`: offset in front.
     """
     base = be_64(source, p)
     attributes = be_16(source, p + 21)
@@ -280,23 +289,20 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
     base_timestamp = be_64(source, p + 27)
     expired = attributes & 0x40 != 0 and base_timestamp <= state[NOW_MS]
     last = base + be_32(source, p + 23)
-    before = base - 1
-    o_left = np.int64(0)
     o_base_timestamp = np.int64(0)
     if q >= 0 and not whole:
-        o_left = be_32(output, q + 57)
         o_base_timestamp = be_64(output, q + 27)
-    first, newest, nulls, kept_count = np.int64(-1), np.int64(-1), False, 0
+    first, newest, nulls, kept_count = np.int64(-1), np.int64(-1), False, np.int64(0)
+    no_sums = (before, kept_count, first, newest, nulls)
     t_offset = np.int64(-1)
     t_delta, t_key, t_key_bytes = np.int64(0), np.int64(0), np.int64(0)
     t_value, t_value_bytes, t_headers, t_end = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    count = be_32(source, p + 57)
     noted, key_at = state[NOTED], state[NOTED_KEY_BYTES]
     for _ in range(count):
         delta, offset_delta, key, key_bytes, value, value_bytes, headers, end = read_record(s_data, s, s_end)
         offset = base + offset_delta
         if end < 0 or offset <= before or offset > last:
-            return _fail(state, SOURCE_RECORD, p, offset if end >= 0 else before + 1)
+            return _fail(state, SOURCE_RECORD, p, offset if end >= 0 else before + 1), no_sums
         s, before = end, offset
         kept = whole
         if not whole and q >= 0:
@@ -308,7 +314,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
                     t_end = np.int64(-1)
                 if t_end < 0 or base + t_od < offset:
                     code = OUTPUT_RECORD if t_end < 0 else OUTPUT_EXTRA_RECORD
-                    return _fail(state, code, q, offset if t_end < 0 else base + t_od)
+                    return _fail(state, code, q, offset if t_end < 0 else base + t_od), no_sums
                 t_offset = base + t_od
                 o = t_end
                 o_left -= 1
@@ -325,7 +331,7 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
                 if value_bytes > 0:
                     same = same and same_bytes(s_data, value, o_data, t_value, value_bytes)
                 if not same or not same_headers(s_data, headers, end, o_data, t_headers, t_end):
-                    return _fail(state, OUTPUT_RECORD_DIFFERS, q, offset)
+                    return _fail(state, OUTPUT_RECORD_DIFFERS, q, offset), no_sums
                 if kept_count == 0:
                     first = timestamp
                 newest = max(newest, timestamp)
@@ -337,10 +343,10 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
             pass  # stands for no value of its key, or for one that is served to nobody
         elif offset >= state[END_OFFSET]:
             if not kept:
-                return _fail(state, LOST_BEYOND_END, p, offset)
+                return _fail(state, LOST_BEYOND_END, p, offset), no_sums
         elif key_bytes < 0:
             if not kept and state[DROP_KEYLESS] == 0:
-                return _fail(state, LOST_KEYLESS, p, offset)
+                return _fail(state, LOST_KEYLESS, p, offset), no_sums
         elif offset < state[FIRST_DIRTY] and (kept or may_go):
             pass  # of the clean part only what the dirty part must justify is held
         else:
@@ -355,20 +361,27 @@ def _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate,
             pending[3, noted] = became
             noted += 1
     if s != s_end:
-        return _fail(state, SOURCE_COUNT, p, base)
+        return _fail(state, SOURCE_COUNT, p, base), no_sums
     state[NOTED], state[NOTED_KEY_BYTES] = noted, key_at
     state[RECORDS_READ] += count
     state[RECORDS_KEPT] += kept_count
+    if t_offset >= 0 or o_left > 0:
+        return _fail(state, OUTPUT_EXTRA_RECORD, q, t_offset if t_offset >= 0 else last + 1), no_sums
+    if q >= 0 and not whole and o != o_end:
+        return _fail(state, OUTPUT_COUNT, q, base), no_sums
+    return 0, (before, kept_count, first, newest, nulls)
+
+
+@register_jitable
+def _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nulls, state):
+    """What a batch of which `kept_count` records are kept says of them; a code."""
+    base, attributes, count = be_64(source, p), be_16(source, p + 21), be_32(source, p + 57)
     if q < 0:
         return 0
     if whole:
         if nulls and attributes & 0x40 == 0 and state[HORIZON_MS] >= 0:
             return _fail(state, OUTPUT_HORIZON, q, base)
         return 0
-    if t_offset >= 0 or o_left > 0:
-        return _fail(state, OUTPUT_EXTRA_RECORD, q, t_offset if t_offset >= 0 else last + 1)
-    if o != o_end:
-        return _fail(state, OUTPUT_COUNT, q, base)
     if kept_count == 0:
         return 0
     if attributes & 0x20:
@@ -528,6 +541,7 @@ def step(
             if code != 0:
                 break
         count = be_32(source, p + 57)
+        state[FATE], state[AT_OUTPUT], state[IS_WHOLE] = fate, q, whole
         compressed = be_16(source, p + 21) & 7 != 0 and count > 0
         o_compressed = q >= 0 and not whole and be_16(output, q + 21) & 7 != 0
         if compressed and not opened:
@@ -560,18 +574,68 @@ def step(
         o_data, o, o_end = output, q + HEADER_BYTES, q + q_size
         if o_compressed:
             o_data, o, o_end = o_block, np.int64(0), state[OUTPUT_BLOCK_BYTES]
-        code = _walk(source, p, s_data, s, s_end, output, q, o_data, o, o_end, whole, fate, state, pending, keys)
+        o_left = be_32(output, q + 57) if q >= 0 and not whole else np.int64(0)
+        code, sums = _walk(
+            source, p, s_data, s, s_end, count, base - 1, output, q, o_data, o, o_end, o_left, whole, fate, state,
+            pending, keys,
+        )  # fmt: skip
         if code != 0:
             break
-        state[SOURCE_BLOCK_BYTES] = -1
-        state[OUTPUT_BLOCK_BYTES] = -1
-        state[SOURCE_LAST_OFFSET] = last
-        state[SOURCE_FROM] = p + size
-        state[BATCHES_READ] += 1
-        if q >= 0:
-            state[OUTPUT_FROM] = q + q_size
-            state[OUTPUT_CHECKED] = 0
-            state[BATCHES_KEPT] += 1
+        _, kept_count, first, newest, nulls = sums
+        code = _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nulls, state)
+        if code != 0:
+            break
+        _pass_batch(source, p, output, q, state)
+    return code
+
+
+@register_jitable
+def _pass_batch(source, p, output, q, state):
+    """Go on behind a source batch that is proven, and behind its output."""
+    state[SOURCE_BLOCK_BYTES] = -1
+    state[OUTPUT_BLOCK_BYTES] = -1
+    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
+    state[SOURCE_FROM] = p + be_32(source, p + 8) + 12
+    state[BATCHES_READ] += 1
+    if q >= 0:
+        state[OUTPUT_FROM] = q + be_32(output, q + 8) + 12
+        state[OUTPUT_CHECKED] = 0
+        state[BATCHES_KEPT] += 1
+
+
+@kernel
+def walk_piece(
+    source, s_data, s_end, count, output, o_data, o_end, o_count, pending, keys, state, sums
+):  # fmt: skip
+    """Prove some records of the source batch that `step` asked a block or notes for, `s_data[:s_end]`, by those of its
+    output in their range of offsets, `o_data[:o_end]`; a code. `sums` has those in front, and has these then."""
+    p, q, whole = state[SOURCE_FROM], state[AT_OUTPUT], state[IS_WHOLE] != 0
+    code, found = _walk(
+        source, p, s_data, np.int64(0), s_end, count, sums[LAST_OFFSET], output, q, o_data, np.int64(0), o_end,
+        o_count, whole, state[FATE], state, pending, keys,
+    )  # fmt: skip
+    if code == 0:
+        before, kept_count, first, newest, nulls = found
+        sums[LAST_OFFSET] = before
+        if sums[KEPT_COUNT] == 0:
+            sums[FIRST_MS] = first
+        sums[KEPT_COUNT] += kept_count
+        sums[NEWEST_MS] = max(sums[NEWEST_MS], newest)
+        if nulls:
+            sums[HAS_NULLS] = 1
+    return code
+
+
+@kernel
+def close_pieces(source, output, state, sums):
+    """Prove what the headers say of a batch whose records were all walked, and go on behind it; a code."""
+    p, q = state[SOURCE_FROM], state[AT_OUTPUT]
+    code = _check_kept(
+        source, p, output, q, state[IS_WHOLE] != 0, state[FATE], sums[KEPT_COUNT], sums[FIRST_MS], sums[NEWEST_MS],
+        sums[HAS_NULLS] != 0, state,
+    )  # fmt: skip
+    if code == 0:
+        _pass_batch(source, p, output, q, state)
     return code
 
 

@@ -67,23 +67,23 @@ def _counts(source, p, markers, state):
 
 
 @register_jitable
-def _note(source, p, data, s, end, counts, state, pending, keys):
-    """Walk the records of one batch, `data[s:end]`, and note those that may justify what goes; a code."""
+def _note(source, p, data, s, end, count, before, counts, state, pending, keys):
+    """Walk `count` records of one batch, `data[s:end]`, behind the offset `before`, and note those that may justify
+    what goes; a code, and the last one's offset."""
     base = be_64(source, p)
     last = base + be_32(source, p + 23)
-    before = base - 1
     noted, key_at = state[NOTED], state[NOTED_KEY_BYTES]
-    for _ in range(be_32(source, p + 57)):
+    for _ in range(count):
         _, offset_delta, key, key_bytes, _, _, _, after = read_record(data, s, end)
         offset = base + offset_delta
         if after < 0 or offset <= before or offset > last:
-            return _fail(state, SOURCE_RECORD, p, offset if after >= 0 else before + 1)
+            return _fail(state, SOURCE_RECORD, p, offset if after >= 0 else before + 1), before
         s, before = after, offset
         if not counts or offset >= state[END_OFFSET] or (state[MARKERS_KNOWN] != 0 and offset < state[LOG_START]):
             continue
         if key_bytes < 0:
             if state[DROP_KEYLESS] == 0:
-                return _fail(state, WOULD_LOSE_KEYLESS, p, offset)
+                return _fail(state, WOULD_LOSE_KEYLESS, p, offset), before
         elif offset >= state[FIRST_DIRTY]:
             copy_bytes(keys, key_at, data, key, key_bytes)
             pending[0, noted] = key_at
@@ -93,9 +93,32 @@ def _note(source, p, data, s, end, counts, state, pending, keys):
             key_at += key_bytes
             noted += 1
     if s != end:
-        return _fail(state, SOURCE_COUNT, p, base)
+        return _fail(state, SOURCE_COUNT, p, base), before
     state[NOTED], state[NOTED_KEY_BYTES] = noted, key_at
-    return 0
+    return 0, before
+
+
+@register_jitable
+def _pass_batch(source, p, state):
+    state[SOURCE_BLOCK_BYTES] = -1
+    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
+    state[SOURCE_FROM] = p + be_32(source, p + 8) + 12
+
+
+@kernel
+def note_piece(source, data, end, count, pending, keys, markers, state, before):
+    """Note `count` records of the batch that `note_rest` asked a block or notes for, `data[:end]`; a code. `before`
+    (int64[1]) is the offset in front of them, and their last one then."""
+    p = state[SOURCE_FROM]
+    counts = be_16(source, p + 21) & 0x30 == 0 or _counts(source, p, markers, state)
+    code, before[0] = _note(source, p, data, np.int64(0), end, count, before[0], counts, state, pending, keys)
+    return code
+
+
+@kernel
+def close_noted(source, state):
+    """Go on behind a batch whose records were all noted."""
+    _pass_batch(source, state[SOURCE_FROM], state)
 
 
 @kernel
@@ -134,9 +157,7 @@ def note_rest(source, block, pending, keys, markers, state):
         if count > pending.shape[1] - state[NOTED] or end - s > keys.shape[0] - state[NOTED_KEY_BYTES]:
             state[WANTED_BYTES], state[WANTED_KEY_BYTES] = count, end - s
             return NEED_NOTES
-        code = _note(source, p, data, s, end, counts, state, pending, keys)
+        code, _ = _note(source, p, data, s, end, count, be_64(source, p) - 1, counts, state, pending, keys)
         if code != 0:
             return code
-        state[SOURCE_BLOCK_BYTES] = -1
-        state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
-        state[SOURCE_FROM] = p + size
+        _pass_batch(source, p, state)

@@ -27,6 +27,8 @@ OK = 0
 NEGATIVE_TIMESTAMP = 40
 PRODUCER_FIELDS_INVALID = 41
 
+NOT_EARLIER = -(2**63)
+
 HEADER_BYTES = 61
 
 # One row a rebuilt batch: what its header says that the source header does not.
@@ -149,6 +151,7 @@ def rebuild_blocks(
     kept,
     kept_nulls,
     horizon_ms,
+    first_ms,
     blocks,
     block_from,
     rebuilt,
@@ -156,7 +159,8 @@ def rebuild_blocks(
 ):
     """Write the record blocks of all rows with action REBUILD behind `block_from` in `blocks`.
 
-    `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `blocks`
+    `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `first_ms` is the
+    timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. `blocks`
     must have room for the bodies plus 30 bytes a record. `out` is int64[4]: rebuilt rows, bytes used, code,
     bad row. Fields by CLEANING.md, "Rebuilt batch".
     """
@@ -215,7 +219,7 @@ def rebuild_blocks(
                 if is_old:
                     base_offset = np.int64(record.offset)
                 if horizon < 0:
-                    base_timestamp = timestamp
+                    base_timestamp = timestamp if first_ms == NOT_EARLIER else first_ms
             max_timestamp = max(max_timestamp, timestamp)
             time_delta = timestamp - base_timestamp
             offset_delta = np.int64(record.offset) - base_offset

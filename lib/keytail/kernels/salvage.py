@@ -29,7 +29,7 @@ FOUND, CHECKED_BYTES = 0, 1
 def _is_header(raw, p, size, most_span):
     """Whether the fields of a header of version 2 can be a broker's: a checksum takes long, and few bytes pass this."""
     span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
-    if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC or raw[p + 21] != 0:
+    if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC:
         return False
     if be32(raw, p + 12) < -1 or be64(raw, p + 35) < -1 or be64(raw, p + 43) < -1:
         return False

@@ -92,27 +92,28 @@ _CRC, _ORDER, _RANGE, _NEXT, _FIELDS, _RECORDS, INDEX, _TIME = range(8)
 
 
 @register_jitable
-def _check_records(data, at, end, base, last, count, base_timestamp, max_timestamp, attributes, state):
-    """0 or what is wrong with the records `data[at:end]` of one batch."""
+def _walk_records(data, at, end, base, before, last, count, base_timestamp, largest, oldest, state):
+    """(0 or what is wrong with the records `data[at:end]`, the last one's offset, the largest and oldest timestamp)."""
     if count < 0 or count > end - at:
-        return COUNT
-    before = base - 1
-    largest = np.int64(-1)
-    oldest = np.int64(0)
+        return COUNT, before, largest, oldest
     for _ in range(count):
         time_delta, delta, _k, _kn, _v, _vn, _h, at = read_record(data, at, end)
         if at < 0:
             state[FOUND_OFFSET] = before + 1
-            return RECORD
+            return RECORD, before, largest, oldest
         if base + delta <= before or base + delta > last:
             state[FOUND_OFFSET] = base + delta
-            return RECORD_OFFSET
+            return RECORD_OFFSET, before, largest, oldest
         before = base + delta
         largest = max(largest, base_timestamp + time_delta)
         oldest = min(oldest, base_timestamp + time_delta)
     state[RECORDS] += count
-    if at != end:
-        return COUNT
+    return (0 if at == end else COUNT), before, largest, oldest
+
+
+@register_jitable
+def _check_times(count, largest, oldest, max_timestamp, attributes, state):
+    """0 or what is wrong with the times of a batch, by those of its records."""
     if count == 0 or attributes & _APPEND_TIME:
         return 0
     if oldest < -1:
@@ -122,11 +123,40 @@ def _check_records(data, at, end, base, last, count, base_timestamp, max_timesta
     return 0 if largest == max_timestamp else MAX_TIMESTAMP_OFF
 
 
+@register_jitable
+def _check_records(data, at, end, base, last, count, base_timestamp, max_timestamp, attributes, state):
+    """0 or what is wrong with the records `data[at:end]` of one batch."""
+    code, _, largest, oldest = _walk_records(
+        data, at, end, base, base - 1, last, count, base_timestamp, np.int64(-1), np.int64(0), state
+    )
+    return code if code != 0 else _check_times(count, largest, oldest, max_timestamp, attributes, state)
+
+
 @kernel
 def check_block(block, base, last, count, base_timestamp, max_timestamp, attributes, state):
     """The same for a decompressed block."""
     end = np.int64(block.shape[0])
     return _check_records(block, np.int64(0), end, base, last, count, base_timestamp, max_timestamp, attributes, state)
+
+
+# What `check_piece` sums up over the pieces of a block, int64: the last offset, the largest and the oldest timestamp.
+LAST_SEEN, LARGEST_MS, OLDEST_MS, SUMS = range(4)
+
+
+@kernel
+def check_piece(block, base, last, count, base_timestamp, sums, state):
+    """0 or what is wrong with `count` records of a block that is there a piece at a time, which are all of `block`."""
+    code, sums[LAST_SEEN], sums[LARGEST_MS], sums[OLDEST_MS] = _walk_records(
+        block, np.int64(0), np.int64(block.shape[0]), base, sums[LAST_SEEN], last, count, base_timestamp,
+        sums[LARGEST_MS], sums[OLDEST_MS], state,
+    )  # fmt: skip
+    return code
+
+
+@kernel
+def check_sums(count, max_timestamp, attributes, sums, state):
+    """0 or what is wrong with the times of a block of which all pieces were checked."""
+    return _check_times(count, sums[LARGEST_MS], sums[OLDEST_MS], max_timestamp, attributes, state)
 
 
 @register_jitable

@@ -1,0 +1,71 @@
+"""A batch that is rewritten a piece at a time, because it opens to more than memory is for.
+
+It is opened twice: what becomes of it depends on all of its records, and only then they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format.batch import CODEC_MASK
+from keytail.format.block_stream import compressor
+from keytail.format.compression import LARGER_REMEDY
+from keytail.kernels.rewrite import NOT_EARLIER, REBUILT
+from keytail.limits import max_record_bytes
+from keytail.log.stride import Stride
+
+_PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most as much as so many of the largest records
+
+
+@dataclass(frozen=True)
+class FoundInPieces:
+    """What stays of the pieces so far, and the timestamp of the first record that does."""
+
+    kept: int = 0
+    kept_nulls: int = 0
+    first_timestamp_ms: int = NOT_EARLIER
+
+    def and_more(self, records: np.ndarray, keep: np.ndarray, kept: int, kept_nulls: int) -> FoundInPieces:
+        first_ms = self.first_timestamp_ms
+        if kept and not self.kept:
+            first_ms = int(records["timestamp_ms"][int(np.argmax(keep[: len(records)]))])
+        return FoundInPieces(self.kept + kept, self.kept_nulls + kept_nulls, first_ms)
+
+
+class BlockInPieces:
+    """The rebuilt block of row `row` of a stride, compressed as its pieces are added."""
+
+    def __init__(self, stride: Stride, row: int) -> None:
+        self._stride, self._row = stride, row
+        batch = stride.table[row]
+        self._compressor = compressor(int(batch["attributes"]) & CODEC_MASK)
+        self._most_bytes = max(_PACKED_RECORDS * max_record_bytes(), int(batch["size_bytes"]))
+        self._packed = bytearray()
+        self._rebuilt = np.zeros(0, REBUILT)
+
+    def add(self, rebuilt: np.ndarray, block: np.ndarray) -> None:
+        """The next piece: its row of REBUILT, and its records. Refused where the batch gets too large to be held."""
+        self._packed += self._compressor.compress(block.data)
+        newest = self._rebuilt["max_timestamp_ms"][0] if len(self._rebuilt) else -(2**63)
+        self._rebuilt = rebuilt.copy()
+        self._rebuilt["max_timestamp_ms"] = max(newest, rebuilt["max_timestamp_ms"][0])
+        if len(self._packed) > self._most_bytes:
+            batch = self._stride.table[self._row]
+            raise Refused(
+                f"a batch of {batch['size_bytes']} bytes would be rebuilt to more than {self._most_bytes}",
+                path=self._stride.path,
+                byte_position=int(batch["position"]),
+                offset=int(batch["base_offset"]),
+                remedy=f"Its producer compressed it better than the broker's default does. {LARGER_REMEDY}",
+            )
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        """The batch as one row of REBUILT, and its block."""
+        self._packed += self._compressor.flush()
+        self._rebuilt["block_start"], self._rebuilt["block_bytes"] = 0, len(self._packed)
+        self._rebuilt["where"] = 1
+        self._rebuilt["last_offset"] = self._stride.table["last_offset"][self._row]
+        return self._rebuilt, np.frombuffer(self._packed, np.uint8)
