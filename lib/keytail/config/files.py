@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from io import BytesIO
+from typing import NamedTuple
 
 from keytail.config.keys import file_names
 from keytail.config.resolve import Setting
 from keytail.errors import UsageProblem
+
+_NOR_BROKER = "A broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
@@ -41,12 +44,24 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
     return properties
 
 
-def parse_node_id(data: bytes, path: str) -> int | None:
-    """The number of the broker that a log dir's `meta.properties` names, if it names one."""
-    remedy = "A broker does not start on this log dir either"
-    text = _properties(data, path, remedy).get("node.id")
+class MetaProperties(NamedTuple):
+    """What a log dir's `meta.properties` says. Version 0 is that of brokers which run with ZooKeeper."""
+
+    version: int | None
+    node_id: int | None
+
+
+def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
+    """Version, and the number of the broker; None for what it does not have. UsageProblem if one is no number."""
+    properties = _properties(data, path, _NOR_BROKER)
+    version = _count("version", properties, path)
+    return MetaProperties(version, _count("broker.id" if version == 0 else "node.id", properties, path))
+
+
+def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
+    text = properties.get(name)
     if text is not None and not text.strip().isdecimal():
-        raise UsageProblem(f"node.id {text} in {path} is no number", path=path, remedy=remedy)
+        raise UsageProblem(f"{name} {text} in {path} is no number", path=path, remedy=_NOR_BROKER)
     return None if text is None else int(text)
 
 

@@ -1,8 +1,11 @@
 """Which value of a setting holds for a topic, and where it comes from.
 
-Pure: layers in, values with their sources out. The command line beats the topic's own overrides, those beat
-the broker's dynamic settings (its own before those of all brokers), those beat the broker's file, that beats
-Kafka's default; `TOPIC:key=value` beats `key=value`.
+Pure: layers in, values with their sources out. The command line takes precedence over the file of `--topic-configs`,
+then come the topic's own overrides in the metadata log, the settings with which a broker creates an internal topic, the
+broker's dynamic settings (its own before those of all brokers), the broker's file, and Kafka's default.
+`TOPIC:key=value` takes precedence over `key=value`.
+
+A value is not enough to remove records by: `Resolved.unknown` names the settings that nobody read or gave.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.keys import (
     COMMAND_LINE_BROKER_KEYS,
     KEYS,
@@ -23,9 +27,12 @@ from keytail.config.keys import (
     right_name,
 )
 from keytail.config.safety import safest
+from keytail.config.topic_configs import TopicConfigs
 from keytail.errors import KeytailError, Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
+CLEANUP_POLICY = "cleanup.policy"
+_OF_TOPICS = frozenset(key.name for key in TOPIC_KEYS)
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -58,12 +65,32 @@ class CommandLine:
 class Resolved:
     """Every setting of `keys.py` as it holds for one topic.
 
-    `overrides_known`: the topic's own settings were given or read, so an absent one really is absent.
+    `known`: the settings of which it is known whether, and how, the topic overrides them. `given`: those that the
+    command line or the file of `--topic-configs` has. `in_metadata`: the metadata log has the topic, and is believed.
+    `broker_known`: a broker's file was read, so that a setting which is not in it really has Kafka's default.
     """
 
     topic: str
     settings: Mapping[str, Setting]
-    overrides_known: bool
+    known: frozenset[str]
+    given: frozenset[str] = frozenset()
+    in_metadata: bool = False
+    broker_known: bool = False
+
+    @property
+    def overrides_known(self) -> bool:
+        """Whether all of the topic's own settings are known, so that an absent one really is absent."""
+        return self.known >= _OF_TOPICS
+
+    def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` that nobody read or gave for this topic: nothing may be removed by their values."""
+        return tuple(name for name in names if name not in self.known)
+
+    def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of `names` with Kafka's default although no broker's file was read, which may say otherwise."""
+        if self.broker_known:
+            return ()
+        return tuple(name for name in names if self.settings[name].source == DEFAULT_SOURCE)
 
     def value(self, name: str) -> Value:
         return self.settings[name].value
@@ -135,6 +162,15 @@ def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, S
         if key.name in texts:
             source = f"{origin}: {key.name}={texts[key.name]} of topic {topic}"
             settings[key.name] = Setting(_parsed(key, texts[key.name], source, Refused), source)
+    return settings
+
+
+def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
+    """The settings that the file of `--topic-configs` has of `topic`; Refused for a value that Kafka does not allow."""
+    settings = {}
+    for name, (text, line) in configs.by_topic.get(topic, {}).items():
+        source = f"{configs.path} line {line}: {name}={text}"
+        settings[name] = Setting(_parsed(KEYS[name], text, source, Refused), source)
     return settings
 
 
@@ -211,6 +247,7 @@ def effective(
     topic: str,
     *,
     command_line: CommandLine | None = None,
+    topic_configs: TopicConfigs | None = None,
     topics: Mapping[str, Layer] | None = None,
     dynamic: Sequence[Layer] = (),
     broker: Layer | None = None,
@@ -218,15 +255,25 @@ def effective(
 ) -> Resolved:
     """Every setting as it holds for `topic`, with its source.
 
-    `topics` has an entry, maybe an empty one, for each topic whose overrides were read. `dynamic`: what brokers
-    take over while they run, lowest first. Where one of several values holds, the safest is taken. Raises Refused
-    if the minimum compaction lag passes the maximum one, which no broker accepts.
+    `topics` has an entry, maybe an empty one, for each topic whose overrides were read in the metadata log. `dynamic`:
+    what brokers take over while they run, lowest first. `broker`: None where no file of it was read. Where one of
+    several values holds, the safest is taken. Raises Refused for a wrong value of the topic's, and if the minimum
+    compaction lag passes the maximum one, which no broker accepts.
     """
     command_line = command_line or CommandLine()
+    topic_configs = topic_configs or TopicConfigs()
     topics = topics or {}
-    possible: dict[str, tuple[Setting, ...]] = dict(_DEFAULTS)
+    created: Layer = from_topic(topic, INTERNAL_TOPICS.get(topic, {}), "as a broker creates it")
+    read = topics.get(topic, {})
+    if topic in topics:
+        created = _or_below(created)
+    if topic in topic_configs.overrides | topic_configs.all_values:  # which may be newer, or may have been cut
+        read = _or_below(read)
+    in_file = from_topic_configs(topic, topic_configs)
     own = command_line.by_topic.get(topic, {})
-    for layer in (broker or {}, *dynamic, topics.get(topic, {}), command_line.everywhere, own):
+    possible: dict[str, tuple[Setting, ...]] = dict(_DEFAULTS)
+    layers = (broker or {}, *dynamic, created, read, in_file, command_line.everywhere, own)
+    for layer in layers:
         for name, said in layer.items():
             options = said if isinstance(said, tuple) else (said,)
             possible[name] = _over(possible[name], options)
@@ -234,8 +281,26 @@ def effective(
         name: options[0] if len(options) == 1 else _safest(name, options) for name, options in possible.items()
     }
     _check_lags(topic, settings)
-    known = topics_have_no_overrides or topic in topics or bool(own)
-    return Resolved(topic, settings, known)
+    known = set(created)
+    if topic in topics or topic in topic_configs.overrides:
+        known |= _OF_TOPICS
+    elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
+        known |= _OF_TOPICS - {CLEANUP_POLICY}
+    known -= topic_configs.withheld.get(topic, frozenset())
+    known |= {*in_file, *command_line.everywhere, *own}
+    return Resolved(
+        topic,
+        settings,
+        frozenset(known),
+        given=frozenset({*in_file, *command_line.everywhere, *own}),
+        in_metadata=topic in topics,
+        broker_known=broker is not None,
+    )
+
+
+def _or_below(layer: Layer) -> Layer:
+    """The same settings where each may hold or may not: then the safer of it and of what is below it counts."""
+    return {name: (None, *(said if isinstance(said, tuple) else (said,))) for name, said in layer.items()}
 
 
 def _over(below: tuple[Setting, ...], options: Options) -> tuple[Setting, ...]:
@@ -250,7 +315,7 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
         return newest
     source = next((option.source for option in options if option.value == value), "what all of them have in common")
     others = " or ".join(dict.fromkeys(option.source for option in options))
-    return Setting(value, source, f"{name} may not be committed yet ({others}): the safer one counts")
+    return Setting(value, source, f"{name} may have one of several values ({others}): the safer one counts")
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:

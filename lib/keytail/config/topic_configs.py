@@ -1,0 +1,142 @@
+"""The settings of many topics from one text: lines `TOPIC:key=value`, or what `kafka-configs.sh` prints.
+
+The printed forms are those of `kafka-configs.sh --describe --entity-type topics`, with `--all` and without, by brokers
+and by ZooKeeper. With `--all` a broker also prints what it takes from its own configuration: those values hold for the
+topic as well, and a setting that is missing there was cut off. Reading the file is left to the caller. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from keytail.config.keys import TOPIC_KEYS, right_name
+from keytail.errors import UsageProblem
+
+_READ = {key.name: key for key in TOPIC_KEYS}
+# Settings of topics, of any version of Kafka, that do not matter to files of a log dir.
+_PASSED_OVER = frozenset(
+    {
+        "errors.deadletterqueue.group.enable",
+        "follower.replication.throttled.replicas",
+        "leader.replication.throttled.replicas",
+        "message.downconversion.enable",
+        "message.format.version",
+        "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms",
+        "message.timestamp.difference.max.ms",
+        "min.insync.replicas",
+        "remote.copy.lag.bytes",
+        "remote.copy.lag.ms",
+        "remote.log.copy.disable",
+        "remote.log.delete.on.disable",
+        "unclean.leader.election.enable",
+    }
+)
+_NAME = r"[a-zA-Z0-9._-]+"
+# "Dynamic configs for topic T are:", "All configs for topic T are:", "Configs for topic 'T' are k=v,k=v" (ZooKeeper)
+_HEADER = re.compile(rf"(Dynamic c|All c|C)onfigs for topic '?({_NAME})'? are(?::|\s(.*)|$)")
+_OF_ALL = "All c"
+# What the tool prints first where it asks ZooKeeper.
+_DEPRECATED = re.compile(r"Warning: --zookeeper is deprecated.*|Use --bootstrap-server instead.*")
+_PRINTED = re.compile(r"\s+([^\s=:]+)=(.*) sensitive=(?:true|false) synonyms=\{.*\}")
+_LINE = re.compile(rf"\s*({_NAME}):([^\s=:]+)=(.*)")
+_NEXT_PAIR = re.compile(r",(?=[a-z][a-z0-9.]*=)")  # values may hold commas: cleanup.policy=compact,delete
+_NO_VALUE = "null"  # as Kafka prints a value that is secret
+
+
+class GivenText(NamedTuple):
+    """The text of one setting, and the line that it is in, from 1 on."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class TopicConfigs:
+    """The settings of each topic in a file.
+
+    `overrides`: topics of which Kafka printed all overrides, maybe none. `all_values`: those of which it printed all
+    values, so that nothing is known of a setting that is not there. `withheld`: settings that it printed without value.
+    """
+
+    path: str = ""
+    by_topic: Mapping[str, Mapping[str, GivenText]] = field(default_factory=dict)
+    overrides: frozenset[str] = frozenset()
+    all_values: frozenset[str] = frozenset()
+    withheld: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
+    """UsageProblem, with the number of the line, for what is neither form or no setting of Kafka's topics."""
+    by_topic: dict[str, dict[str, GivenText]] = {}
+    overrides, all_values = set[str](), set[str]()
+    withheld: dict[str, set[str]] = {}
+    topic = None
+    for number, line in enumerate(_text(data, path).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#") or _DEPRECATED.match(line):
+            continue
+        if (header := _HEADER.fullmatch(line.rstrip())) is not None:
+            topic = header[2]
+            (all_values if header[1] == _OF_ALL else overrides).add(topic)
+            by_topic.setdefault(topic, {})
+            pairs = [(topic, *pair) for pair in _pairs(header[3] or "", path, number)]
+        elif topic is not None and (entry := _PRINTED.fullmatch(line.rstrip())) is not None:
+            pairs = [(topic, entry[1], entry[2])]
+        elif (entry := _LINE.fullmatch(line.rstrip())) is not None:
+            pairs = [(entry[1], entry[2], entry[3].strip())]
+        else:
+            raise _wrong("neither TOPIC:key=value nor a line that kafka-configs.sh prints", path, number)
+        for of_topic, key, text in pairs:
+            if text == _NO_VALUE:
+                withheld.setdefault(of_topic, set()).add(key)
+            _put(by_topic.setdefault(of_topic, {}), key, GivenText(text, number), path)
+    if not by_topic:
+        raise UsageProblem("--topic-configs names no topic", path=path, remedy=_REMEDY)
+    secret = {name: frozenset(keys) for name, keys in withheld.items()}
+    return TopicConfigs(path, by_topic, frozenset(overrides), frozenset(all_values), secret)
+
+
+_REMEDY = (
+    "Give lines TOPIC:key=value, or what `kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type "
+    "topics --all` prints"
+)
+
+
+def _wrong(what: str, path: str, line: int, remedy: str = _REMEDY) -> UsageProblem:
+    return UsageProblem(f"--topic-configs, line {line}: {what}", path=path, remedy=remedy)
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageProblem("--topic-configs is not a text file in UTF-8", path=path, remedy=_REMEDY) from None
+
+
+def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
+    """Of `k=v,k=v`, as ZooKeeper's form has them behind the topic."""
+    for pair in _NEXT_PAIR.split(text.strip()) if text.strip() else ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise _wrong(f"{pair!r} is not key=value", path, line)
+        yield key.strip(), value.strip()
+
+
+def _put(settings: dict[str, GivenText], key: str, given: GivenText, path: str) -> None:
+    if key not in _READ and key not in _PASSED_OVER:
+        meant = right_name(key)
+        remedy = "If you are sure that it does not matter to log files, remove the line"
+        raise _wrong(
+            f"{key} is no topic config of Kafka's", path, given.line, f"Did you mean {meant}?" if meant else remedy
+        )
+    if key not in _READ or given.text == _NO_VALUE:
+        return
+    before = settings.setdefault(key, given)
+    if before.text != given.text:
+        raise _wrong(
+            f"{key}={given.text} contradicts line {before.line}, which has {before.text}", path, given.line,
+            "Give each setting of a topic once",
+        )  # fmt: skip
