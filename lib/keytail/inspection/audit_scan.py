@@ -5,7 +5,6 @@ Damage never ends it: what can be read is compared, and which offsets could not 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, Stride
+from keytail.values import to_bytes
 
 # Upper part of a cell's order: gaps first, then events of transactions, then records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
@@ -165,7 +165,7 @@ class _Scan:
                 position = resumed
         yield from self._give()
         counted = (self._replica, self.records, tuple(self._gaps))
-        known = pickle.dumps(counted)
+        known = to_bytes(counted)
         for shard in range(self._task.shards):
             yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
 

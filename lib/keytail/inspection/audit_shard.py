@@ -6,7 +6,6 @@ the producers.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from keytail.inspection.compare import DIFFERENCES, REASONS
 from keytail.inspection.compare import PLACES as PLACE_KINDS
 from keytail.kernels import audit as kernels
 from keytail.log.fs import FileSystem
+from keytail.values import from_bytes
 
 MOST_LOST = 1 << 16  # of a shard, that are told one by one
 _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
@@ -87,7 +87,7 @@ def compare(
     for order, data in cells:
         kind = order_kind(order)
         if kind == GAPS:
-            replica, records, found = pickle.loads(data)
+            replica, records, found = from_bytes(data)
             counted[replica] += records
             gaps += found
         elif kind == EVENTS:

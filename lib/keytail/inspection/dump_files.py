@@ -85,7 +85,7 @@ def dump_partition_metadata(fs: FileSystem, path: str, report: Report) -> None:
         name, colon, value = line.partition(":")
         fields[name] = value.strip() if colon else None
     version, topic_id = fields.get("version"), fields.get("topic_id")
-    if version is None or not version.isdecimal() or not topic_id:
+    if version is None or not version.isdecimal() or len(version) > 10 or not topic_id:
         report.problem("its two lines do not say version and topic_id", path)
         return
     report.line(

@@ -223,7 +223,11 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
         stamps, first = part.records.records["timestamp_ms"], part.first_record
         for row, batch in enumerate(part.batches):
             some = stamps[first[row] : first[row + 1]]
-            largest.append(int(some.max()) if len(some) else _NO_TIMESTAMP)
+            newest = int(some.max()) if len(some) else _NO_TIMESTAMP
+            if part.goes_on:
+                largest[-1] = max(largest[-1], newest)
+                continue
+            largest.append(newest)
             emptied = batch["magic"] >= 2 and batch["record_count"] == 0
             expected = int(times[found[len(largest) - 1][0]])
             if emptied and int(batch["max_timestamp_ms"]) == expected:

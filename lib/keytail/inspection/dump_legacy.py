@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.errors import Refused
 from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
 from keytail.format.compression import LZ4, decompress
 from keytail.kernels.records import RECORD_TABLE
-from keytail.log.stride import MAX_BLOCK_BYTES, Stride
+from keytail.limits import max_record_bytes
+from keytail.log.stride import Stride
 
 _PREFIX_BYTES = 12
 _LEAST_BYTES = 14
@@ -93,6 +95,8 @@ def _messages(data: bytes) -> tuple[list[_Message], str]:
         return _inner(outer, codec)
     except ValueError as reason:
         return [], str(reason)
+    except Refused as reason:
+        return [], reason.what
 
 
 def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
@@ -100,7 +104,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
         raise ValueError(f"magic {outer.magic} with codec {codec}")
     if outer.value is None:
         raise ValueError("a compressed message without a value")
-    block = bytes(decompress(codec, memoryview(outer.value), MAX_BLOCK_BYTES, skip_header_checksum=outer.magic == 0))
+    block = bytes(decompress(codec, memoryview(outer.value), max_record_bytes(), skip_header_checksum=outer.magic == 0))
     found = []
     at = 0
     while len(block) - at >= _PREFIX_BYTES:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keytail.errors import CorruptLog
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME
 from keytail.format.compression import CODECS, decompress
 from keytail.format.record import decode_varint, decode_varlong
@@ -20,9 +20,10 @@ from keytail.inspection.dump_legacy import LegacyRecords, legacy_records
 from keytail.kernels import dump as kernels
 from keytail.kernels.records import IN_RAW, RECORD_TABLE
 from keytail.log.fs import FileSystem
+from keytail.log.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.record_table import RecordTable
 from keytail.log.scan import RecordScanner
-from keytail.log.stride import MAX_BLOCK_BYTES, STRIDE_BYTES, SegmentReader, Stride
+from keytail.log.stride import STRIDE_BYTES, SegmentReader, Stride
 
 _ROWS = 1 << 16
 _NOTHING = np.empty(0, np.uint8)
@@ -42,7 +43,8 @@ class Part:
     """Batches in a row, all of magic 2 or all older, and their records where those were asked for.
 
     `records.records["row"]` counts in `batches`; `first_record` (int64, one more than batches) says where those
-    of each begin. Views of buffers that the next part overwrites.
+    of each begin. Views of buffers that the next part overwrites. `goes_on`: its records are more of the one batch that
+    was the last part, too.
     """
 
     batches: np.ndarray
@@ -51,6 +53,7 @@ class Part:
     first_record: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     legacy: LegacyRecords | None = None
     problems: list[Problem] = field(default_factory=list)
+    goes_on: bool = False
 
 
 @dataclass
@@ -159,13 +162,18 @@ class LogReader:
                 some = Stride(stride.path, stride.position, stride.raw, stride.table[row:limit])
                 try:
                     for part in self._sound(some, valid[row:limit]):
-                        row += len(part.batches)
+                        row += len(part.batches) * (not part.goes_on)
                         yield part
-                except CorruptLog as damage:
+                except (CorruptLog, Refused) as damage:
                     limit = int(np.searchsorted(stride.table["position"], damage.byte_position or 0))
-            if limit < end:
-                yield self._spoiled(stride, valid, limit)
-                row = limit + 1
+                    if row > limit or isinstance(damage, Refused):
+                        yield _unopened(stride, valid, limit, damage, goes_on=row > limit)
+                        row = limit + 1
+                        break
+            else:
+                if limit < end:
+                    yield self._spoiled(stride, valid, limit)
+                    row = limit + 1
 
     def _sound(self, stride: Stride, valid: np.ndarray) -> Iterator[Part]:
         wanted = (stride.table["record_count"] > 0) | (stride.table["size_bytes"] > HEADER_BYTES)
@@ -179,7 +187,9 @@ class LogReader:
                 table = RecordTable(
                     stride.table[first:end], records.records, records.raw, records.arena, records.where[first:end]
                 )
-                yield Part(table.batches, valid[first:end], table, first_record)
+                yield Part(
+                    table.batches, valid[first:end], table, first_record, goes_on=opened.records_before > 0
+                )
 
     def _spoiled(self, stride: Stride, valid: np.ndarray, row: int) -> Part:
         """The records of one batch as far as they can be read, and why not further."""
@@ -196,12 +206,14 @@ class LogReader:
             if codec:
                 name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
                 try:
-                    raw = np.frombuffer(decompress(codec, memoryview(raw), limit_bytes=MAX_BLOCK_BYTES), np.uint8)
+                    raw = np.frombuffer(decompress(codec, memoryview(raw), limit_bytes=WHOLE_BLOCK_BYTES), np.uint8)
                 except ValueError as reason:
                     raise ValueError(f"{name}: {reason}") from reason
             spans, what = _spans(raw, batch)
         except ValueError as reason:
             what = str(reason)
+        except Refused as reason:
+            what = reason.what
         table = RecordTable(stride.table[row : row + 1], spans, raw, _NOTHING, np.full(1, IN_RAW, np.int8))
         base = int(batch["base_offset"])
         problem = Problem(f"a batch's records cannot be read as declared: {what}", int(batch["position"]), base)
@@ -224,6 +236,14 @@ class LogReader:
             table = RecordTable(stride.table[row:last], found.spans, found.raw, _NOTHING, where)
             first_record = np.searchsorted(found.spans["row"], np.arange(last - row + 1))
             yield Part(table.batches, valid[row:last], table, first_record, found, problems)
+
+
+def _unopened(stride: Stride, valid: np.ndarray, row: int, why: KeytailError, *, goes_on: bool) -> Part:
+    """A batch without its records, or without those behind the pieces of it that came before."""
+    batches = stride.table[row : row + 1]
+    table = RecordTable(batches, np.zeros(0, RECORD_TABLE), _NOTHING, _NOTHING, np.full(1, IN_RAW, np.int8))
+    problem = Problem(why.what, int(batches["position"][0]), int(batches["base_offset"][0]))
+    return Part(batches, valid[row : row + 1], table, np.zeros(2, np.int64), None, [problem], goes_on)
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:

@@ -75,6 +75,12 @@ _BATCHES = {
     ),
     "codec": Kind("error", "a batch names an unknown compression codec", _CLEANER_STOPS, REFETCH),
     "decompress": Kind("error", "a batch cannot be decompressed: {reason}", _CLEANER_STOPS, REFETCH),
+    "not-opened": Kind(
+        "warning",
+        "the records of a batch were not looked at, for want of memory: {reason}",
+        "Serves it; its cleaner holds a record of it at a time",
+        "Run again with a larger --max-record-bytes",
+    ),
     "legacy": Kind("error", "a message of an old format is wrong inside: {reason}", _CLEANER_STOPS, REFETCH),
     "record-count": Kind("error", "a batch's record count is not the number of its records", _CLEANER_STOPS, REFETCH),
     "record": Kind("error", "a record cannot be parsed", _CLEANER_STOPS, REFETCH),

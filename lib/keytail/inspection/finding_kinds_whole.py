@@ -32,7 +32,24 @@ _FILES = {
         "Does not load the partition",
         REFETCH,
     ),
-    "orphan": Kind("warning", "an index file without its segment", _DELETED, "Remove it"),
+    "orphan": Kind(
+        "warning", "an index file without its segment", _DELETED, "Remove it, unless its segment is to be restored"
+    ),
+    "segment-missing": Kind(
+        "error",
+        "a segment began at the offset in this file's name and is not there: offsets {first} to {last} have no batch",
+        "Starts without the segment and deletes this file; consumers skip the offsets, and followers that fetch them "
+        "get the gap too",
+        f"Look for the segment's files and put them back. {REFETCH}",
+    ),
+    "offsets-missing": Kind(
+        "warning",
+        "segments may be missing before this one: offsets {first} to {last} have no batch, and nothing else shows that "
+        "the log was ever compacted",
+        "Starts without them; consumers skip the offsets, and followers that fetch them get the gap too",
+        "If the topic was never compacted, and nothing was salvaged here: look for the segment's files and put them "
+        f"back. {REFETCH}",
+    ),
     "no-segment": Kind(
         "warning",
         "the directory holds no segment",

@@ -17,6 +17,7 @@ from keytail.inspection.findings import Finding, Findings
 from keytail.inspection.verify_batches import BatchWalk
 from keytail.inspection.verify_claims import EpochCheck, check_claims
 from keytail.inspection.verify_indexes import check_ends, read_entries
+from keytail.inspection.verify_missing import MissingSegments
 from keytail.inspection.verify_names import check_names, check_owners
 from keytail.inspection.verify_producers import ProducerChecks
 from keytail.inspection.verify_scope import NO_CLAIMS, Claims, Scope
@@ -72,18 +73,22 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
         epochs.heard(base, runs)
 
     walk = BatchWalk(scope, heard)
+    missing = MissingSegments(scope)
     index_entries = 0
     try:
         for base, next_base in zip(scope.bases, [*scope.bases[1:], None], strict=False):
             entries = read_entries(scope, base)
             index_entries += len(entries)
-            batches_before = walk.batches
+            batches_before, records_before = walk.batches, walk.records
             if walk.segment(base, next_base, entries):
                 check_ends(scope, entries, walk.unmet(), walk.largest_timestamp_ms, walk.batches - batches_before)
             producers.close_segment(base, believed=not walk.spoiled)
+            missing.after_segment(base, walk.records - records_before, walk.last_offset)
     finally:
         walk.close()
     _check_whole(scope, walk, producers, epochs)
+    if not walk.spoiled and not live:
+        missing.close()
     scope.findings.close()
     counts = VerifyCounts(
         segments=len(scope.bases),

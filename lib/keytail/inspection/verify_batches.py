@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from keytail.errors import KeytailError
+from keytail.errors import KeytailError, Refused
 from keytail.format import names
-from keytail.format.compression import decompress
 from keytail.format.legacy import summarize
 from keytail.inspection.verify_indexes import Entries
 from keytail.inspection.verify_scope import Scope
 from keytail.kernels import verify as kernels
-from keytail.log.stride import MAX_BLOCK_BYTES
+from keytail.limits import max_record_bytes
+from keytail.log.block_check import check_block
 from keytail.log.window import Window
 
 _BEYOND_ALL = 2**63 - 1
@@ -207,19 +207,20 @@ class BatchWalk:
         last_delta, base_timestamp, max_timestamp = struct.unpack_from(">iqq", header, 23)
         (count,) = struct.unpack_from(">i", header, 57)
         data = window.bytes[at + 61 : at + 12 + length].data
+        state[kernels.FOUND_OFFSET] = base
+        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # what lies beyond was found by the walk
         try:
-            opened = decompress(header[22] & 7, data, limit_bytes=MAX_BLOCK_BYTES)
-        except (ValueError, MemoryError) as problem:
+            code = check_block(
+                header[22] & 7, data, base=base, last=last, count=count, base_timestamp_ms=base_timestamp,
+                max_timestamp_ms=max_timestamp, attributes=header[22], state=state,
+            )  # fmt: skip
+        except Refused as problem:
+            self._add(log, "not-opened", at, base, reason=problem.what)
+            return
+        except ValueError as problem:
             self._add(log, "decompress", at, base, reason=str(problem))
             state[kernels.SPOILED] = 1
             return
-        block = np.frombuffer(opened, dtype=np.uint8) if len(opened) else np.zeros(0, dtype=np.uint8)
-        block.flags.writeable = False
-        state[kernels.FOUND_OFFSET] = base
-        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # what lies beyond was found by the walk
-        code = kernels.check_block(
-            block, base, last, count, base_timestamp, max_timestamp, header[22], state
-        )
         if code != 0:
             self._add_batch(log, code, at)
 
@@ -228,8 +229,11 @@ class BatchWalk:
         window, state = self._window, self._state
         offset, length = struct.unpack(">qi", window.bytes[at : at + 12].tobytes())
         try:
-            inside = summarize(window.bytes, at, length + 12, MAX_BLOCK_BYTES)
-        except (ValueError, MemoryError) as problem:
+            inside = summarize(window.bytes, at, length + 12, max_record_bytes())
+        except Refused as problem:
+            self._add(log, "not-opened", at, offset, reason=problem.what)
+            return
+        except ValueError as problem:
             self._add(log, "legacy", at, offset, reason=str(problem))
             state[kernels.SPOILED] = 1
             return

@@ -18,12 +18,25 @@ from keytail.durations import duration_text
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
 from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
 from keytail.log.writer import make_empty_segment
 from keytail.maintenance.ages import Age, claimed_age, segment_ends
 
 Reason = Literal["log-start", "size", "time"]
 HighWatermarkSource = Literal["checkpoint", "log-end"]
+
+
+_BY_AGE_AND_SIZE = ("retention.ms", "retention.bytes")
+
+
+def settings_of_retention(policy: Sequence[str] | None) -> tuple[str, ...]:
+    """The settings, by Kafka's names, that must be known of a topic to remove segments; `policy` is None if unknown.
+
+    Without `delete` in the policy only what is below the log start offset goes, whatever its age and size.
+    """
+    always = ("cleanup.policy", "remote.storage.enable")
+    return always if policy is not None and "delete" not in policy else (*always, *_BY_AGE_AND_SIZE)
 
 
 @dataclass(frozen=True)
@@ -295,6 +308,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
     Gives a sentence for each thing of the latter sort. The log start offset comes first: from then on a broker, or
     keytail, removes whatever is still there below it.
     """
+    refuse_lost(fs, facts.path)
     for segment in facts.segments[: len(decision.expired)]:
         refuse_changed(fs, _path(facts, segment.base_offset, names.LOG), segment.log_bytes, segment.log_mtime_ns)
     try:
@@ -361,6 +375,8 @@ def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], 
         and file.base_offset < first_base
         and (file.suffix != names.LOG or file.base_offset in bases)
     ]
+    if gone:
+        refuse_lost(fs, path)
     for _, _, name in sorted(gone):
         fs.unlink(os.path.join(path, name))
     if gone:

@@ -17,6 +17,7 @@ import numpy as np
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
+from keytail.format.json_object import parse_object
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
@@ -64,7 +65,7 @@ class ImportRecord:
 def parse_record(data: bytes) -> ImportRecord:
     """ValueError for anything that `ImportRecord.encode` does not give."""
     try:
-        fields = json.loads(data)
+        fields = parse_object(data)
         if fields["version"] != _RECORD_VERSION or fields["progress"] not in ("begun", "done"):
             raise ValueError("another version of keytail wrote it")
         return ImportRecord(
@@ -76,7 +77,7 @@ def parse_record(data: bytes) -> ImportRecord:
             int(fields["records"]),
             fields["progress"],
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"a field is missing or of another kind: {error}") from error
 
 

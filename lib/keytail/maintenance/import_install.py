@@ -16,6 +16,7 @@ from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts
 from keytail.log.recover import recover
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
@@ -37,6 +38,7 @@ _ATTEMPT = "driver"
 def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, topic_id: str) -> None:
     """An empty partition, as a broker has one that leads it since it was made."""
     path = os.path.join(log_dir, names.partition_dir(topic, partition))
+    refuse_lost(fs, log_dir)
     fs.mkdir(path, fs.stat(log_dir))
     fs.fsync_dir(log_dir)
     complete_partition(fs, path, topic_id)
@@ -116,6 +118,7 @@ def _commit(
             path=path,
             remedy=WRITTEN_TO,
         )
+    refuse_lost(fs, path)
     like = _file_like(fs, path)
     if replica.topic_id is None:
         _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {plan.topic_id}".encode(), like)
@@ -189,6 +192,7 @@ def _write_record(fs: FileSystem, path: str, record: ImportRecord) -> None:
 
 def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileStat) -> None:
     """In the place of the old file, if there is one: durable, then renamed."""
+    refuse_lost(fs, path)
     target = os.path.join(path, name)
     temporary = target + names.TEMPORARY
     if fs.exists(temporary):  # of a run that was killed here

@@ -19,6 +19,7 @@ from keytail.format import names
 from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import read_aborted
@@ -279,6 +280,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
     wrong = result.wrong
     for _, verdict in wrong:
         _check_scratch(fs, plan.facts.path, verdict)
+    refuse_lost(fs, plan.facts.path)
     for is_last in (False, True):
         for segment, verdict in wrong:
             if (verdict.suffix == names.INDEX) == is_last:
@@ -337,6 +339,7 @@ def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) ->
             continue
         made.append(row)
         if plan.execute:
+            refuse_lost(fs, facts.path)
             put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.run_id, attempt="driver")
     wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
     refused = [
@@ -368,7 +371,9 @@ def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) ->
 
 
 def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> int:
-    """What this run has written in the partition's directory and not used; how many files."""
+    """What this run has written in the partition's directory and not used; how many files. LockLost where the log
+    dir's lock is lost: the next run removes them."""
+    refuse_lost(fs, partition_path)
     removed = 0
     for entry in fs.scan(partition_path):
         name = names.parse_file_name(entry.name)

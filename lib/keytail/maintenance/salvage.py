@@ -8,6 +8,7 @@ writes to the source.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 from collections.abc import Sequence
@@ -84,6 +85,7 @@ class Salvage:
     records: int = 0
     gaps: int = 0  # between batches that touch
     gap_offsets: int = 0
+    left_out: int = 0  # batches that can be read, or could be, and were not taken
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_batch_end: int | None = None  # behind the last good batch
@@ -107,7 +109,7 @@ def salvage_partition(
     written.
     """
     sources = find_sources(fs, entry.path)
-    result = Salvage(notes=list(sources.notes), segments=len(sources.logs))
+    result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
     story = _Story(fs, entry.path, sources, result, new)
     for number in range(len(sources.logs)):
         story.take(number)
@@ -158,8 +160,14 @@ class _Story:
             scan = scan_file(self._fs, path, source.size_bytes, low, high)
         except OSError as problem:
             why = problem.strerror or str(problem)
+            result.left_out += problem.errno != errno.EIO  # with other rights it might be read
             hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
             scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
+        result.left_out += scan.left_out + scan.gave_up
+        if scan.left_out:
+            result.notes.append(
+                f"{source.name}: {scan.left_out} batches whose checksum is right are left out; the losses say why"
+            )
         if scan.gave_up:
             result.notes.append(
                 f"{source.name}: so much looks like batches and is none that the search ended before the file did"
@@ -185,6 +193,8 @@ class _Story:
         lost = [one for one in self._sources.lost_bases if behind <= one < base]
         for one, end in itertools.pairwise([*lost, base]):
             why = "of this segment only index files are left"
+            if one in self._sources.not_taken:
+                why = "its log is no regular file, and is not taken"
             result.losses.append(Loss("missing-segment", names.segment_file(one, names.LOG), 0, 0, one, end, True, why))
             self._follow(np.empty(0, BATCH_TABLE), [one])
         tail_is_lost = bool(result.losses) and result.losses[-1].end_offset == base

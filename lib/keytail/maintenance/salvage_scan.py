@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keytail.errors import Refused
 from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL
-from keytail.format.compression import decompress
 from keytail.format.legacy import summarize
 from keytail.kernels import batches as header_kernels
 from keytail.kernels import salvage as kernels
 from keytail.kernels.legacy import check_message, check_plain
-from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE, check_block
+from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE
+from keytail.limits import max_record_bytes
+from keytail.log.block_check import check_block
 from keytail.log.fs import FileSystem
 from keytail.log.partition import MAX_LOG_BYTES
-from keytail.log.stride import MAX_BLOCK_BYTES
 
 _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
@@ -73,6 +74,7 @@ class FileScan:
     raw: np.ndarray
     table: np.ndarray
     holes: tuple[Hole, ...]
+    left_out: int = 0  # batches whose checksum is right and that are not among the good ones, repeated ones apart
     gave_up: bool = False  # so much looked like batches that the search ended before the file did
 
     def runs(self) -> Iterator[np.ndarray]:
@@ -87,15 +89,22 @@ class FileScan:
 
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
-    """The good batches with offsets in [low, high). Raises OSError only where nothing of the file can be read.
+    """The good batches with offsets in [low, high). Raises OSError only where nothing of the file can be read, Refused
+    for a compressed message of magic 0 or 1 that opens to more than `max_record_bytes`.
 
     Takes memory for the whole file, and 88 bytes a batch.
     """
     raw, unreadable = read_around(fs, path, min(size_bytes, MAX_LOG_BYTES))
     table, problems, gave_up = _batches(raw, low, high)
+    damaged = len(problems)
+    try:
+        table = _kept(raw, table, low, high, problems)
+    except Refused as problem:
+        problem.path = path
+        raise
+    left_out = sum(text != _REPEATED for _, text in problems[damaged:])
     problems += [(start, UNREADABLE) for start, _ in unreadable]
-    table = _kept(raw, table, low, high, problems)
-    return FileScan(raw, table, tuple(_holes(raw, table, size_bytes, sorted(problems))), gave_up)
+    return FileScan(raw, table, tuple(_holes(raw, table, size_bytes, sorted(problems))), left_out, gave_up)
 
 
 def read_around(fs: FileSystem, path: str, size_bytes: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
@@ -242,8 +251,11 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
         start = int(table["position"][row])
         if raw[start + 17] & CODEC_MASK:
             try:
-                inside = summarize(raw, start, int(table["size_bytes"][row]), MAX_BLOCK_BYTES)
-            except (ValueError, MemoryError) as problem:
+                inside = summarize(raw, start, int(table["size_bytes"][row]), max_record_bytes())
+            except Refused as problem:
+                problem.byte_position, problem.offset = start, int(table["base_offset"][row])
+                raise
+            except ValueError as problem:
                 why[int(row)] = f"messages cannot be read: {problem}"
                 continue
             table["base_offset"][row], table["last_offset"][row] = inside.base_offset, inside.last_offset
@@ -270,14 +282,16 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
     """What is wrong with the records of a compressed batch; "" for nothing."""
     start, end = int(row["position"]) + 61, int(row["position"]) + int(row["size_bytes"])
     try:
-        block = decompress(int(row["attributes"]) & CODEC_MASK, memoryview(raw)[start:end], limit_bytes=MAX_BLOCK_BYTES)
-    except (ValueError, MemoryError) as problem:
+        code = check_block(
+            int(row["attributes"]) & CODEC_MASK, memoryview(raw)[start:end], base=int(row["base_offset"]),
+            last=int(row["last_offset"]), count=int(row["record_count"]),
+            base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
+            attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),
+        )  # fmt: skip
+    except Refused:  # its checksum is right, and nothing says that its records are not
+        return ""
+    except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"
-    code = check_block(
-        np.frombuffer(block, np.uint8), int(row["base_offset"]), int(row["last_offset"]), int(row["record_count"]),
-        int(row["base_timestamp_ms"]), int(row["max_timestamp_ms"]), int(row["attributes"]),
-        np.zeros(STATE_SIZE, np.int64),
-    )  # fmt: skip
     return "" if code in (0, RECORD_TIMESTAMP, MAX_TIMESTAMP_OFF) else "its records are not what its header says"
 
 

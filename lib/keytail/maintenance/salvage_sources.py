@@ -28,17 +28,20 @@ class LogFile:
 @dataclass(frozen=True)
 class Sources:
     """The log files of a partition, ascending; bases of segments of which only index files are left; snapshots by
-    offset; what the operator should know of files that were not taken."""
+    offset; what the operator should know of files that were not taken; bases of segments whose `.log` is a link or the
+    like, which may lead to something that can be read."""
 
     logs: tuple[LogFile, ...]
     lost_bases: tuple[int, ...]
     snapshots: tuple[int, ...]
     notes: tuple[str, ...]
+    not_taken: tuple[int, ...] = ()
 
 
 def find_sources(fs: FileSystem, path: str) -> Sources:
     """Raises OSError where the directory cannot be listed."""
     notes: list[str] = []
+    not_taken: set[int] = set()
     found: dict[tuple[str, str], dict[int, DirEntry]] = defaultdict(dict)
     for entry in sorted(fs.scan(path), key=lambda entry: entry.name):
         name = names.parse_file_name(entry.name)
@@ -48,6 +51,8 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
             continue
         elif name.suffix == names.LOG and not entry.is_regular:
             notes.append(f"{entry.name} is no regular file; not taken")
+            if name.kind == "live":
+                not_taken.add(name.base_offset)
         else:
             found[name.kind, name.suffix][name.base_offset] = entry
     swaps = _swaps_that_count(found, notes)
@@ -63,9 +68,10 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
     indexed = {base for suffix in (names.INDEX, names.TIME_INDEX) for base in found["live", suffix]}
     return Sources(
         tuple(LogFile(base, logs[base].name, logs[base].size_bytes, logs[base].mtime_ns) for base in sorted(logs)),
-        tuple(sorted(indexed - known)),
+        tuple(sorted((indexed | not_taken) - known)),
         tuple(sorted(found["live", names.SNAPSHOT])),
         tuple(notes),
+        tuple(sorted(not_taken - known)),
     )
 
 

@@ -20,6 +20,7 @@ from keytail.format.batch import CRC_START, HEADER_BYTES, LENGTH_PREFIX_BYTES, M
 from keytail.kernels.native import crc32c
 from keytail.log.checkpoint import update_offset
 from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts
 
 _MAGIC_AT, _CRC_AT, _LEGACY_CRC_AT = 16, 17, 12
@@ -159,6 +160,7 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
     """
     log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
     _refuse_unfit(fs, log_path, cut)
+    refuse_lost(fs, facts.path)
     key = (facts.topic, facts.partition)
     if cut.cleaner_checkpoint is not None:
         path = os.path.join(facts.log_dir, names.CLEANER_CHECKPOINT)
@@ -171,6 +173,7 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
         _unlink(fs, facts.path, (name for name in reversed(cut.removed) if name.endswith(names.LOG) == is_log))
     # Only now: a broker that finds no index makes it, cuts the log on the way, and then keeps what comes behind.
     _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
+    refuse_lost(fs, log_path)
     fd = fs.open_write(log_path)
     try:
         fs.truncate(fd, cut.tail.byte_position)
@@ -202,6 +205,7 @@ def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
     """Those that are there, for good."""
     there = {entry.name for entry in fs.scan(path)}
     gone = [name for name in file_names if name in there]
+    refuse_lost(fs, path)
     for name in gone:
         fs.unlink(os.path.join(path, name))
     if gone:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from keytail.errors import WRITTEN_TO, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
+from keytail.log.directory import Directory
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
 from keytail.log.manifest import KeptFile, LeftFile, Manifest, Part, write_manifest
 from keytail.log.originals import copy_file, digest_file, epochs_below
 from keytail.log.recover import recover
@@ -69,10 +71,13 @@ def decide(manifest: Manifest, found: Found) -> Decision:
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
+    by_base: dict[int, dict[str, LiveFile]] = {}
+    for name, file in found.files.items():
+        by_base.setdefault(_base(name), {})[name] = file
     for part in _units(manifest):
         before = _files_before(manifest, part)
         left = _files_left(part, before)
-        there = {name: file for name, file in found.files.items() if _base(name) in _bases(part)}
+        there = {name: file for base in _bases(part) for name, file in by_base.get(base, {}).items()}
         unchanged = _are(there, before)
         if unchanged and all(file.mtime_ns == before[name].mtime_ns for name, file in there.items()):
             expected |= before.keys()
@@ -116,7 +121,7 @@ def _bases(part: Part) -> set[int]:
 
 
 def _files_before(manifest: Manifest, part: Part) -> dict[str, KeptFile]:
-    return {kept.name: kept for kept in manifest.files if _base(kept.name) in part.source_bases}
+    return {kept.name: kept for base in part.source_bases for kept in manifest.files_by_base.get(base, ())}
 
 
 def _files_left(part: Part, before: Mapping[str, KeptFile]) -> dict[str, KeptFile | LeftFile]:
@@ -245,10 +250,10 @@ def check_originals(fs: FileSystem, manifest: Manifest, entry: str, parts: Itera
 
 def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> int:
     """What putting the parts back writes; hard links write nothing."""
-    device = fs.stat(manifest.partition_path).device
+    partition = fs.stat(manifest.partition_path)
     kept = [file for part in parts for file in _files_before(manifest, part).values()]
     facts = [(file, fs.stat(os.path.join(entry, file.name))) for file in kept]
-    return sum(file.size_bytes for file, fact in facts if not _may_link(file, fact, device))
+    return sum(file.size_bytes for file, fact in facts if not _may_link(file, fact, partition))
 
 
 def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, now_ms: int) -> None:
@@ -261,9 +266,10 @@ def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, 
         checkpoint = os.path.join(manifest.log_dir, names.CLEANER_CHECKPOINT)
         key = (manifest.topic, manifest.partition)
         update_offset(fs, checkpoint, key, decision.cleaner_checkpoint, hosted=None)
+    directory = Directory(fs, manifest.partition_path)
     try:
         for part in decision.parts:
-            _put_back(fs, manifest, entry, part)
+            _put_back(directory, manifest, entry, part)
     except (KeytailError, OSError):
         with contextlib.suppress(KeytailError, OSError):  # the first error is the one to be told
             recover(fs, manifest.partition_path)
@@ -271,10 +277,12 @@ def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, 
     write_manifest(fs, entry, replace(manifest, undone_ms=now_ms))
 
 
-def _put_back(fs: FileSystem, manifest: Manifest, entry: str, part: Part) -> None:
-    path = manifest.partition_path
+def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) -> None:
+    fs, path = directory.fs, directory.path
+    refuse_lost(fs, path)
+    directory.refresh()
     before = _files_before(manifest, part)
-    device = fs.stat(path).device
+    partition = fs.stat(path)
     segments: dict[int, list[CleanFile]] = {base: [] for base in part.source_bases}
     snapshots = []
     for kept in before.values():
@@ -283,28 +291,33 @@ def _put_back(fs: FileSystem, manifest: Manifest, entry: str, part: Part) -> Non
         if parsed.suffix == names.SNAPSHOT and fs.exists(os.path.join(path, kept.name)):
             continue
         scratch = names.scratch_file(parsed.base_offset, manifest.run_id, _ATTEMPT, parsed.suffix)
-        _make_scratch(fs, os.path.join(entry, kept.name), os.path.join(path, scratch), kept, device)
+        _make_scratch(fs, os.path.join(entry, kept.name), os.path.join(path, scratch), kept, partition)
         if parsed.suffix == names.SNAPSHOT:
             snapshots.append(SnapshotFile(parsed.base_offset, scratch))
         else:
             segments[parsed.base_offset].append(CleanFile(parsed.suffix, scratch, kept.size_bytes, kept.digest_hex))
     left_bases = tuple(sorted({_base(file.name) for file in part.left}))
     outputs = tuple(OutputSegment(base, tuple(files)) for base, files in segments.items())
-    commit_group(fs, path, GroupOutput(left_bases, outputs, tuple(snapshots)))
+    directory.keep()  # scratch files are no names of the log
+    commit_group(fs, path, GroupOutput(left_bases, outputs, tuple(snapshots)), directory=directory)
 
 
-def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, device: int) -> None:
+def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, partition: FileStat) -> None:
+    """The owner in the manifest is not used: whoever can write there would choose whom a file is given to."""
     facts = fs.stat(source)
-    if _may_link(kept, facts, device):
+    if _may_link(kept, facts, partition):
         fs.link(source, target)
         return
-    like = replace(facts, path=source, mtime_ns=kept.mtime_ns, uid=kept.uid, gid=kept.gid, mode=kept.mode)
+    like = replace(facts, path=source, mtime_ns=kept.mtime_ns, mode=kept.mode)
     if copy_file(fs, source, target, like) != (kept.size_bytes, kept.digest_hex):
         fs.unlink(target)
         raise CorruptLog("a kept original has changed while it was copied", path=source, remedy=WRITTEN_TO)
 
 
-def _may_link(kept: KeptFile, facts: FileStat, device: int) -> bool:
-    """Whether the kept file can be the file of the log itself: same file system, owner, mode and time."""
+def _may_link(kept: KeptFile, facts: FileStat, partition: FileStat) -> bool:
+    """Whether the kept file can be the file of the log itself: same file system, owner, mode and time, and an owner and
+    a mode that a copy would get, too."""
+    if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
+        return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)
-    return same and facts.device == device
+    return same and facts.device == partition.device
