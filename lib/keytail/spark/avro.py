@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from keytail.acting_user import as_caller
 from keytail.errors import UsageProblem
 from keytail.format.columns import BytesColumn
 
@@ -65,10 +66,11 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
     by_id: dict[int, str] = {}
     for one in given:
         number, equals, path = one.partition("=")
-        if not (equals and number.isdecimal() and int(number) < 2**31):
+        if not (equals and number.isdecimal() and len(number) < 20 and int(number) < 2**31):
             raise UsageProblem(f"{flag} {one} is not ID=FILE", remedy="Give its id in the registry too, as 17=FILE")
         try:
-            by_id[int(number)] = Path(path).read_text(encoding="utf-8")
+            with as_caller():
+                by_id[int(number)] = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
             raise UsageProblem(f"{flag}: the schema cannot be read: {problem}", path=path) from problem
     schemas = AvroSchemas(tuple(by_id.items()))

@@ -23,6 +23,7 @@ from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost
 from keytail.log.pace import Pace, PacedFileSystem
 from keytail.spark.bundles import Bundle, BundleSize, Waiting, bundles_in_flight, for_next_round
 from keytail.spark.ended import SparkEnded, await_signal, sweep
@@ -59,8 +60,8 @@ class Compaction:
     be written, and after its last commit.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
-    time.monotonic() after which no bundle and no round begins. `shared_storage` states that no broker can reach log
-    dirs that are on a network file system.
+    time.monotonic() after which no bundle and no round begins; none begins either once a lock is lost.
+    `shared_storage` states that no broker can reach log dirs that are on a network file system.
 
     Partitions come in bundles (bundles.py): a Spark job each, whose groups are installed and whose checkpoints move
     together after that, in one replacement of the file of each log dir. A run that is killed before cleans those
@@ -94,6 +95,7 @@ class Compaction:
     _stopped: bool = False
     _crash: BaseException | None = None
     _ended: SparkEnded | None = None
+    _lost: LockLost | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self) -> list[ResultRow]:
@@ -221,6 +223,9 @@ class Compaction:
         """
         with self._changed:
             while self._waiting and not self._stopped:
+                if self._lost is not None:
+                    self._refuse_waiting(self._lost)
+                    break
                 if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
                     self._give_up_waiting()
                     break
@@ -235,9 +240,9 @@ class Compaction:
                 self._changed.wait(timeout=1.0)
         return None
 
-    def _refuse_waiting(self) -> None:
+    def _refuse_waiting(self, lost: LockLost | None = None) -> None:
         for task in self._waiting.take_all():
-            problem = self._waiting.refusal(task)
+            problem = lost or self._waiting.refusal(task)
             row = planned_row(task).unchanged(status_of(problem), str(problem))
             self._add(task, replace(row, problem=problem))
 
@@ -304,7 +309,12 @@ class Compaction:
         except (KeytailError, OSError) as problem:
             if isinstance(problem, SparkEnded):
                 self._end_early(problem)
-            one.fail(_known(problem))
+            self._fail(one, problem)
+
+    def _fail(self, one: Replacing | Placing, problem: KeytailError | OSError) -> None:
+        if isinstance(problem, LockLost):  # of one log dir: the run begins nothing more
+            self._lost = problem
+        one.fail(_known(problem))
 
     def _move_checkpoints(self, done: Sequence[Replacing]) -> None:
         """Of partitions whose segments are in place and durable: one replacement of the file for each log dir."""
@@ -317,7 +327,7 @@ class Compaction:
                 move_checkpoints(self.fs, log_dir, offsets, self.hosted[log_dir])
             except (KeytailError, OSError) as problem:
                 for one in there:
-                    one.fail(_known(problem))
+                    self._fail(one, problem)
 
     def _clean(self) -> Callable[[CleaningTask, str], CleaningResult]:
         assert self.clean is not None

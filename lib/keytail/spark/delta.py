@@ -8,15 +8,18 @@ runs: there they are for its own flags or its conf to name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, UsageProblem
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -58,6 +61,7 @@ IVY_NOISE = re.compile(
 )
 
 
+@as_caller()
 def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
     """Of a session that keytail starts itself; `jars` is a folder of Delta's jars, None: they are among Spark's own, or
     come from Maven, as do other `packages` then."""
@@ -142,8 +146,9 @@ def alone(folder: str) -> Iterator[None]:
         yield
         return
     path = unquote(parts.path) if parts.scheme else folder
-    os.makedirs(path, exist_ok=True)
-    fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT, 0o666)
+    with as_caller():
+        os.makedirs(path, exist_ok=True)
+        fd = _open_lock(os.path.join(path, LOCK))
     try:
         last_s = time.monotonic() + _LONGEST_WAIT_S
         while not _locked(fd):
@@ -157,6 +162,27 @@ def alone(folder: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _open_lock(path: str) -> int:
+    """A descriptor of the lock file, made where there is none. KeytailError for anything but a regular file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            raise _no_lock_file(path) from problem
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_lock_file(path)
+    return fd
+
+
+def _no_lock_file(path: str) -> KeytailError:
+    return KeytailError(
+        "the lock of the tables is not a regular file", path=path, remedy="Find out what it is, and remove it"
+    )
 
 
 def _locked(fd: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from keytail.acting_user import as_caller
 from keytail.log.fs import LOCAL
 from keytail.spark.session import parallel_tasks
 from keytail.spark.tasks import run_bundle
@@ -35,10 +36,12 @@ def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
     from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
 
     packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
+    with as_caller():
+        versions = tuple(f"{name} {metadata.version(name)}" for name in packages)
     return Seen(
         host=os.uname().nodename,
         python=platform.python_version(),
-        versions=tuple(f"{name} {metadata.version(name)}" for name in packages),
+        versions=versions,
         native=f"{native.CHOICE}, {native.HASH_NAME}",
         log_dirs={path: _digest(path) for path in log_dirs},
     )

@@ -9,8 +9,8 @@ brought up to date.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from keytail.acting_user import as_caller, on_workers
 from keytail.clean.export_plan import Exported, ExportPlan
 from keytail.clean.latest import Latest, LatestSlice, LatestTask, find_latest, latest_records, slices_of
 from keytail.errors import KeytailError
@@ -31,6 +32,7 @@ from keytail.spark.memory import map_memory_bytes
 from keytail.spark.session import concurrent_tasks, parallel_tasks
 from keytail.spark.tasks import Outcome, explained, lost, name_jobs, run_bundle
 from keytail.spark.watching import telling
+from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
 _SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
@@ -145,6 +147,7 @@ class Export:
             for other in [number] if number is not None else list(found):
                 self.heard(replace(found.pop(other), problem=why, end_ms=_now_ms()))
 
+    @as_caller()
     def _try(
         self,
         what: Exporting,
@@ -208,28 +211,34 @@ class _frame:  # noqa: N801 (a context manager)
             if one.latest is not None
             for piece in slices_of(one.work.task, one.latest, **sizes)
         ]
-        self._shared = spark.sparkContext.broadcast(pieces)
-        ids = spark.range(0, len(pieces), 1, max(len(pieces), 1))
-        self._frame = ids.mapInArrow(partial(_emit, shared=self._shared, formats=formats), formats.raw_schema)
+        emit = partial(_emit, formats=formats)
+        with as_caller():
+            self._shared = spark.sparkContext.broadcast(pieces)
+            ids = spark.range(0, len(pieces), 1, max(len(pieces), 1))
+            self._frame = ids.mapInArrow(on_workers(partial(emit, shared=self._shared)), formats.raw_schema)
 
     def __enter__(self) -> Any:
         return self._frame
 
     def __exit__(self, *_: object) -> None:
-        self._shared.destroy()
+        with as_caller():
+            self._shared.destroy()
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
     """What a Spark task does in the second job."""
+    with as_caller():
+        pieces = shared.value
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            partition, piece = shared.value[number]
+            partition, piece = pieces[number]
             try:
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
                 known = problem if isinstance(problem, KeytailError) else explained(problem)
-                text = base64.b64encode(pickle.dumps((partition, known))).decode()
-                raise RuntimeError(_PROBLEM + text) from problem
+                # Of what follows it, its cause, Spark would print the text first, which may be a record's.
+                text = base64.b64encode(to_bytes((partition, known))).decode()
+                raise RuntimeError(_PROBLEM + text) from None
 
 
 def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]:
@@ -248,8 +257,10 @@ def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailE
     """Which partition is to blame for the end of a job, if one is, and what is wrong."""
     text = text_of(problem)
     if said := _SAID.search(text):
-        number, known = pickle.loads(base64.b64decode(said[1]))
-        return number, known
+        with contextlib.suppress(NotAValue, ValueError, TypeError):  # no task has written that: Spark's text says why
+            number, known = from_bytes(base64.b64decode(said[1]))
+            if isinstance(known, KeytailError):
+                return number, known
     if said := export_table.UNDECODABLE.search(text):
         name, number, offset = said[1], int(said[2]), int(said[3])
         return number, Undecodable(

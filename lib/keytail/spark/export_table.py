@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from keytail.acting_user import as_caller
 from keytail.clean.export_plan import Exported
 from keytail.errors import Refused
+from keytail.format.json_object import parse_object
 from keytail.spark.export_columns import Formats
 
 VERSION = 1
@@ -50,6 +52,7 @@ class TableState:
         return json.dumps({"keytail_export": VERSION, **told}, separators=(",", ":"))
 
 
+@as_caller()
 def read_state(path: str) -> TableState | None:
     """None where there is no table yet. Refused for a directory that holds anything but an export."""
     folder = Path(path)
@@ -80,7 +83,7 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
     try:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
-                info = json.loads(line).get("commitInfo")
+                info = parse_object(line).get("commitInfo")
                 if info is not None:
                     return dict(info)
     except FileNotFoundError:
@@ -93,10 +96,10 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
 
 def _state_of(metadata: str | None) -> TableState | None:
     try:
-        told = json.loads(metadata or "")
+        told = parse_object(metadata or "")
     except ValueError:
         return None
-    if not isinstance(told, dict) or "keytail_export" not in told:
+    if "keytail_export" not in told:
         return None
     if told["keytail_export"] != VERSION:
         raise Refused(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from keytail.acting_user import as_caller, on_workers
 from keytail.clean.fan_out import Merging, Sizes, fan_out
 from keytail.clean.fan_out_bits import ShardBits
 from keytail.clean.fan_out_proof import Verdict
@@ -29,8 +29,18 @@ from keytail.spark.ended import raise_if_ended
 from keytail.spark.hosts import refuse_network_here, refuse_unseen
 from keytail.spark.memory import map_memory_bytes
 from keytail.spark.session import concurrent_tasks
-from keytail.spark.tasks import Outcome, answer_schema, attempt_name, attempt_one, lost, name_jobs, run_bundle
+from keytail.spark.tasks import (
+    Outcome,
+    answer_bytes,
+    answer_schema,
+    attempt_name,
+    attempt_one,
+    lost,
+    name_jobs,
+    run_bundle,
+)
 from keytail.spark.watching import Channel, current_channel, send_to, telling
+from keytail.values import from_bytes, to_bytes
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -117,6 +127,7 @@ class SparkEngine:
                 raise lost(again) from again
         return self._values(outcomes)
 
+    @as_caller()
     def _shuffle(
         self,
         name: str,
@@ -135,12 +146,13 @@ class SparkEngine:
         shared = sc.broadcast((list(payloads), context))
         try:
             n = len(payloads)
-            cells = session.range(0, n, 1, max(n, 1)).mapInArrow(_emitting(shared, here, emit), _CELL_SCHEMA)
+            emitting = on_workers(_emitting(shared, here, emit))
+            cells = session.range(0, n, 1, max(n, 1)).mapInArrow(emitting, _CELL_SCHEMA)
             by_shard = cells.repartitionById(shards, "shard").sortWithinPartitions("place")
-            rows = by_shard.mapInArrow(_taking(shared, here, take), answer_schema).collect()
+            rows = by_shard.mapInArrow(on_workers(_taking(shared, here, take)), answer_schema).collect()
         finally:
             shared.destroy()
-        answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
+        answers = {row["id"]: from_bytes(row["answer"]) for row in rows}
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
@@ -212,7 +224,8 @@ def _emitting(
     shared: Any, here: Place, emit: Callable[[FileSystem, P, str], Iterator[Cell]]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        payloads, _ = shared.value
+        with as_caller():
+            payloads, _ = shared.value
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from _batches(_cells(here, emit, payloads[number], number))
@@ -230,7 +243,7 @@ def _cells(
             yield from emit(here.workers.file_system(), payload, attempt)
     except Exception as problem:
         outcome: Outcome[Any] = attempt_one(_raise, problem, attempt)
-        yield Cell(0, _PROBLEM, pickle.dumps((number, outcome)))
+        yield Cell(0, _PROBLEM, to_bytes((number, outcome)))
 
 
 def _raise(problem: Exception, attempt: str) -> None:
@@ -275,17 +288,19 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
         first = next(cells, None)
         problems: list[tuple[int, Outcome[Any]]] = []
         while first is not None and first[0] == _PROBLEM:
-            problems.append(pickle.loads(first[1]))
+            problems.append(from_bytes(first[1]))
             first = next(cells, None)
         if problems:  # of the tasks before: it comes back in place of an answer
             answer = min(problems, key=lambda one: one[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)
-            answer = attempt_one(partial(_take, here, take, shared.value[1], shard), some, attempt_name())
+            with as_caller():
+                _, of_stage = shared.value
+            answer = attempt_one(partial(_take, here, take, of_stage, shard), some, attempt_name())
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "id": pyarrow.array([shard], pyarrow.int64()),
-                "answer": pyarrow.array([pickle.dumps(answer)], pyarrow.binary()),
+                "answer": pyarrow.array([answer_bytes(answer)], pyarrow.binary()),
             }
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.spark.storage import is_network
+from keytail.spark.storage import refuse_shared_storage
 
 _MOUNT = "Mount the log dirs on that host as on all others, or keep it out of the run"
 
@@ -74,11 +74,4 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
 def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
     """Refused on a host that has the log dir over the network, whatever it is to the driver: on the server of the
     storage it looks like a local one, and brokers on other hosts have it open all the same."""
-    kind = fs.file_system_type(log_dir)
-    if is_network(kind):
-        raise Refused(
-            f"the log dir is on a network file system ({kind}) for host {os.uname().nodename}, where a broker could "
-            "have it open and no lock would tell",
-            path=log_dir,
-            remedy="Make sure that no broker can reach it, then state so with --shared-storage",
-        )
+    refuse_shared_storage(fs, [log_dir], os.uname().nodename)

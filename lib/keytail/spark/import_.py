@@ -9,7 +9,6 @@ holds the locks.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from keytail.acting_user import as_caller, on_workers
 from keytail.errors import KeytailError, Refused
 from keytail.format.encode import RecordColumns
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost
 from keytail.maintenance.import_ import ImportPlan, ImportRecord
 from keytail.maintenance.import_install import finish, install
 from keytail.maintenance.import_segments import SegmentsTask, SegmentsWriter, Written
@@ -29,7 +30,8 @@ from keytail.spark.import_records import Unpack, attempt_name
 from keytail.spark.import_rows import Rows
 from keytail.spark.import_slices import Slices, slices_of
 from keytail.spark.import_source import Source, records_of
-from keytail.spark.tasks import Outcome, attempt_one, explained, name_jobs
+from keytail.spark.tasks import Outcome, answer_bytes, attempt_one, explained, name_jobs
+from keytail.values import from_bytes
 
 _ANSWER_SCHEMA = "partition int, answer binary"
 
@@ -51,6 +53,7 @@ class ImportOutcome:
     end_ms: int = 0
 
 
+@as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
     """The way in which the source is read: what Spark opened of it (`import_source.opened`) decides."""
     rows = records_of(frame, source)  # whichever way it is, this finds what is wrong with the columns
@@ -91,7 +94,7 @@ class Import:
         finally:
             for plan in self.plans:
                 for replica in plan.replicas:
-                    with contextlib.suppress(OSError):  # the next run removes it too; the outcomes are to be told
+                    with contextlib.suppress(OSError, LockLost):  # the next run removes it; the outcomes are to be told
                         remove_scratch(self.fs, replica.path, self.run_id)
         return outcomes
 
@@ -107,7 +110,8 @@ class Import:
             frame, unpack = self.records.by_partition(passed, scratch)
             task = partial(_write_partition, unpack=unpack, tasks=dict(self.tasks), refused=dict(self.refused))
             name_jobs(self.records.spark.sparkContext, "import: segments")
-            rows = frame.mapInArrow(task, _ANSWER_SCHEMA).collect()
+            with as_caller():
+                rows = frame.mapInArrow(on_workers(task), _ANSWER_SCHEMA).collect()
         except Exception as lost:
             lines = [line for line in str(lost).splitlines() if line.strip()]
             own = (line for line in lines if line.startswith("keytail.errors."))  # of a task that reads
@@ -121,7 +125,7 @@ class Import:
         except BaseException:  # a signal: no task shall write behind the removal of scratch
             self.records.spark.sparkContext.cancelAllJobs()
             raise
-        answers = {row["partition"]: pickle.loads(row["answer"]) for row in rows}
+        answers = {row["partition"]: from_bytes(row["answer"]) for row in rows}
         for answer in answers.values():
             if answer.trace:
                 self.on_trace(answer.trace)
@@ -178,7 +182,7 @@ def _write_partition(
         yield pyarrow.RecordBatch.from_pydict(
             {
                 "partition": pyarrow.array([number], pyarrow.int32()),
-                "answer": pyarrow.array([pickle.dumps(answer)], pyarrow.binary()),
+                "answer": pyarrow.array([answer_bytes(answer)], pyarrow.binary()),
             }
         )
 

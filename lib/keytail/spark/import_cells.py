@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, Refused
 from keytail.format import cells, names
 from keytail.format.columns import BytesColumn
@@ -218,7 +219,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
     import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
 
-    with open(piece.path, "rb") as opened:
+    with as_caller(), open(piece.path, "rb") as opened:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
             raise Refused(
@@ -227,7 +228,8 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
                 remedy="Import a source that nobody writes, at a path that is the same on all hosts",
             )
     # Buffered: else a column of a row group, which may be most of the file, is read at once.
-    file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
+    with as_caller():
+        file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
     rows = max(1, min(_MOST_ROWS, CHUNK_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
     names = list(dict.fromkeys(columns.values()))
     for batch in file.iter_batches(rows, [piece.row_group], names, use_threads=False):

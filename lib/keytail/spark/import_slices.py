@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from keytail.acting_user import as_caller, on_workers
 from keytail.format.encode import RecordColumns
 from keytail.log.fs import LOCAL
 from keytail.spark import import_cells as cells
@@ -88,9 +89,10 @@ class Slices:
             of_task.sort(key=lambda cell: cell.place)
         return self.spark.range(0, self.n_partitions, 1, self.n_partitions), partial(_load, found=found)
 
+    @as_caller()
     def _on_slices(self, task: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> Any:
         n = len(self.slices)
-        return self.spark.range(0, n, 1, max(n, 1)).mapInArrow(task, schema)
+        return self.spark.range(0, n, 1, max(n, 1)).mapInArrow(on_workers(task), schema)
 
 
 def _store(
@@ -202,6 +204,7 @@ def _is_bytes(physical: str, logical: str) -> bool:
     return physical == "BYTE_ARRAY" and logical in ("None", "String")
 
 
+@as_caller()
 def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
     """Raises whatever reading a footer raises."""
     import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)

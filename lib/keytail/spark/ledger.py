@@ -15,6 +15,7 @@ from typing import Any
 
 import tenacity
 
+from keytail.acting_user import as_caller
 from keytail.errors import KeytailError, UsageProblem
 from keytail.spark.contents import SegmentPlace, read_contents
 from keytail.spark.delta import alone
@@ -150,6 +151,7 @@ class LedgerTable:
         for one in together:
             one.is_written, one.problem = True, problem
 
+    @as_caller()
     def _write(self, rows: Sequence[Row]) -> None:
         self._appends += 1
         frame = self._spark.createDataFrame(as_arrow(self.name, rows)).coalesce(1)

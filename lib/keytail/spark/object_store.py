@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
 
+from keytail.acting_user import as_caller
 from keytail.clean.out_of_place import outputs_of, to_copy
 from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import KeytailError, Refused, UsageProblem
@@ -62,7 +63,8 @@ class Store:
     def connect(self) -> tuple[Any, str]:
         """pyarrow's filesystem and the path in it."""
         try:
-            fs, path = _connected(self.uri)
+            with as_caller():  # keys may be in files of the caller's home
+                fs, path = _connected(self.uri)
         except Exception as problem:
             raise UsageProblem(
                 f"the target cannot be reached: {self.without_secrets(str(problem))}",

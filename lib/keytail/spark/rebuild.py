@@ -16,6 +16,7 @@ from typing import Any
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost
 from keytail.maintenance.indexes import (
     Scan,
     SegmentResult,
@@ -224,6 +225,8 @@ class Rebuild:
         if plan.execute:
             try:
                 remove_scratch(self.fs, plan.facts.path, plan.run_id)
+            except KeytailError as known:
+                problem = problem or known
             except OSError as system:
                 problem = problem or explained(system)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
@@ -239,7 +242,7 @@ class Rebuild:
 def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
     try:
         return remove_scratch(fs, plan.facts.path, plan.run_id)
-    except OSError:  # the next run removes it too
+    except (OSError, LockLost):  # the next run removes it too
         return 0
 
 

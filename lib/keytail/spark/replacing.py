@@ -16,6 +16,7 @@ from keytail.clean.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import FileSystem
+from keytail.log.lock import LockLost, refuse_lost
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.spark.ended import SparkEnded
@@ -94,6 +95,7 @@ class Replacing:
         self.problem = problem
         left = "what it has begun is finished or undone by the next run"
         try:
+            refuse_lost(self.fs, self.task.partition_path)
             if self._waiting:
                 recovered = recover(self.fs, self.task.partition_path)
                 if _is_replaced(self.fs, self.task, self._waiting[0], recovered):
@@ -103,6 +105,8 @@ class Replacing:
             if self.keeper is not None:
                 self.keeper.let_go(self.task)
             left = ""
+        except LockLost:  # which `problem` is, or is soon to be for the others: nothing more is changed
+            pass
         except (KeytailError, OSError) as also:
             left = f"{left} ({also})"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
@@ -198,7 +202,7 @@ def remove_lost_scratch(
     One that is not dead yet loses what it has written and fails by that, or writes more, which goes when the partition
     is done: names of attempts differ.
     """
-    with contextlib.suppress(OSError):  # the next run removes it too
+    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
         return remove_scratch(fs, task, result, again=again)
     return 0
 
@@ -207,7 +211,8 @@ def remove_scratch(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
     """Of this run, but for what `result` has written and hands on, and what a task to run `again` was handed; how
-    many files."""
+    many files. LockLost where the log dir's lock is lost: the next run removes them."""
+    refuse_lost(fs, task.scratch_path)
     removed = 0
     kept = set() if result is None else written(result)
     if again and task.handed_on is not None:

@@ -1,20 +1,19 @@
 """The Spark session that keytail's jobs run in.
 
-Sets in code what correctness needs (interpreter of the workers, no speculation, worker reuse) and, only for a
-session that the command line starts itself, what a session on one machine needs. Tuning belongs to
-conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
+Sets in code what correctness and safety need (interpreter of the workers, no speculation, worker reuse, no module from
+the current directory) and, only for a session that the command line starts itself, what a session on one machine needs.
+Tuning belongs to conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import queue
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from keytail.errors import KeytailError, UsageProblem
+from keytail.acting_user import as_caller, popen_as_caller
+from keytail.errors import KeytailError
+from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.spark.delta import IVY_NOISE, jars_problem
 from keytail.spark.ended import (
     HELD_BACK_S,
@@ -37,8 +38,9 @@ from keytail.spark.ended import (
     signal_of,
     text_of,
 )
+from keytail.spark.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
+from keytail.spark.java import require_java
 from keytail.spark.processes import Processes
-from keytail.versions import OLDEST_JAVA, numbers
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_STOP_S = 20.0
 # Set once a stop has begun.
 _unheard = threading.Event()
+# Of the JVM that this process has started.
+_local_dirs: list[LocalDirs] = []
 
 # A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
 CORRECTNESS = {
@@ -55,6 +59,8 @@ CORRECTNESS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Python puts the current directory first on sys.path otherwise: a `pyspark` there would run in every worker.
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
 }
 
 # The driver's JVM only hands out ids and collects small cells: the first compiler tier and the serial
@@ -63,6 +69,9 @@ LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # Its ports take serialized Java objects, from any local user without this. Spark makes the secret, a new one for
+    # each JVM, which never leaves it: on one machine nothing else needs it.
+    "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -85,7 +94,9 @@ def local_session(
     rows_in_jvm: bool = False,
 ) -> Any:
     """The session of a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]` stays on
-    127.0.0.1. With `rows_in_jvm` its JVM has records to work on, and is made for that, not for a quick start."""
+    127.0.0.1. With `rows_in_jvm` its JVM has records to work on, and is made for that, not for a quick start.
+
+    Its JVM keeps its files in a private directory, which `end_jvm` removes, or the end of this process."""
     require_java()
     local = master.startswith("local")
     if local:
@@ -94,21 +105,30 @@ def local_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = dict(LOCAL) if local else {}
-    java_options = [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
+    environment, java_options = {}, [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
     if local:
         java_options.insert(0, _ROWS_JAVA_OPTIONS if rows_in_jvm else _LOCAL_JAVA_OPTIONS)
+    if not _has_jvm():
+        with as_caller():
+            dirs = LocalDirs(configured_parents())
+        _local_dirs.append(dirs)
+        environment = safe_environment(dirs.paths)
+        java_options.append(f'"-Djava.io.tmpdir={dirs.paths[0]}"')
     settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
     settings |= extra or {}
     before = _children()
     withheld: list[bytes] = []
     try:
-        with _without_start_noise(IVY_NOISE if "spark.jars.packages" in settings else None) as withheld:
+        noise = IVY_NOISE if "spark.jars.packages" in settings else None
+        with environment_of_children(environment), _without_start_noise(noise) as withheld:
             return _build(app_name, settings, master)
     except BaseException as problem:
         # An interrupted start keeps no handle of its JVM, which then may wait for ever.
         for pid in _children() - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if environment:
+            _remove_local_dirs()
         if isinstance(problem, KeytailError):
             if (jars := jars_problem(b"".join(withheld))) is not None:
                 raise jars from problem
@@ -125,14 +145,28 @@ def _children() -> set[int]:
     return pids
 
 
+def _has_jvm() -> bool:
+    """Whether this process is a driver already: of a JVM that it started, or of spark-submit's."""
+    return "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None
+
+
 def end_jvm() -> None:
-    """End the JVM that this process started, whose session has stopped or been given up."""
+    """End the JVM that this process started, whose session has stopped or been given up, and remove its files."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
         process.kill()
+        process.wait()
         SparkContext._gateway = SparkContext._jvm = None  # the next session starts a JVM of its own
+    _remove_local_dirs()
+
+
+@atexit.register
+@as_caller()
+def _remove_local_dirs() -> None:
+    while _local_dirs:
+        _local_dirs.pop().remove()
 
 
 def session_of_run(
@@ -169,6 +203,7 @@ def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: An
         raise_if_ended(spark, problem)
 
 
+@as_caller()
 def _stop(spark: Any) -> None:
     """Its JVM may have ended before it: the signal that stops a run goes to spark-submit's too."""
     _unheard.set()
@@ -216,15 +251,27 @@ def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in {**settings, **CORRECTNESS}.items():
+    executors = {}
+    if limit := os.environ.get(MAX_RECORD_VARIABLE):
+        executors[f"spark.executorEnv.{MAX_RECORD_VARIABLE}"] = limit
+    for key, value in {**settings, **executors, **CORRECTNESS}.items():
         builder = builder.config(key, value)
     try:
-        return _in_a_thread(builder.getOrCreate)
+        return _in_a_thread(partial(_launched, builder.getOrCreate))
     except Exception as problem:
         raise KeytailError(
             f"Spark did not start: {first_line(problem)}",
             remedy="Spark's own messages stand above. Check JAVA_HOME, --master and free memory",
         ) from problem
+
+
+@as_caller()
+def _launched(get_or_create: Callable[[], Any]) -> Any:
+    """Spark's JVM reads packages and writes tables as the user that started this process."""
+    import pyspark.java_gateway as gateway  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
+
+    gateway.Popen = popen_as_caller
+    return get_or_create()
 
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
@@ -267,45 +314,6 @@ def first_line(problem: BaseException) -> str:
     return lines[0] if lines else type(problem).__name__
 
 
-def require_java() -> str:
-    """The `java` that Spark will start; UsageProblem when there is none, or one that is too old."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if home and not os.access(java or "", os.X_OK):
-        raise UsageProblem(
-            f"JAVA_HOME is {home}, but there is no program {java}",
-            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer, or unset it",
-        )
-    if java is None:
-        raise UsageProblem(
-            "No Java was found: JAVA_HOME is not set and there is no `java` on PATH",
-            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the folder of one",
-        )
-    version = java_version(java)
-    if version is not None and version[0] < OLDEST_JAVA:
-        raise UsageProblem(
-            f"{java} is Java {version[0]}, but Spark needs {OLDEST_JAVA} or newer",
-            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer",
-        )
-    return java
-
-
-def java_version(java: str) -> tuple[int, ...] | None:
-    """Its numbers, (17, 0, 15): from the `release` file beside `bin/` (starts no JVM), else from `java -version`."""
-    release = Path(os.path.realpath(java)).parent.parent / "release"
-    try:
-        text = release.read_text(errors="replace")
-    except OSError:
-        try:
-            command = [java, "-version"]
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            raise UsageProblem(f"{java} cannot be run: {problem}", remedy="Check JAVA_HOME") from problem
-        text = answer.stderr + answer.stdout
-    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+(?:\.\d+)*)', text)
-    return numbers(found.group(1)) if found else None
-
-
 @contextlib.contextmanager
 def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
     """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
@@ -316,7 +324,7 @@ def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list
     and keeps them: the pipe stays until the process ends. Once a stop has begun nothing is passed on: what is cancelled
     or shut down fails, with long words that no logging level holds.
     """
-    if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None:
+    if _has_jvm():
         yield []
         return
     _unheard.clear()

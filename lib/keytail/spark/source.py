@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
+from keytail.acting_user import User, working_as
 from keytail.spark.source_options import SourceOptions, parse_options
 from keytail.spark.source_schema import BATCH_COLUMNS, RECORD_COLUMNS, check_asked, schema_of
 
@@ -29,10 +30,11 @@ class _Share(InputPartition):
     """What one task reads."""
 
     pieces: tuple[Piece, ...]
+    user: User  # whom the task works as where it is root
 
-    def __init__(self, pieces: tuple[Piece, ...]) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
         super().__init__(None)
-        self.pieces = pieces
+        self.pieces, self.user = pieces, user
 
 
 class _LogSource(DataSource):
@@ -77,10 +79,13 @@ class _LogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from keytail.log.fs import LOCAL  # noqa: PLC0415
+        from keytail.log.owner import owner_of  # noqa: PLC0415
         from keytail.spark.source_plan import plan_read  # noqa: PLC0415
 
-        # Without any Spark makes up one of its own.
-        return [_Share(pieces) for pieces in plan_read(LOCAL, self._options)] or [_Share(())]
+        user = owner_of(LOCAL, self._options.log_dirs)
+        with working_as(user):
+            # Without any Spark makes up one of its own.
+            return [_Share(pieces, user) for pieces in plan_read(LOCAL, self._options)] or [_Share((), user)]
 
     def read(self, partition: Any) -> Iterator[Any]:
         from keytail.log.fs import LOCAL  # noqa: PLC0415
@@ -88,7 +93,8 @@ class _LogReader(DataSourceReader):
 
         schema = to_arrow_schema(self._schema, timezone="UTC")
         read = record_batches if self._of_records else batch_tables
-        return read(LOCAL, partition.pieces, schema)
+        with working_as(partition.user):
+            yield from read(LOCAL, partition.pieces, schema)
 
 
 def register(spark: Any) -> None:

@@ -5,7 +5,6 @@ Text in, values out; nothing here looks at a disk. SOURCE.md has the table that 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from keytail.errors import UsageProblem
+from keytail.format.json_object import parse_object
 
 SLICE_BYTES = 128 << 20  # of log a task: what Spark's own sources read in one
 EARLIEST, LATEST = -2, -1  # as Spark's JSON of offsets has them
@@ -172,12 +172,9 @@ def _assigned(options: Mapping[str, str]) -> frozenset[TopicPartition]:
 
 def _json(name: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        return parse_object(text)
     except ValueError as error:
-        raise UsageProblem(f"option {name} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UsageProblem(f"option {name} is no JSON object")
-    return found
+        raise UsageProblem(f"option {name} is no JSON object: {error}") from error
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:

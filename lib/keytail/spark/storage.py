@@ -12,43 +12,34 @@ from dataclasses import dataclass, field
 from keytail.errors import Refused
 from keytail.log.fs import FileSystem
 
-NETWORK_TYPES = frozenset(
-    {
-        "9p",
-        "acfs",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "efs",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-    }
-    | {"nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs"}
+# Mounted by one host, which then sees every lock. Any other type may have its files on other hosts: network file
+# systems, those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show what is behind them.
+_LOCAL_TYPES = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
+    | {"tmpfs", "ramfs", "overlay", "aufs"}
 )
-# A file system in user space may be a local one, but nothing tells: only these are known to be local.
-_LOCAL_FUSE = frozenset({"fuse.ext2", "fuse.ext4", "fuse.lxcfs", "fuseblk"})
+_SHARED_REMEDY = "Make sure that no broker can reach it, then state so with --shared-storage"
 
 
-def is_network(kind: str) -> bool:
-    """Whether a file system of this type may be mounted by a broker on another host as well."""
-    return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+def is_local(kind: str) -> bool:
+    """Whether a file system of this type (a kernel's name; "": unknown) is known to be open on this host only."""
+    return kind in _LOCAL_TYPES
 
 
-def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str]) -> None:
-    """Refused when a log dir is on a network file system: locks protect from brokers on this host only."""
+def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str = "") -> None:
+    """Refused when a log dir is on a file system that may be shared: locks protect from brokers on this host only.
+
+    `for_host`: the host that sees it so, where that is not the driver.
+    """
     for log_dir in log_dirs:
         kind = fs.file_system_type(log_dir)
-        if is_network(kind):
+        if not is_local(kind):
+            where = f" for host {for_host}" if for_host else ""
             raise Refused(
-                f"the log dir is on a network file system ({kind}), where a broker on another host could have "
-                "it open and no lock would tell",
+                f"the log dir is on a file system that is not known to be local ({kind or 'unknown type'}){where}: a "
+                "broker on another host could have it open, and its lock would not be seen here",
                 path=log_dir,
-                remedy="Make sure that no broker can reach it, then state so with --shared-storage",
+                remedy=_SHARED_REMEDY,
             )
 
 

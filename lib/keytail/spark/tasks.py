@@ -1,26 +1,27 @@
 """Hands payloads to Spark's Python workers, one a task, and brings back one small answer for each.
 
-Whatever a task raises comes back as a value, so one bad partition never ends the others' job. A worker that
-dies (killed, out of memory) does end its job: the payloads of that job are run again one a job, and only the
-one whose worker dies again has failed.
+Answers are data (values.py): a worker gives the driver no code to run. Whatever a task raises comes back as a value, so
+one bad partition never ends the others' job. A worker that dies (killed, out of memory) does end its job: the payloads
+of that job are run again one a job, and only the one whose worker dies again has failed.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from keytail.errors import REPORT_IT, KeytailError, of_system
+from keytail.acting_user import as_caller, on_workers
+from keytail.errors import REPORT_IT, KeytailError, of_system, out_of_memory
 from keytail.log.heap import keep_freed_memory
 from keytail.spark.ended import raise_if_ended, text_of
 from keytail.spark.processes import Processes
 from keytail.spark.watching import Channel, current_channel, send_to
+from keytail.values import from_bytes, to_bytes
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -84,6 +85,7 @@ def run_bundle(
     return outcomes
 
 
+@as_caller()
 def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
     """One Spark job: one partition of one id for each payload, started in order."""
     context = spark.sparkContext
@@ -91,10 +93,10 @@ def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R],
     shared = context.broadcast(list(payloads))
     try:
         ids = spark.range(0, len(payloads), 1, len(payloads))
-        rows = ids.mapInArrow(_task_of(shared, function, current_channel()), answer_schema).collect()
+        rows = ids.mapInArrow(on_workers(_task_of(shared, function, current_channel())), answer_schema).collect()
     finally:
         shared.destroy()
-    answers = {row["id"]: pickle.loads(row["answer"]) for row in rows}
+    answers = {row["id"]: from_bytes(row["answer"]) for row in rows}
     return [answers[number] for number in range(len(payloads))]
 
 
@@ -114,9 +116,11 @@ def _task_of(
 
         send_to(channel)
         attempt = attempt_name()
+        with as_caller():
+            payloads = shared.value
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                answer = pickle.dumps(attempt_one(function, shared.value[number], attempt))
+                answer = answer_bytes(attempt_one(function, payloads[number], attempt))
                 yield pyarrow.RecordBatch.from_pydict(
                     {
                         "id": pyarrow.array([number], pyarrow.int64()),
@@ -157,15 +161,20 @@ def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
     return Outcome(value, problem, os.uname().nodename, start_ms, time.time_ns() // 1_000_000, trace)
 
 
+def answer_bytes(outcome: Outcome[Any]) -> bytes:
+    """The outcome for the driver; one whose value is no data becomes a problem."""
+    try:
+        return to_bytes(outcome)
+    except TypeError as surprise:
+        return to_bytes(replace(outcome, value=None, problem=explained(surprise), trace=traceback.format_exc()))
+
+
 def explained(surprise: Exception) -> KeytailError:
     """An error of the system or of the program itself, in the words of a KeytailError."""
     if isinstance(surprise, OSError):
         return of_system(surprise, f" on host {os.uname().nodename}")
     if isinstance(surprise, MemoryError):
-        return KeytailError(
-            f"out of memory on host {os.uname().nodename}",
-            remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
-        )
+        return out_of_memory()
     return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}", remedy=REPORT_IT)
 
 

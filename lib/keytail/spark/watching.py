@@ -2,13 +2,14 @@
 
 Spark tells of a task when it has ended. So tasks send a small datagram twice a second, to a port that the driver has
 for as long as the run lasts: on 127.0.0.1, or on a cluster where Spark itself has the driver listen. Nothing depends
-on them. A firewall that holds them up costs the view of what is in flight, no more; what comes without the run's token
-is ignored.
+on them. A firewall that holds them up costs the view of what is in flight, no more. Each begins with a code that only
+a task with the run's key can make, and Spark takes the key to tasks: what has none is ignored, whoever has sent it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from keytail.log.meter import METER
@@ -26,6 +27,7 @@ _EVERY_S = 0.5
 # A task that is over sooner is told of by its answer.
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
+_KEY_BYTES = _CODE_BYTES = 32  # of HMAC-SHA-256
 LOOPBACK = "127.0.0.1"
 
 
@@ -59,7 +61,7 @@ class Channel:
 
     host: str
     port: int
-    token: str
+    key: bytes = field(repr=False)
 
     @contextlib.contextmanager
     def telling(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
@@ -69,7 +71,7 @@ class Channel:
         def send(is_over: bool = False) -> None:
             sign = [name, attempt, METER.phase, METER.read_bytes - begun_bytes, is_over]
             with contextlib.suppress(OSError):
-                out.send(f"{self.token}{json.dumps(sign)}".encode())
+                out.send(_with_code(json.dumps(sign).encode(), self.key))
 
         def go_on() -> None:
             while not over.wait(_EVERY_S):
@@ -110,7 +112,7 @@ class Watch:
         except OSError:
             self._socket.close()
             raise
-        self.channel = Channel(driver.host, self._socket.getsockname()[1], secrets.token_hex(8))
+        self.channel = Channel(driver.host, self._socket.getsockname()[1], secrets.token_bytes(_KEY_BYTES))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
 
@@ -133,7 +135,7 @@ class Watch:
                 data = self._socket.recv(_LONGEST_BYTES)
             except OSError:
                 return
-            sign = _parsed(data, self.channel.token)
+            sign = _parsed(data, self.channel.key)
             if sign is not None:
                 self._heard(sign)
 
@@ -176,11 +178,16 @@ def _address(host: str, port: int) -> tuple[int, Any]:
     return family, address
 
 
-def _parsed(data: bytes, token: str) -> Sign | None:
+def _with_code(text: bytes, key: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256") + text
+
+
+def _parsed(data: bytes, key: bytes) -> Sign | None:
     """None for what no task of this run has sent, of which nothing is looked at."""
-    if not secrets.compare_digest(data[: len(token)], token.encode()):
+    text = data[_CODE_BYTES:]
+    if not hmac.compare_digest(data, _with_code(text, key)):
         return None
     try:
-        return Sign(*json.loads(data[len(token) :]))
+        return Sign(*json.loads(text))
     except (ValueError, TypeError):
         return None
