@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO, cast
 
@@ -65,28 +66,47 @@ def standard_error() -> TextIO:
 
     Its reader may have gone, its terminal been closed, the disk of its file be full: a run is worth more than that.
     """
-    return cast(TextIO, _Unfailing(sys.stderr))
+    return cast(TextIO, Unfailing.of(sys.stderr))
 
 
-class _Unfailing:
-    def __init__(self, stream: TextIO) -> None:
+class Unfailing:
+    """A stream without its errors, and the first of them; `problem` is one that it has already, if it is written to."""
+
+    def __init__(self, stream: TextIO, problem: OSError | None = None) -> None:
         self._stream = stream
+        self._at_first_write = problem
+        self._problem: OSError | None = None
+
+    @classmethod
+    def of(cls, stream: Any) -> Unfailing:
+        return stream if isinstance(stream, cls) else cls(stream)
 
     def write(self, text: str) -> int:
+        self._problem = self._problem or self._at_first_write
         try:
             return self._stream.write(text)
-        except OSError:
-            self._give_up()
+        except OSError as problem:
+            self.give_up(problem)
             return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except OSError:
-            self._give_up()
+        except OSError as problem:
+            self.give_up(problem)
 
-    def _give_up(self) -> None:
+    def take_problem(self) -> OSError | None:
+        """The first error, once."""
+        problem, self._problem, self._at_first_write = self._problem, None, None
+        return problem
+
+    def give_up(self, problem: OSError) -> None:
         """The descriptor too: what is buffered is flushed at the end of the process, which would fail by it."""
+        self._problem = self._problem or problem
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -37,12 +38,19 @@ FromLogStart = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+
+def _minutes(text: str) -> float:
+    if not re.fullmatch(r"\d{1,9}(\.\d+)?|\.\d+", text, re.ASCII):
+        raise typer.BadParameter(f"{text!r} is not a number of minutes from 0 to 999999999")
+    return float(text)
+
+
 Deadline = Annotated[
     float | None,
     typer.Option(
         "--deadline",
         metavar="MINUTES",
-        min=0.0,
+        parser=_minutes,
         help="Begin nothing new after this many minutes, no partition and no round of groups; what has begun is "
         "finished.",
         rich_help_panel=RUN,

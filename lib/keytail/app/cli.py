@@ -6,9 +6,14 @@ Each verb's flags are in a module of its group, what it does in one named after 
 
 from __future__ import annotations
 
+import sys
+
+# `python -m` puts the current directory first: what lies there must not take the place of a package.
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]
+
 import contextlib
 import os
-import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -28,6 +33,7 @@ from keytail.app import (
 from keytail.app.command import SUBMITTED
 from keytail.app.examples import epilog
 from keytail.app.stopping import die_quietly, stop_with_parent
+from keytail.app.streams import end_of_output, guard
 
 app = typer.Typer(
     name="keytail",
@@ -60,8 +66,14 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
     """Run a command line and exit with its status. `submitted`: spark-submit has made the driver."""
     program = "spark-submit jobs/" if submitted else "keytail"
+    guard()
     die_quietly()
-    app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
+    try:
+        app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
+    except SystemExit as ended:
+        if isinstance(ended.code, int):  # of help, or of wrong usage: commands have ended their output
+            ended.code = end_of_output(ended.code, changes=False)
+        raise
     sys.exit(0)
 
 

@@ -28,7 +28,9 @@ def plan(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
     topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
     now: o.Now = None,
     unsafe_clock: o.UnsafeClock = False,
     force: c.Force = False,
@@ -40,10 +42,13 @@ def plan(
 ) -> None:
     """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark."""
     from keytail.app import compaction  # noqa: PLC0415 (--help stays fast)
+    from keytail.app.replicas import directories_of  # noqa: PLC0415 (--help stays fast)
 
-    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
     request = compaction.Request(
-        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,
         now_ms=now,
         unsafe_clock=unsafe_clock,
@@ -68,7 +73,9 @@ def compact(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
     topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
     execute: o.Execute = False,
     now: o.Now = None,
     unsafe_clock: o.UnsafeClock = False,
@@ -102,14 +109,17 @@ def compact(
     Without --execute this is a dry run, as `plan`.
     """
     from keytail.app import compaction  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.app.replicas import directories_of  # noqa: PLC0415 (--help and --version stay fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
     if show_keys and report_file is None:
         raise UsageProblem("--show-keys is about the page of --report, and none is asked for")
-    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
     request = compaction.Request(
-        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,
         execute=execute,
         now_ms=now,

@@ -9,7 +9,7 @@ import typer
 
 from keytail.app import options as o
 from keytail.app import rows as show
-from keytail.app.command import choice_of, configuration_of, reported
+from keytail.app.command import configuration_of, reported
 
 Warm = Annotated[
     bool,
@@ -36,12 +36,16 @@ def doctor(
     asks all executors whether they have the same packages, and the same log dirs at the same paths.
     """
     from keytail.app import doctor as verb  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.app.selection import chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
 
     paths: tuple[str, ...] = ()
+    configuration = configuration_of(config)
     if log_dirs or config:
-        paths = choice_of(configuration_of(config, None), log_dirs, None, None, None).log_dirs
+        paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
     now_ms = time.time_ns() // 1_000_000
-    rows = verb.doctor(warm=warm, now_ms=now_ms, paths=paths, master=master, delta_jars=delta_jars)
+    rows = verb.doctor(
+        warm=warm, now_ms=now_ms, paths=paths, configuration=configuration, master=master, delta_jars=delta_jars
+    )
     if output is o.Output.json:
         show.print_json(rows)
     else:

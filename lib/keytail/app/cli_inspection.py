@@ -30,7 +30,7 @@ def verify(
     """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong."""
     from keytail.app import verification  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = configuration_of(config, None)
+    configuration = configuration_of(config)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     with reporting(report_file, Page("verify"), choice.log_dirs) as page, report(
         quarantine_report, choice.log_dirs, rows_file
@@ -55,7 +55,9 @@ def describe(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
     topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
     every: i.AllSettings = False,
     records: i.CountRecords = False,
     now: o.Now = None,
@@ -66,7 +68,9 @@ def describe(
     from keytail.app import describe as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.app.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
     rows = verb.describe(
         choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration,
@@ -99,7 +103,7 @@ def lookup(
     """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only."""
     from keytail.app import lookup as story  # noqa: PLC0415 (--help and --version stay fast)
 
-    configuration = configuration_of(config, None)
+    configuration = configuration_of(config)
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     rows = story.lookup(choice, offset=offset, timestamp=timestamp, explain=explain)
     if output is o.Output.json:
@@ -125,6 +129,7 @@ def dump(
     to_offset: d.ToOffset = None,
     from_position: d.FromPosition = None,
     to_position: d.ToPosition = None,
+    escape: d.Escape = None,
     output: d.OutputFlag = o.Output.table,
 ) -> None:
     """Print what is in segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
@@ -132,6 +137,8 @@ def dump(
     With --output json an object a line. Exit status 1 when a checksum, an index entry or a record is wrong.
     """
     from keytail.app import dump as story  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.log.fs import LOCAL  # noqa: PLC0415 (the same)
+    from keytail.log.owner import work_as_owner_of_files  # noqa: PLC0415 (the same)
 
     options = story.options_of(
         print_data_log=print_data_log,
@@ -144,7 +151,8 @@ def dump(
         wanted=story.Range(from_offset, to_offset, from_position, to_position),
     )
     paths = [*(files or ()), *o.comma_lists(file_list)]
-    raise typer.Exit(story.run(paths, options, as_json=output is o.Output.json))
+    work_as_owner_of_files(LOCAL, paths)
+    raise typer.Exit(story.run(paths, options, as_json=output is o.Output.json, escape=escape))
 
 
 @reported
@@ -164,11 +172,15 @@ def audit(
     from keytail.app.audit_table import print_table  # noqa: PLC0415 (the same)
     from keytail.app.replicas import directories_of  # noqa: PLC0415 (the same)
     from keytail.app.selection import Choice  # noqa: PLC0415 (the same)
+    from keytail.log.fs import LOCAL  # noqa: PLC0415 (the same)
+    from keytail.log.owner import work_as_owner  # noqa: PLC0415 (the same)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
     choice = Choice((), tuple(topic or ()), o.comma_lists(topic_list), o.comma_lists(partitions))
-    with reporting(report_file, Page("audit"), directories_of(replica or ())) as page:
+    directories = directories_of(replica or ())
+    work_as_owner(LOCAL, (), directories)
+    with reporting(report_file, Page("audit"), directories) as page:
         rows = verb.audit(
             replica or (), choice, examples=examples, master=master, submitted=submitted, on_row=page.heard
         )

@@ -29,8 +29,11 @@ HistoryPartitions = Annotated[
 ]
 Limit = Annotated[
     int,
-    typer.Option("--limit", metavar="N", min=1, help="The newest so many runs or rows.", rich_help_panel=o.RUN),
-]
+    typer.Option(
+        "--limit", metavar="N", parser=o.within(1, 1_000_000), help="The newest so many runs or rows.",
+        rich_help_panel=o.RUN,
+    ),
+]  # fmt: skip
 Maintain = Annotated[
     bool,
     typer.Option(
@@ -45,7 +48,7 @@ RetainDays = Annotated[
     typer.Option(
         "--retain-days",
         metavar="N",
-        min=1,
+        parser=o.within(1, 36_500),
         help="With --maintain: remove rows older than so many days. Default: none.",
         rich_help_panel=o.RUN,
     ),

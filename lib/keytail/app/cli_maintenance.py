@@ -21,6 +21,8 @@ def rebuild_index(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
+    metadata_is_current: o.MetadataIsCurrent = False,
     execute: o.Execute = False,
     rebuild_all: o.RebuildAll = False,
     truncate: o.Truncate = False,
@@ -41,7 +43,9 @@ def rebuild_index(
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = configuration_of(config, topic_config)
+    configuration = configuration_of(
+        config, topic_config, topic_configs=topic_configs, metadata_is_current=metadata_is_current
+    )
     request = rebuild.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,
@@ -78,7 +82,9 @@ def expire(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
     topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
     execute: o.Execute = False,
     now: o.Now = None,
     unsafe_clock: o.UnsafeClock = False,
@@ -94,7 +100,9 @@ def expire(
     """
     from keytail.app import expire as verb  # noqa: PLC0415 (--help stays fast)
 
-    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
     request = verb.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
         configuration=configuration,

@@ -33,7 +33,9 @@ def import_logs(
     segment_bytes: i.SegmentBytes = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
     topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
     single_replica: i.SingleReplica = False,
     shared_storage: o.SharedStorage = False,
     import_id: i.ImportId = None,
@@ -47,11 +49,15 @@ def import_logs(
     """
     from keytail.app import import_, import_table  # noqa: PLC0415 (--help stays fast)
     from keytail.app.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.fs import LOCAL  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.owner import work_as_owner  # noqa: PLC0415 (--help stays fast)
     from keytail.spark.import_source import Columns, Source  # noqa: PLC0415 (--help stays fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = configuration_of(config, topic_config, topics_have_no_overrides)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
     request = import_.Request(
         source=Source(source, format_.value, columns, o.comma_lists(sort_by)),
@@ -74,6 +80,7 @@ def import_logs(
         shared_storage=shared_storage,
         submitted=submitted,
     )
+    work_as_owner(LOCAL, request.all_log_dirs)
     rows = import_.import_records(request)
     if output is o.Output.json:
         show.print_json(rows)
@@ -118,7 +125,7 @@ def export(
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
-    configuration = configuration_of(config, None)
+    configuration = configuration_of(config)
     formats = Formats(
         story.format_of("key", key_format.value, key_schema), story.format_of("value", value_format.value, value_schema)
     )

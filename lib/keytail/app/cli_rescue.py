@@ -59,6 +59,8 @@ def salvage(
     partitions: o.Partitions = None,
     config: o.Config = None,
     topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
+    metadata_is_current: o.MetadataIsCurrent = False,
     execute: o.Execute = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
@@ -69,7 +71,9 @@ def salvage(
     """
     from keytail.app import salvage as verb  # noqa: PLC0415 (--help stays fast)
 
-    configuration = configuration_of(config, topic_config)
+    configuration = configuration_of(
+        config, topic_config, topic_configs=topic_configs, metadata_is_current=metadata_is_current
+    )
     choice = choice_of(configuration, log_dirs, topic, topic_list, partitions)
     rows = verb.salvage(verb.Request(choice=choice, to=to, configuration=configuration, execute=execute))
     if output is o.Output.json:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,10 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.markup import escape
 
+from keytail import acting_user
 from keytail.app import options as o
 from keytail.app import rows as show
 from keytail.app.speaking import spoken
 from keytail.app.stopping import Stopped, stoppable
+from keytail.app.streams import end_of_output
+from keytail.app.whole_file import refuse_one_file_for_two
 from keytail.errors import KeytailError, UsageProblem, in_words
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow, exit_status
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from keytail.app.selection import Choice, Configuration
 
 SUBMITTED = "under spark-submit"
+
+
+# Flags of files that a run makes, and what functions of commands call them.
+_FILES = {"--report": "report_file", "--rows-file": "rows_file", "--quarantine-report": "quarantine_report"}
 
 
 def reported(verb: Callable[..., None]) -> Callable[..., None]:
@@ -36,27 +41,32 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            told(*args, **kwargs)
+        finally:
+            acting_user.give_back()
+
+    def told(*args: Any, **kwargs: Any) -> None:
         as_json = kwargs.get("output") == o.Output.json
         with stoppable():  # also while an error is told: one of them is, in full
             try:
                 try:
+                    refuse_one_file_for_two({flag: kwargs.get(name) for flag, name in _FILES.items()})
                     verb(*args, **kwargs)
-                    return
+                    status = 0
+                except typer.Exit as ended:
+                    status = ended.exit_code
                 except SparkEnded as ended:
                     status = _tell_stopped(ended.what, ended.rows, 1, as_json)
-                except BrokenPipeError:
-                    _stop_writing()
-                    _say("nobody reads standard output any more, so not all was told. What was begun is done")
-                    status = 1
-                except (KeytailError, OSError) as problem:
+                except (KeytailError, OSError, MemoryError) as problem:
                     _say(in_words(problem))
                     status = 2 if isinstance(problem, UsageProblem) else 1
                     if status == 1 and as_json:
-                        _print_if_heard([])
+                        show.print_json([])
             except Stopped as stop:
                 name = signal.Signals(stop.number).name
                 status = _tell_stopped(f"interrupted by {name}", stop.rows, stop.exit_status, as_json)
-        raise typer.Exit(status)
+        raise typer.Exit(end_of_output(status, changes=bool(kwargs.get("execute"))))
 
     return run
 
@@ -75,31 +85,22 @@ def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bo
         "may start. To go on, run the same command again"
     )
     if rows is not None and as_json:
-        _print_if_heard(rows)
+        show.print_json(rows)
     return status
 
 
-def _print_if_heard(rows: Sequence[Any]) -> None:
-    """Under spark-submit standard output goes through a JVM that the same signal has ended."""
-    try:
-        show.print_json(rows)
-    except BrokenPipeError:
-        _stop_writing()
-
-
-def _stop_writing() -> None:
-    """Also what is flushed at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
 def configuration_of(
-    config: str | None, topic_config: list[str] | None, topics_have_no_overrides: bool = False
+    config: str | None,
+    topic_config: list[str] | None = None,
+    topics_have_no_overrides: bool = False,
+    topic_configs: str | None = None,
+    metadata_is_current: bool = False,
 ) -> Configuration:
     from keytail.app.selection import read_configuration  # noqa: PLC0415 (--help and --version stay fast)
 
-    return read_configuration(config, topic_config or (), topics_have_no_overrides)
+    return read_configuration(
+        config, topic_config or (), topics_have_no_overrides, topic_configs, metadata_is_current
+    )
 
 
 def choice_of(
@@ -108,11 +109,18 @@ def choice_of(
     topic: list[str] | None,
     topic_list: list[str] | None,
     partitions: list[str] | None,
+    also_read: Sequence[str] = (),
 ) -> Choice:
+    """Started as root, this process works as the owner of the log dirs from here on; `also_read` are log dirs of other
+    brokers."""
     from keytail.app.selection import Choice, chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.log.fs import LOCAL  # noqa: PLC0415 (as the line above)
+    from keytail.log.owner import work_as_owner  # noqa: PLC0415 (as the line above)
 
+    paths = chosen_log_dirs(o.comma_lists(log_dirs), configuration)
+    work_as_owner(LOCAL, paths, also_read)
     return Choice(
-        log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
+        log_dirs=paths,
         topic_patterns=tuple(topic or ()),
         topics=o.comma_lists(topic_list),
         partitions=o.comma_lists(partitions),

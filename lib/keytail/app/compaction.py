@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.each_partition import of_each
 from keytail.app.ledger import LedgerFlags, recording, run_id_at
-from keytail.app.metadata import metadata_told
+from keytail.app.metadata import with_metadata
 from keytail.app.originals import make_directory, originals_of, tell, tell_kept
 from keytail.app.planning import (
     Planned,
@@ -27,6 +27,7 @@ from keytail.app.planning import (
     plan_one,
     plan_to_compact,
     resolve_leftovers,
+    say_what_is_assumed,
 )
 from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.app.replicas import replicas_of, tell_unhosted
@@ -121,7 +122,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
-        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         map_memory = request.map_memory()
         rows = of_each(
             chosen,
@@ -130,8 +131,9 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             ).planned_row(map_memory, in_detail=request.in_detail),
             fs,
         )
+        due = [row for row in rows if row.status == "would-compact"]
+        say_what_is_assumed(configuration, (row.topic for row in due))
         if rules.replicas:
-            due = (row for row in rows if row.status == "would-compact")
             tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
 
@@ -152,10 +154,11 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         run.enter_context(hold(request.choice.log_dirs, fs))
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
-        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
         tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
         _mend_checkpoints(fs, chosen, planned)
+        say_what_is_assumed(configuration, (p.facts.topic for p in planned if p.wanted))
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:

@@ -16,8 +16,10 @@ from keytail.app import rows as show
 from keytail.app.doctor_log_dirs import clock, log_dirs
 from keytail.app.doctor_row import FAIL, OK, CheckRow
 from keytail.app.progress import Reporter
+from keytail.app.selection import Configuration
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.owner import work_as_owner
 
 
 def doctor(
@@ -25,6 +27,7 @@ def doctor(
     warm: bool,
     now_ms: int,
     paths: Sequence[str] = (),
+    configuration: Configuration | None = None,
     master: str | None = None,
     delta_jars: str | None = None,
     fs: FileSystem = LOCAL,
@@ -35,7 +38,8 @@ def doctor(
         _warm()
     rows = [machine.python(), machine.java(), machine.spark(), machine.delta(delta_jars), machine.native()]
     rows += [machine.cache(), machine.descriptors(), machine.memory()]
-    rows += log_dirs(fs, paths, now_ms) if paths else [clock(now_ms, None)]
+    work_as_owner(fs, [path for path in paths if fs.exists(path)])
+    rows += log_dirs(fs, paths, now_ms, configuration or Configuration()) if paths else [clock(now_ms, None)]
     return rows + (_executors(master, paths) if master else [])
 
 

@@ -12,19 +12,21 @@ from dataclasses import replace
 
 from keytail.app import rows as show
 from keytail.app.doctor_row import FAIL, OK, WARN, CheckRow
+from keytail.app.metadata import Cluster, read_cluster
+from keytail.app.selection import GIVE_SETTINGS, Configuration
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import can_be_asked, is_held
 from keytail.log.partition import LogDirFacts, survey_log_dirs
-from keytail.spark.storage import is_network
+from keytail.spark.storage import is_local
 
 _FUTURE_MS = 3_600_000
 
 
-def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int) -> list[CheckRow]:
-    """Rows of each log dir, and one of the clock."""
+def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
+    """Rows of each log dir, one of the metadata log, and one of the clock."""
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:
@@ -43,7 +45,18 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int) -> list[CheckRow
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
         of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
         rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
-    return [*rows, clock(now_ms, newest)]
+    return [*rows, metadata(read_cluster(fs, paths, configuration), now_ms), clock(now_ms, newest)]
+
+
+def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
+    """Whether the settings of topics are known by the metadata log."""
+    check = "metadata log"
+    if cluster.metadata is None:
+        return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
+    if cluster.is_old(now_ms):
+        remedy = "If the cluster ran on, start this broker and stop it again: it then has the settings of today"
+        return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
+    return CheckRow(check, OK, cluster.sentence(now_ms))
 
 
 def _state(facts: LogDirFacts) -> CheckRow:
@@ -81,9 +94,9 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
     found += show.human_bytes(largest_bytes)
     if fs.is_read_only(facts.path):
         return CheckRow(check, WARN, f"{found}; mounted read-only", "Runs that write need --output-dir, or a copy")
-    if is_network(kind):
+    if not is_local(kind):
         remedy = "Make sure that no broker can reach it, then state so with --shared-storage"
-        return CheckRow(check, WARN, f"{found}; a network file system, whose locks do not reach other hosts", remedy)
+        return CheckRow(check, WARN, f"{found}; not known to be local: a lock on another host is not seen here", remedy)
     if free < largest_bytes:
         remedy = "It is done in rounds, group by group; free more for a shorter run"
         return CheckRow(check, WARN, found, remedy)

@@ -14,8 +14,8 @@ from keytail.app import rows as show
 from keytail.app.doctor_row import FAIL, OK, WARN, CheckRow
 from keytail.app.workers import cores
 from keytail.errors import UsageProblem
+from keytail.spark.java import java_version, require_java
 from keytail.spark.memory import map_memory_bytes, physical_bytes
-from keytail.spark.session import java_version, require_java
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
 # Spark's shuffle and a driver's locks and files of some tasks at a time: Spark's own documents ask for thousands.
@@ -112,7 +112,10 @@ def cache() -> CheckRow:
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
     if jit.CACHE_FOLDER is None:
-        remedy = "Set KEYTAIL_CACHE_DIR to a folder that this user may write to"
+        remedy = "Set KEYTAIL_CACHE_DIR to a folder that this user, and nobody but root, may write to"
+        if jit.UNTRUSTED:
+            found = f"others may write to {jit.UNTRUSTED[0]}, or it is another user's: each process compiles its own"
+            return CheckRow("compiled kernels", WARN, found, remedy)
         return CheckRow("compiled kernels", WARN, "no folder to keep them in: each process compiles anew", remedy)
     kept = sum(name.endswith(".nbi") for _, _, names in os.walk(jit.CACHE_FOLDER) for name in names)
     found = f"{kept} in {jit.CACHE_FOLDER}" + ("" if jit.IS_WRITABLE else ", to which this user adds nothing")

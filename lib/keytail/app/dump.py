@@ -6,18 +6,19 @@ error; with JSON an object a line, findings among them.
 
 from __future__ import annotations
 
-import os
+import codecs
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from keytail.errors import UsageProblem
+from keytail.errors import UsageProblem, visible_lines
 from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.inspection.dump import DumpOptions, dump
 from keytail.inspection.dump_index import IndexChecks
 from keytail.inspection.dump_range import Range
 from keytail.inspection.dump_report import Report
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.telling import say
+from keytail.telling import Unfailing, say
 
 READER_GONE = 141  # as a shell says of a program whose reader (`head`) has ended
 
@@ -51,21 +52,54 @@ def options_of(
     )
 
 
-def run(paths: Sequence[str], options: DumpOptions, *, as_json: bool, fs: FileSystem = LOCAL) -> int:
-    """Dump to this process's standard output; the exit status: 1 when anything was found wrong."""
+def run(
+    paths: Sequence[str], options: DumpOptions, *, as_json: bool, escape: bool | None = None, fs: FileSystem = LOCAL
+) -> int:
+    """Dump to this process's standard output; the exit status: 1 when anything was found wrong.
+
+    `escape`: write control characters of the data as text. None: where standard output is a terminal, which obeys them.
+    """
     if not paths:
         raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
-    out = sys.stdout.buffer
-    report = Report(out.write, say, as_json=as_json)
+    stream = Unfailing.of(sys.stdout)
+    stream.write("")  # so that it is reported where it is closed
+    out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
+    if sys.stdout.isatty() if escape is None else escape:
+        out = _escaping(out, as_json)
+    report = Report(out, say, as_json=as_json)
     try:
         dumped = dump(fs, paths, options, report)
-        out.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end
-        return READER_GONE
+        _or_lost(sys.stdout.buffer.flush)
+    except _OutputLost as lost:
+        stream.give_up(lost.problem)
+        if isinstance(lost.problem, BrokenPipeError):
+            stream.take_problem()
+            return READER_GONE
+        return 0  # streams.py reports the rest
     if not dumped:
         raise UsageProblem(
             "none of the files is of a kind that can be dumped",
             remedy="Those are segments, their indexes, snapshots, checkpoints and partition.metadata",
         )
     return 1 if report.wrong else 0
+
+
+class _OutputLost(Exception):
+    """Not an OSError, which is one of the file that is dumped."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _or_lost(work: Callable[..., object], *given: object) -> None:
+    try:
+        work(*given)
+    except OSError as problem:
+        raise _OutputLost(problem) from problem
+
+
+def _escaping(out: Callable[..., None], as_json: bool) -> Callable[..., None]:
+    """Of a sink of UTF-8 one that gets control characters as text (errors.visible_lines)."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    return lambda data: out(visible_lines(decoder.decode(data), as_json=as_json).encode())

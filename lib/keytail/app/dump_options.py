@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import Output
+from keytail.app.options import LONG_MAX, Output, within
 
 _WHAT = "What to show of logs"
 _INDEXES = "Indexes"
@@ -70,38 +70,53 @@ MaxBytes = Annotated[
     int | None,
     typer.Option(
         "--max-bytes",
-        min=0,
+        metavar="BYTES",
+        parser=within(0, LONG_MAX),
         help="Only whole batches within the first so many bytes of each log.",
         rich_help_panel=_RANGE,
     ),
 ]
 FromOffset = Annotated[
     int | None,
-    typer.Option("--from-offset", metavar="N", help="Only records from this offset on.", rich_help_panel=_RANGE),
-]
+    typer.Option(
+        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Only records from this offset on.",
+        rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
 ToOffset = Annotated[
     int | None,
-    typer.Option("--to-offset", metavar="N", help="Only records below this offset.", rich_help_panel=_RANGE),
-]
+    typer.Option(
+        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Only records below this offset.",
+        rich_help_panel=_RANGE,
+    ),
+]  # fmt: skip
 FromPosition = Annotated[
     int | None,
     typer.Option(
-        "--from-position",
-        metavar="BYTE",
-        help="Only batches that begin at or behind this byte.",
-        rich_help_panel=_RANGE,
+        "--from-position", metavar="BYTE", parser=within(0, LONG_MAX),
+        help="Only batches that begin at or behind this byte.", rich_help_panel=_RANGE,
     ),
-]
+]  # fmt: skip
 ToPosition = Annotated[
     int | None,
     typer.Option(
-        "--to-position", metavar="BYTE", help="Only batches that begin before this byte.", rich_help_panel=_RANGE
+        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX), help="Only batches that begin before this byte.",
+        rich_help_panel=_RANGE,
     ),
-]
+]  # fmt: skip
 OutputFlag = Annotated[
     Output,
     typer.Option(
         "--output",
         help="table: the lines of Kafka's tool. json: an object a line on standard output, what is wrong among them.",
+    ),
+]
+Escape = Annotated[
+    bool | None,
+    typer.Option(
+        "--escape/--no-escape",
+        show_default=False,
+        help="Write control characters of the data as \\x1b and the like. Default: only on a terminal, which obeys "
+        "them; elsewhere the bytes are those of Kafka's tool.",
     ),
 ]

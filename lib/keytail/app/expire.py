@@ -25,12 +25,13 @@ from keytail.app.ledger import LedgerFlags, recording, run_id_at
 from keytail.app.metadata import with_metadata
 from keytail.app.planning import check_clock
 from keytail.app.progress import Reporter
+from keytail.app.retention_settings import unknown_retention
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.clean.plan import CompactionConfig, HighWatermarkSource
 from keytail.clean.plan import refusals as refusals_of_removal
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold, is_held
+from keytail.log.lock import LockLost, hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.spark.rows import status_of
 from keytail.spark.session import session_of_run
@@ -127,7 +128,7 @@ def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
                 refuse_shared_storage(fs, request.choice.log_dirs)
             run.enter_context(hold(request.choice.log_dirs, fs))
         chosen = choose(fs, request.choice)
-        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, now_ms)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ages") as pool:
             looked_at = [
                 _look(fs, log_dir, entry, configuration, request, now_ms) for log_dir, entry in chosen.partitions
@@ -182,10 +183,9 @@ def _look(
         resolved = configuration.of(entry.topic)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
-            if not resolved.overrides_known:
-                configuration.cluster.refuse_unknown(entry.topic)
         config = CompactionConfig.from_values(resolved.values())
-        may_resolve = resolved.overrides_known and not config.remote_storage_enable and not entry.problems
+        unknown = unknown_retention(configuration, resolved)
+        may_resolve = not unknown and not config.remote_storage_enable and not entry.problems
         if request.execute and facts.leftovers and may_resolve:
             from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
 
@@ -195,7 +195,7 @@ def _look(
         reasons = refusals_of_removal(
             facts,
             config,
-            resolved.overrides_known,
+            unknown,
             now_ms,
             high_watermark=request.high_watermark,
             unsafe_clock=request.unsafe_clock,
@@ -272,6 +272,8 @@ def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> Ex
             if request.execute:
                 notes += expire.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
+        except LockLost as problem:  # maybe in the midst of it
+            row = replace(row, status="failed", error=f"{problem}; what was begun is finished by the next run")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=str(problem))
         except OSError as problem:

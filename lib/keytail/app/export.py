@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from keytail.acting_user import as_caller
 from keytail.app.lookup import parse_time
-from keytail.app.metadata import with_metadata
 from keytail.app.outside import refuse_in_log_dirs
 from keytail.app.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.app.selection import Choice, Configuration, choose
@@ -122,8 +122,7 @@ def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
     """A row for each chosen partition, by topic and partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
-    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
-    request = replace(request, target=target, configuration=configuration)
+    request = replace(request, target=target)
     of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
     for log_dir, entry in chosen.partitions:
         of_topic.setdefault(entry.topic, []).append((log_dir, entry))
@@ -146,6 +145,7 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
     return sorted(rows.values(), key=lambda row: (row.topic, row.partition))
 
 
+@as_caller()
 def checked_target(fs: FileSystem, request: Request) -> str:
     """The directory of the tables, absolute. UsageProblem for one that cannot be."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import RUN, one_of
+from keytail.app.options import LONG_MAX, RUN, one_of, within
 
 _WHAT = "What to export"
 _TARGET = "Where to"
@@ -73,7 +73,7 @@ AsOfOffset = Annotated[
     typer.Option(
         "--as-of-offset",
         metavar="N",
-        min=0,
+        parser=within(0, LONG_MAX),
         help="The state before offset N of each partition, N not included. Into a table of its own.",
         rich_help_panel=_WHAT,
     ),

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from keytail.app.ledger import LedgerFlags
+from keytail.app.report.masking import masked_arguments
 from keytail.errors import UsageProblem
+from keytail.format import names
 from keytail.spark.ledger_tables import INTENT, OUTCOME
 from keytail.spark.session import session_of_run
 
@@ -160,10 +162,10 @@ def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], spark: Any
 
 
 def _parsed(name: str) -> tuple[str, int]:
-    topic, dash, number = name.rpartition("-")
-    if not (topic and dash and number.isdecimal()):
+    parsed = names.parse_partition_dir(name)
+    if parsed is None or parsed.kind != "normal":
         raise UsageProblem(f"{name} is no partition", remedy="Name it as TOPIC-N")
-    return topic, int(number)
+    return parsed.topic, parsed.partition
 
 
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
@@ -176,6 +178,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
         columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
         columns |= {name: tuple(known[name] or ()) for name in lists}
         columns |= {name: dict(known[name] or {}) for name in maps}
+        columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs wrote them as they were
         start = _ms(intent) if intent else None
         own = outcome is not None and not outcome["repaired_by"]
         made.append(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from keytail.app.import_target import Partition, Target, find_target
 from keytail.app.progress import Reporter
 from keytail.app.selection import Configuration
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
+from keytail.log.lock import LockLost, hold
 from keytail.log.partition import survey_partition
 from keytail.spark.ended import sweep
 from keytail.spark.import_source import Source, delta_settings
@@ -60,6 +60,12 @@ class Request:
     master: str | None = None
     shared_storage: bool = False
     submitted: bool = False  # under spark-submit, which has chosen the master
+
+    def __post_init__(self) -> None:
+        if self.single_replica and self.replica_log_dirs:
+            raise UsageProblem(
+                "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
+            )
 
     @property
     def all_log_dirs(self) -> tuple[str, ...]:
@@ -294,7 +300,7 @@ def _remove_late_scratch(
     if problem is None and is_local:
         return
     paths = [replica.path for plan in plans for replica in plan.replicas]
-    with contextlib.suppress(OSError):  # the next run removes it too
+    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
         sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
 
 

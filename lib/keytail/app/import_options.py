@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import RUN, SAFETY, size_bytes
+from keytail.app.options import RUN, SAFETY, size_bytes, within
 
 _SOURCE = "What to import"
 _TARGET = "Where to"
@@ -122,7 +122,7 @@ PartitionCount = Annotated[
     typer.Option(
         "--partition-count",
         metavar="N",
-        min=1,
+        parser=within(1, 1_000_000),
         help="How many partitions the topic has, where the log dirs do not tell. Of a topic that is not there yet all "
         "are made.",
         rich_help_panel=_TARGET,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from keytail.app.metadata import with_metadata
-from keytail.config.files import parse_node_id
+from keytail.config.files import parse_meta_properties
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"
+# What decides whether a broker would take the records, and how it would have written them.
+_SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "message.timestamp.type")
 
 
 @dataclass(frozen=True)
@@ -132,33 +134,22 @@ def _check_topic(request: Request) -> None:
         raise UsageProblem(what, remedy="Give one topic by its whole name")
     if request.topic == names.CLUSTER_METADATA_TOPIC:
         raise Refused("the metadata log is written by controllers only", remedy="Give another --topic")
-    if request.single_replica and request.replica_log_dirs:
-        raise UsageProblem(
-            "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
-        )
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
     """What the metadata log says of the topic, if there is one. Refused where the topic's settings are not known."""
     topic, cluster, known = request.topic, configuration.cluster, None
-    overrides_known = configuration.of(topic).overrides_known
-    if cluster is not None:
-        if not overrides_known:
-            cluster.refuse_unknown(topic)
-        if cluster.metadata is not None:
-            known = cluster.metadata.topics.get(topic)
-            if known is None:
-                raise UsageProblem(
-                    f"the {cluster.origin} has no topic {topic}",
-                    remedy="Make the topic while the broker runs, stop the broker, and run again",
-                )
-            if request.topic_id not in (None, known.topic_id):
-                raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
-    if not overrides_known:
-        raise Refused(
-            f"topic config unknown: no metadata log in the log dirs tells the settings of {topic}",
-            remedy=f"Give --topic-config {topic}:key=value (cleanup.policy at least), or --topics-have-no-overrides",
-        )
+    if cluster is not None and cluster.metadata is not None:
+        known = cluster.metadata.topics.get(topic)
+        if known is None:
+            raise UsageProblem(
+                f"the {cluster.origin} has no topic {topic}",
+                remedy="Make the topic while the broker runs, stop the broker, and run again",
+            )
+        if request.topic_id not in (None, known.topic_id):
+            raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
+    if unknown := configuration.unknown(topic, _SETTINGS):
+        raise Refused(unknown)
     return known
 
 
@@ -220,7 +211,7 @@ def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
     for facts in dirs:
         path = os.path.join(facts.path, names.META_PROPERTIES)
         if fs.exists(path):
-            numbers.add(parse_node_id(fs.read_bytes(path), path))
+            numbers.add(parse_meta_properties(fs.read_bytes(path), path).node_id)
     if len(numbers) > 1:
         raise UsageProblem(
             f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as those of one",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from keytail.app.options import RUN, SELECT
+from keytail.app.options import LONG_MAX, RUN, SELECT, within
 
 Replicas = Annotated[
     list[str] | None,
@@ -22,7 +22,7 @@ Examples = Annotated[
     typer.Option(
         "--examples",
         metavar="N",
-        min=1,
+        parser=within(1, 10_000),
         help="Most examples of each kind of difference.",
         rich_help_panel=RUN,
     ),
@@ -32,6 +32,7 @@ Offset = Annotated[
     typer.Option(
         "--offset",
         metavar="N",
+        parser=within(0, LONG_MAX),
         help="Find the first record at this offset or behind it.",
         rich_help_panel=RUN,
     ),

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
+from keytail.acting_user import as_caller
 from keytail.app.outside import refuse_in_log_dirs
+from keytail.app.report.masking import masked, masked_arguments
 from keytail.app.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.spark.ended import SparkEnded
@@ -47,7 +49,8 @@ class LedgerFlags:
             if parts.scheme == "file":
                 refuse_in_log_dirs(fs, os.path.realpath(unquote(parts.path)), log_dirs, "--ledger")
             return self
-        path = os.path.realpath(self.path)
+        with as_caller():
+            path = os.path.realpath(self.path)
         refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
         return replace(self, path=path)
 
@@ -153,13 +156,13 @@ def recording(
     ledger.open()
     _repair(ledger, log_dirs, shared_storage, fs)
     ledger.begin(
-        arguments=sys.argv[1:],
+        arguments=masked_arguments(sys.argv[1:]),
         log_dirs=list(log_dirs),
         versions=versions(),
         now_ms=now_ms,
         config=given_settings(configuration),
     )
-    on_note(f"ledger: this is run {run_id}; keytail history --ledger {flags.path} --run {run_id}")
+    on_note(f"ledger: this is run {run_id}; keytail history --ledger {masked(flags.path)} --run {run_id}")
     made = Recording(ledger)
     try:
         yield made
@@ -167,7 +170,7 @@ def recording(
         ledger.end(_rows_of(stop), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
         raise
     except BaseException as problem:
-        ledger.end(made.rows, "failed", str(problem))
+        ledger.end(made.rows, "failed", masked(str(problem)))
         raise
     ledger.end(made.rows, _STATUS[made.exit_status])
 
@@ -190,17 +193,23 @@ def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:
     return stop.rows or ()
 
 
+@as_caller()
 def versions() -> Mapping[str, str]:
     packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
     return {"keytail": __version__, "python": platform.python_version(), **packages}
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows."""
+    """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows.
+
+    Of the file of `--topic-configs` the path: it may have settings of thousands of topics.
+    """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
     for topic, settings in configuration.command_line.by_topic.items():
         given |= {f"{topic}:{name}": setting.value for name, setting in settings.items()}
+    if configuration.topic_configs.path:
+        given["--topic-configs"] = configuration.topic_configs.path
     return {name: _text(value) for name, value in given.items()}
 
 

@@ -63,7 +63,7 @@ class LookupRow:
 def parse_time(text: str, flag: str = "--timestamp") -> int:
     """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC unless it says otherwise)."""
     if re.fullmatch(r"-?\d+", text):
-        timestamp_ms = int(text)
+        timestamp_ms = int(text) if len(text) < 20 else -1  # more digits than 2^63 has
     else:
         try:
             moment = datetime.fromisoformat(text)
@@ -88,8 +88,6 @@ def lookup(
     """A row for each chosen partition, of one offset or one time."""
     if (offset is None) == (timestamp is None):
         raise UsageProblem("Give one of --offset and --timestamp")
-    if offset is not None and not 0 <= offset < 2**63:
-        raise UsageProblem(f"--offset {offset} is no offset", remedy="Offsets are 0 or more")
     timestamp_ms = parse_time(timestamp) if timestamp is not None else None
     return [
         _look(fs, log_dir, entry, offset, timestamp_ms, explain) for log_dir, entry in choose(fs, choice).partitions

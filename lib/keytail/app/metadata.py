@@ -1,7 +1,8 @@
 """What the metadata log in the log dirs adds to the configuration, and which partitions it does not know.
 
-Read before anything is decided; by an executing run, under the locks. A metadata log that cannot be read leaves
-topics unknown, for the reason given, unless the command line says what they are.
+Read before anything is decided; by an executing run, under the locks. A metadata log that cannot be read, or that may
+be older than the last changes of settings, leaves topics unknown, for the reason given, unless the command line says
+what they are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keytail.app.selection import Configuration
-from keytail.config.files import parse_node_id
+from keytail.app.selection import GIVE_SETTINGS, NO_METADATA, Configuration
+from keytail.config.files import MetaProperties, parse_meta_properties
 from keytail.config.keys import KEYS, file_names
 from keytail.config.resolve import Layer, Setting, broker_options, topic_options
 from keytail.durations import duration_text
@@ -24,13 +25,18 @@ from keytail.log.partition import PartitionEntry
 from keytail.telling import say
 
 _OLD_MS = 3_600_000
+_MOST_NAMED = 10
+_ASSERT_CURRENT = (
+    "Only if the cluster still runs with this metadata log, and no setting was changed after its newest record, state "
+    "so with --metadata-is-current"
+)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster that the log dirs belong to, as far as their metadata log tells.
+    """The cluster that the log dirs belong to, by their metadata log.
 
-    `problem` says why it tells nothing; then there is no `metadata`.
+    `problem` says why nothing is known by it; then there is no `metadata`.
     """
 
     broker: int = -1
@@ -45,7 +51,7 @@ class Cluster:
     def sentence(self, now_ms: int) -> str:
         """What to tell a person about it, with a warning where it is old."""
         if self.metadata is None:
-            return self.problem
+            return f"{self.problem}. {GIVE_SETTINGS}"
         at = self.metadata
         said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
         if not self.is_old(now_ms):
@@ -69,14 +75,6 @@ class Cluster:
             broker_options(self.metadata.cluster_configs, f"{self.origin}, all brokers"),
             broker_options(self.metadata.broker_configs, f"{self.origin}, broker {self.broker}"),
         )
-
-    def refuse_unknown(self, topic: str) -> None:
-        """Refused when the metadata log could not be read, for a topic of which nothing else is known."""
-        if self.problem:
-            raise Refused(
-                f"topic config unknown: {self.problem}",
-                remedy=f"Or give --topic-config {topic}:key=value or --topics-have-no-overrides",
-            )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
         """Refused when a broker that starts would move the partition's directory out of the way."""
@@ -115,44 +113,91 @@ def _time(ms: int) -> str:
         return f"{ms} ms"
 
 
-def with_metadata(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Configuration:
-    """The configuration and what the metadata log of these log dirs, if they hold one, adds to it."""
+def with_metadata(
+    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int | None = None
+) -> Configuration:
+    """The configuration and what the metadata log of these log dirs adds to it.
+
+    What the caller has read of it already is kept. Reports on standard error which metadata is used, or why none is,
+    and topics of `--topic-configs` that the log dirs do not have. `now_ms`: the time to judge its age by; None: the
+    clock's.
+    """
+    cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    is_wrong = bool(cluster.problem and cluster.problem != NO_METADATA) or cluster.is_old(now_ms)
+    say(f"keytail: {cluster.sentence(now_ms)}", "warning" if is_wrong else "info")
+    _report_unmatched(fs, log_dirs, configuration)
+    return replace(configuration, cluster=cluster)
+
+
+def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:
+    """What is known by the metadata log of these log dirs, or why nothing is."""
     own_dir = _value(configuration.broker, "metadata.log.dir")
     try:
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
         if path is None:
-            return configuration
-        broker = _broker(fs, log_dirs, configuration.broker)
+            return Cluster(problem=NO_METADATA)
+        properties = _meta_properties(fs, log_dirs)
+        if not configuration.metadata_is_current:
+            _refuse_zookeeper(path, properties)
+        broker = _broker(properties, configuration.broker)
         metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
+        if not configuration.metadata_is_current:
+            _refuse_stale(fs, log_dirs, metadata)
     except (KeytailError, OSError) as problem:
-        return replace(configuration, cluster=Cluster(problem=str(problem)))
-    return replace(configuration, cluster=Cluster(broker, metadata))
+        return Cluster(problem=str(problem))
+    return Cluster(broker, metadata)
 
 
-def metadata_told(
-    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int
-) -> Configuration:
-    """As `with_metadata`, with a word on standard error about how old the metadata is."""
-    configuration = with_metadata(fs, log_dirs, configuration)
-    if (cluster := configuration.cluster) is not None:
-        is_wrong = cluster.metadata is None or cluster.is_old(now_ms)
-        say(f"keytail: {cluster.sentence(now_ms)}", "warning" if is_wrong else "info")
-    return configuration
+def _refuse_zookeeper(path: str, properties: Mapping[str, MetaProperties]) -> None:
+    """A cluster that was migrated to KRaft and then reverted keeps the metadata log of the migration (KAFKA-16463)."""
+    for file, found in properties.items():
+        if found.version == 0:
+            raise Refused(
+                f"the metadata log {path} is not believed: by version=0 in {file} the broker runs with ZooKeeper",
+                remedy=_ASSERT_CURRENT,
+            )
+
+
+def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMetadata) -> None:
+    from keytail.maintenance.appended import appended_after  # noqa: PLC0415 (--help stays fast)
+
+    appended = appended_after(fs, log_dirs, metadata.as_of_ms + _OLD_MS)
+    if appended is not None:
+        age = duration_text(appended.time_ms - metadata.as_of_ms)
+        raise Refused(
+            f"the metadata log {metadata.path} is not believed: its newest record, of {_time(metadata.as_of_ms)}, is "
+            f"{age} older than what a broker appended to {appended.path} at {_time(appended.time_ms)}",
+            remedy=_ASSERT_CURRENT,
+        )
+
+
+def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> None:
+    """Topics of `--topic-configs` without a partition here: maybe of other brokers, maybe a typing mistake."""
+    given = configuration.topic_configs.by_topic
+    if not given:
+        return
+    parsed = (names.parse_partition_dir(entry.name) for path in log_dirs for entry in fs.scan_names(path))
+    missing = sorted(given.keys() - {found.topic for found in parsed if found is not None})
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        listed = ", ".join(missing[:_MOST_NAMED])
+        say(f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning")
 
 
 def _value(broker: Mapping[str, Setting], name: str) -> object:
     return broker[name].value if name in broker else None
 
 
-def _broker(fs: FileSystem, log_dirs: Sequence[str], broker: Mapping[str, Setting]) -> int:
+def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaProperties]:
+    """By the paths of the files."""
+    paths = [os.path.join(log_dir, names.META_PROPERTIES) for log_dir in log_dirs]
+    return {path: parse_meta_properties(fs.read_bytes(path), path) for path in paths if fs.exists(path)}
+
+
+def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
     """The broker's number, on which its log dirs and its file must agree."""
-    said: dict[int, str] = {}
-    for log_dir in log_dirs:
-        path = os.path.join(log_dir, names.META_PROPERTIES)
-        if fs.exists(path):
-            number = parse_node_id(fs.read_bytes(path), path)
-            if number is not None:
-                said[number] = path
+    said = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
     in_file = _value(broker, "node.id")
     if isinstance(in_file, int):
         said[in_file] = broker["node.id"].source

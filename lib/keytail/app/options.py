@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
@@ -19,6 +20,9 @@ RUN = "How to run"
 SAFETY = "Statements that only you can make"
 
 E = TypeVar("E", bound=StrEnum)
+
+LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that files have room for
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last that can be printed
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -38,7 +42,21 @@ def size_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; give bytes, or a number with k, m, g or t as in 512m")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = Decimal(match[1]) * _UNITS[match[2]]
+    if size > LONG_MAX:
+        raise typer.BadParameter(f"{text!r} is not a size from 0 to {LONG_MAX} bytes")
+    return int(size)
+
+
+def within(low: int, high: int) -> Callable[[str | int], int]:
+    """A whole number in this range, both ends included."""
+
+    def parse(text: str | int) -> int:  # a number: the flag's default
+        if not re.fullmatch(r"-?\d{1,19}", str(text), re.ASCII) or not low <= int(text) <= high:
+            raise typer.BadParameter(f"{text!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
 
 
 def one_of(kind: type[E]) -> Callable[[str], E]:
@@ -108,11 +126,31 @@ TopicConfig = Annotated[
         rich_help_panel=CONFIG,
     ),
 ]
+TopicConfigs = Annotated[
+    str | None,
+    typer.Option(
+        "--topic-configs",
+        metavar="FILE",
+        help="Settings of many topics: what kafka-configs.sh --describe --entity-type topics --all prints, or lines "
+        "TOPIC:KEY=VALUE. --topic-config takes precedence over it, and it over the metadata log.",
+        rich_help_panel=CONFIG,
+    ),
+]
 NoOverrides = Annotated[
     bool,
     typer.Option(
         "--topics-have-no-overrides",
-        help="State that no selected topic has settings of its own but those given by --topic-config.",
+        help="State that no selected topic has settings of its own beside those given. It says nothing about "
+        "cleanup.policy, which must be read or given for each topic.",
+        rich_help_panel=SAFETY,
+    ),
+]
+MetadataIsCurrent = Annotated[
+    bool,
+    typer.Option(
+        "--metadata-is-current",
+        help="State that the metadata log in the log dirs has the settings of today, though it looks like one that a "
+        "cluster left behind when it was reverted to ZooKeeper.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -147,6 +185,7 @@ Now = Annotated[
     typer.Option(
         "--now",
         metavar="MS",
+        parser=within(0, _LATEST_MS),
         help="The time to decide by, in ms since 1970; for dry runs and tests.",
         rich_help_panel=RUN,
     ),
@@ -200,7 +239,7 @@ SharedStorage = Annotated[
     bool,
     typer.Option(
         "--shared-storage",
-        help="State that no broker can reach the log dirs, which are on a network file system.",
+        help="State that no broker can reach the log dirs, which are on a file system that is not known to be local.",
         rich_help_panel=SAFETY,
     ),
 ]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from keytail.acting_user import as_caller
 from keytail.app import rows as show
-from keytail.app.outside import refuse_in_log_dirs
+from keytail.app.outside import refuse_in_log_dirs, refuse_unwritable
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 
@@ -28,8 +29,10 @@ def originals_of(
         return None
     from keytail.log.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
 
-    path = os.path.realpath(directory)
+    with as_caller():
+        path = os.path.realpath(directory)
     refuse_in_log_dirs(fs, path, log_dirs, "--keep-originals")
+    refuse_unwritable(path, "--keep-originals")
     parent = os.path.dirname(path)
     if not fs.exists(parent):
         raise UsageProblem("the directory that --keep-originals is to be made in does not exist", path=parent)

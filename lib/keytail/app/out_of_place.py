@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from keytail.app.compaction import Request
 from keytail.app.each_partition import of_each
 from keytail.app.ledger import is_named_by
-from keytail.app.metadata import metadata_told
+from keytail.app.metadata import with_metadata
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
 from keytail.app.planning import Rules
@@ -55,7 +55,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rules = replace(request.rules(fs), high_watermark="log-end")
         chosen = choose(fs, request.choice)
         known = target.found()
-        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         judged = of_each(chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs)
         for log_dir in request.choice.log_dirs:
             fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
@@ -85,7 +85,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             run.enter_context(hold(target.places, fs))
         at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
         chosen = choose(fs, request.choice)
-        configuration = metadata_told(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
+        configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         known = target.found()
         judged = of_each(
             chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=True), fs

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from keytail.app.outside import refuse_below_log_dir
+from keytail.acting_user import as_caller
+from keytail.app.outside import refuse_below_log_dir, refuse_unwritable
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -132,12 +133,16 @@ def target_of(fs: FileSystem, request: Request) -> Target:
     if kinds == {True}:
         stores = tuple(map(Store, given))
         _refuse_nested([f"{store}/" for store in stores])
-        if request.scratch_dir is not None and not os.path.isdir(request.scratch_dir):
-            raise UsageProblem("--scratch-dir is no directory", path=request.scratch_dir)
+        if request.scratch_dir is not None:
+            with as_caller():
+                if not os.path.isdir(request.scratch_dir):
+                    raise UsageProblem("--scratch-dir is no directory", path=request.scratch_dir)
+            refuse_unwritable(request.scratch_dir, "--scratch-dir")
         return Target(fs, log_dirs, tuple(map(str, stores)), stores, request.scratch_dir)
     if request.scratch_dir is not None:
         raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")
-    places = tuple(os.path.realpath(_path_of(one)) for one in given)
+    with as_caller():
+        places = tuple(os.path.realpath(_path_of(one)) for one in given)
     _refuse_nested([os.path.join(place, "") for place in places])
     for place in places:
         _check_place(fs, place, log_dirs)
@@ -161,6 +166,7 @@ def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
             raise UsageProblem("--output-dir is inside of a log dir, or holds one", path=place)
     parent = os.path.dirname(place)
     refuse_below_log_dir(fs, parent, "--output-dir")
+    refuse_unwritable(place, "--output-dir")
     if not fs.exists(parent):
         raise UsageProblem("the directory that --output-dir is to be made in does not exist", path=parent)
     if fs.exists(place) and not fs.stat(place).is_dir:

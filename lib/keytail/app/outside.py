@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from keytail.errors import UsageProblem
+from keytail.acting_user import as_caller, current, is_another
+from keytail.errors import Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
 
 
+@as_caller()
 def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
     """UsageProblem where `path` (absolute, links resolved) is in one of `log_dirs` or another log dir, or holds one of
     them."""
@@ -20,6 +22,7 @@ def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag:
     refuse_below_log_dir(fs, path, flag)
 
 
+@as_caller()
 def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
     """UsageProblem where `path` is a log dir or in one, whosever it is."""
     remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
@@ -28,3 +31,20 @@ def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
         if fs.exists(os.path.join(above, names.META_PROPERTIES)):
             raise UsageProblem(f"{flag} is inside of {above}, which is a log dir", path=path, remedy=remedy)
         above = os.path.dirname(above)
+
+
+def refuse_unwritable(path: str, flag: str) -> None:
+    """Refused where this process was started as root, and the owner of the log dirs cannot write the directory `path`,
+    or make it."""
+    if not is_another():
+        return
+    with as_caller():
+        directory = path if os.path.lexists(path) else os.path.dirname(path)
+        if not os.path.isdir(directory):  # which the caller explains
+            return
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        raise Refused(
+            f"started as root, keytail works as {current()}, the owner of the log dirs, who cannot write {flag}",
+            path=directory,
+            remedy="Give a directory that this user can write and reach: make it, and give it to that user (chown)",
+        )

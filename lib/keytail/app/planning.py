@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,12 +18,14 @@ from keytail.app.replicas import Replica, gate
 from keytail.app.selection import Configuration
 from keytail.clean.detail import Detail, detail_of_plan
 from keytail.clean.gate import Gate
-from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide
+from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide, settings_of_compaction
+from keytail.config.resolve import CLEANUP_POLICY
 from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
 from keytail.spark.rows import ResultRow
+from keytail.telling import say
 
 if TYPE_CHECKING:
     from keytail.clean.task import CleaningTask, FanOut, Grouping
@@ -52,7 +55,7 @@ class Planned:
     config: CompactionConfig | None
     decision: Decision
     corrupt: bool = False
-    overrides_known: bool = False
+    settings_known: bool = False  # all that a round rests on
     problem: KeytailError | None = None
     counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
     gate: Gate | None = None  # of a partition that is due, where other replicas were named
@@ -73,7 +76,7 @@ class Planned:
     @property
     def is_compacted_topic(self) -> bool:
         """Whether the topic is known to be one that may be compacted."""
-        return self.overrides_known and self.config is not None and "compact" in self.config.cleanup_policy
+        return self.settings_known and self.config is not None and "compact" in self.config.cleanup_policy
 
     @property
     def mended_checkpoint(self) -> int | None:
@@ -184,13 +187,13 @@ def plan_one(
         facts = facts or survey_partition(fs, log_dir, entry)
         if configuration.cluster is not None:
             configuration.cluster.refuse_stray(fs, entry)
-            if not resolved.overrides_known:
-                configuration.cluster.refuse_unknown(entry.topic)
+        unknown = configuration.unknown(entry.topic, settings_of_compaction(force=rules.force))
         decision = decide(
             as_if(facts) if as_if else facts,
             config,
-            resolved.overrides_known,
+            unknown,
             rules.now_ms,
+            policy_known=not resolved.unknown([CLEANUP_POLICY]),
             force=rules.force,
             from_log_start=rules.from_log_start,
             high_watermark=rules.high_watermark,
@@ -208,7 +211,23 @@ def plan_one(
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
-    return Planned(facts, config, decision, overrides_known=resolved.overrides_known, gate=held)
+    return Planned(facts, config, decision, settings_known=not unknown, gate=held)
+
+
+# By a shorter one than the broker's, records are removed sooner than by its own cleaner.
+_REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
+
+
+def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> None:
+    """Reports on standard error which settings of `topics`, which are due, have Kafka's default for want of the
+    broker's file."""
+    by_setting = Counter(name for topic in set(topics) for name in configuration.of(topic).assumed(_REMOVE_SOONER))
+    if by_setting:
+        listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
+        say(
+            f"keytail: Kafka's default holds for {listed}, since the broker's file was not given. If it has another, "
+            "give it with --config"
+        )
 
 
 def _needs_times(config: CompactionConfig) -> bool:

@@ -69,11 +69,14 @@ def report(
 
     try:
         yield rows
-    except typer.Exit:
-        write_rows(rows)
-        if path is not None:
-            entries = [entry(fs, row) for row in rows if row.status in BAD]
-            _write("the quarantine report", path, lambda file: _dump(entries, file))
+    except typer.Exit as ended:
+        with contextlib.ExitStack() as both:  # the one is written also where the other cannot be
+            if ended.exit_code:  # what the run did says more than a file that is missing
+                both.push(lambda kind, *_: kind is typer.Exit)
+            if path is not None:
+                entries = [entry(fs, row) for row in rows if row.status in BAD]
+                both.callback(_write, "the quarantine report", path, lambda file: _dump(entries, file))
+            both.callback(write_rows, rows)
         raise
     except (SparkEnded, Stopped) as ended:
         if ended.rows is not None:
@@ -91,7 +94,7 @@ def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
     """typer.Exit of status 1, once told, where that fails."""
     try:
         write_whole(path, write)
-    except OSError as problem:
+    except (KeytailError, OSError) as problem:
         text = f"{what} could not be written: {problem}"
         show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
         raise typer.Exit(1) from problem

@@ -26,10 +26,11 @@ a test holds it to that. What rows and exit statuses mean: ROWS.md; how to do wh
 _SETTINGS = """\
 ## Settings
 
-By Kafka's names: a topic's own, and those of brokers (their files, and dynamic ones in the metadata log). The highest
-of these that speaks wins: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the topic's own, the broker's
+By Kafka's names: a topic's own, and those of brokers (their files, and dynamic ones in the metadata log). The first of
+these that has a value is taken: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of
+`--topic-configs`, the topic's own in the metadata log, that with which a broker creates an internal topic, the broker's
 own dynamic one, that of all brokers, the broker's file, Kafka's default. Of several names in a broker's file the first
-that is there wins. `keytail describe --all` says which value holds and where it is from. No other key is read.
+that is there is taken. `keytail describe --all` says which value holds and where it is from. No other key is read.
 """
 _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 
@@ -69,7 +70,8 @@ def _wrapped(example: str) -> list[str]:
 
 
 def _row(parameter: Any, context: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in sorted(parameter.opts, key=lambda name: not name.startswith("--")))
+    every = [*parameter.opts, *parameter.secondary_opts]
+    names = ", ".join(f"`{name}`" for name in sorted(every, key=lambda name: not name.startswith("--")))
     if parameter.param_type_name == "argument":
         names = f"`{parameter.metavar or parameter.name.upper()}`"
     value = parameter.metavar if parameter.metavar is not None else parameter.display_type(context) or ""

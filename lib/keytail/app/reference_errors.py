@@ -46,6 +46,8 @@ _KINDS = {
     ),
 }
 
+_KIND_OF = {"LockLost": "Refused"}  # of kinds that are cases of another one
+
 
 @dataclass(frozen=True)
 class Told:
@@ -72,12 +74,15 @@ def errors() -> Iterator[Told]:
     for path in sorted(_HOME.rglob("*.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _KINDS):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            kind = _KIND_OF.get(node.func.id, node.func.id)
+            if kind not in _KINDS:
                 continue
             text = _text(node.args[0], path) if node.args else ""
             if text.replace(_VARIES, "").strip(" :;,."):
                 [remedy] = [one.value for one in node.keywords if one.arg == "remedy"] or [ast.Constant("")]
-                yield Told(node.func.id, text, _text(remedy, path))
+                yield Told(kind, text, _text(remedy, path))
 
 
 def _text(node: ast.expr, path: Path) -> str:

@@ -6,7 +6,6 @@ these consoles or `telling.say`, which show control characters and do not send t
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
@@ -91,7 +90,7 @@ def tell(markup: str, level: Level = "info") -> None:
 
 def _console(stream: Any, file: TextIO) -> Console:
     """That writes to `file`, which is `stream` or wraps it."""
-    if isinstance(stream, io.TextIOWrapper):
+    if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)

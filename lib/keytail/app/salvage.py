@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from keytail.acting_user import as_caller
 from keytail.app import rows as show
 from keytail.app.metadata import with_metadata
+from keytail.app.outside import refuse_unwritable
 from keytail.app.progress import Reporter
 from keytail.app.selection import Choice, Configuration, choose
-from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -71,6 +73,7 @@ class SalvageRow:
     log_end_offset: int | None = None
     gaps: int = 0
     gap_offsets: int = 0
+    left_out: int = 0
     losses: tuple[Loss, ...] = ()
     transactions: tuple[OpenTransaction, ...] = ()
     notes: tuple[str, ...] = ()
@@ -89,7 +92,8 @@ class SalvageRow:
 def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
     """A row for each chosen partition, in the order of the log dirs."""
     chosen = choose(fs, request.choice)
-    target = os.path.realpath(request.to)
+    with as_caller():
+        target = os.path.realpath(request.to)
     _check_target(fs, target, request.choice.log_dirs)
     configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
     if request.execute and chosen.partitions and not fs.exists(target):
@@ -105,9 +109,11 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
             try:
                 with telling(entry.path, "here", "salvage"):
                     row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
-            except (KeytailError, OSError) as problem:
+            except (KeytailError, OSError, MemoryError) as problem:
                 status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
-                row = SalvageRow(entry.topic, entry.partition, entry.log_dir, status, str(problem), start_ms=start_ms)
+                row = SalvageRow(
+                    entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
+                )
             rows.append(row)
             reporter.done(row.name, row.status, row.bytes, row.error)
     return rows
@@ -128,6 +134,7 @@ def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
                 path=target,
                 remedy="Give a directory elsewhere: a broker does not start on a log dir with other directories in it",
             )
+    refuse_unwritable(target, "--to")
     if fs.exists(target):
         if not fs.stat(target).is_dir:
             raise UsageProblem("--to is no directory", path=target)
@@ -193,6 +200,7 @@ def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
         log_end_offset=found.log_end_offset,
         gaps=found.gaps,
         gap_offsets=found.gap_offsets,
+        left_out=found.left_out,
         losses=tuple(found.losses),
         transactions=tuple(found.transactions),
         notes=tuple(found.notes),
@@ -202,11 +210,14 @@ def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
 
 
 def exit_status(rows: Sequence[SalvageRow]) -> int:
-    """0: written, or nothing is lost. 1: a dry run found losses, or nothing could be done. 3: some could not."""
+    """0: all that can be read is written, or nothing is lost. 1: a dry run found losses, or nothing could be done. 3:
+    some could not be, or something was left out that can be read."""
     bad = [row for row in rows if row.status in _BAD]
     if bad:
         return 3 if len(bad) < len(rows) else 1
-    return 1 if any(row.status == "would-salvage" and not row.is_whole for row in rows) else 0
+    if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
+        return 1
+    return 3 if any(row.status == "salvaged" and row.left_out for row in rows) else 0
 
 
 def print_table(rows: Sequence[SalvageRow], title: str) -> None:

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING
 from keytail.clean.plan import CompactionConfig
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
-from keytail.config.resolve import CommandLine, Resolved, Setting, effective, from_broker, from_command_line
+from keytail.config.resolve import (
+    CLEANUP_POLICY,
+    CommandLine,
+    Resolved,
+    Setting,
+    effective,
+    from_broker,
+    from_command_line,
+)
+from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
@@ -28,6 +37,11 @@ if TYPE_CHECKING:
 
 
 _MOST_RESOLVED = 64
+NO_METADATA = "no metadata log here (ZooKeeper?)"
+GIVE_SETTINGS = (
+    "Give the settings of topics with --topic-configs FILE (what kafka-configs.sh --describe --entity-type topics "
+    "--all prints), or each with --topic-config TOPIC:key=value"
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +65,11 @@ class Configuration:
     """All that was said about settings; `of` gives those that hold for one topic."""
 
     command_line: CommandLine = field(default_factory=CommandLine)
-    broker: Mapping[str, Setting] = field(default_factory=dict)
+    broker: Mapping[str, Setting] = field(default_factory=dict)  # empty: no file of the broker was given
     topics_have_no_overrides: bool = False
-    cluster: Cluster | None = None  # what the metadata log in the log dirs says, where there is one
+    topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
+    metadata_is_current: bool = False
+    cluster: Cluster | None = None  # what is known by the metadata log in the log dirs, once it was looked for
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -74,30 +90,61 @@ class Configuration:
             self._resolved[topic] = found
         return found
 
+    @property
+    def why_unknown(self) -> str:
+        """Why settings of a topic are not known by a metadata log."""
+        return self.cluster.problem if self.cluster is not None and self.cluster.problem else NO_METADATA
+
+    def unknown(self, topic: str, names: Iterable[str]) -> str:
+        """Why something that rests on the settings `names` is refused, with what to do; empty if all are known."""
+        missing = self.of(topic).unknown(names)
+        if not missing:
+            return ""
+        text = f"topic config unknown: {self.why_unknown}. Not known of {topic}: {', '.join(missing)}. "
+        text += "Give --topic-configs FILE with what kafka-configs.sh prints of it, or each as --topic-config "
+        text += f"{topic}:key=value"
+        if CLEANUP_POLICY in missing:
+            return f"{text}, cleanup.policy as Kafka shows it: by a wrong one, records that are to be kept are removed"
+        return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own beside those given"
+
     def _resolve(self, topic: str) -> Resolved:
         return effective(
             topic,
             command_line=self.command_line,
+            topic_configs=self.topic_configs,
             topics=self.cluster.topics(topic) if self.cluster else {},
             dynamic=self.cluster.dynamic() if self.cluster else (),
-            broker=self.broker,
+            broker=self.broker or None,
             topics_have_no_overrides=self.topics_have_no_overrides,
         )
 
 
-def read_configuration(path: str | None, topic_config: Iterable[str], topics_have_no_overrides: bool) -> Configuration:
+def read_configuration(
+    path: str | None,
+    topic_config: Iterable[str],
+    topics_have_no_overrides: bool,
+    topic_configs: str | None = None,
+    metadata_is_current: bool = False,
+) -> Configuration:
+    """What the flags give: `path` is the broker's properties file, `topic_configs` a file of topics' settings."""
     broker: Mapping[str, Setting] = {}
     if path is not None:
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise UsageProblem(
-                f"--config cannot be read: {error.strerror}",
-                path=path,
-                remedy="Give the server.properties that the broker is started with",
-            ) from error
+        data = _read(path, "--config", "Give the server.properties that the broker is started with")
         broker = from_broker(parse_server_properties(data, path), path)
-    return Configuration(from_command_line(topic_config), broker, topics_have_no_overrides)
+    of_topics = TopicConfigs()
+    if topic_configs is not None:
+        remedy = "Give a file with what kafka-configs.sh --describe --entity-type topics --all prints"
+        of_topics = parse_topic_configs(_read(topic_configs, "--topic-configs", remedy), topic_configs)
+    return Configuration(
+        from_command_line(topic_config), broker, topics_have_no_overrides, of_topics, metadata_is_current
+    )
+
+
+def _read(path: str, flag: str, remedy: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageProblem(f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy) from error
 
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_w
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
 from keytail.log.manifest import Manifest
-from keytail.log.originals import Entry, entries, forget
+from keytail.log.originals import Entry, entries, entry_directories, forget, refuse_foreign
+from keytail.log.owner import work_as_owner
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs, survey_partition
 from keytail.log.recover import recover
 from keytail.maintenance.undo import bytes_to_copy, check_originals, decide, look, restore
@@ -128,6 +129,7 @@ def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
     noted = {entry.manifest.log_dir for entry in chosen if entry.manifest is not None}
     with contextlib.ExitStack() as run:
         present = request.log_dirs or tuple(log_dir for log_dir in sorted(noted) if fs.exists(log_dir))
+        work_as_owner(fs, present)
         if request.execute and present:
             if not request.shared_storage:
                 refuse_shared_storage(fs, present)
@@ -148,7 +150,10 @@ def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
 
 def _entries(fs: FileSystem, request: Request) -> list[Entry]:
     try:
-        return entries(fs, os.path.realpath(request.originals))
+        originals = os.path.realpath(request.originals)
+        # Whoever owns an entry can edit what it says: it is believed with no more than that user's rights.
+        work_as_owner(fs, request.log_dirs, (originals, *entry_directories(fs, originals)))
+        return entries(fs, originals)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageProblem(
             "--originals is no directory",
@@ -199,8 +204,9 @@ def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
 
 def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
     rows = [replace(_row(entry), status="would-forget")]
-    if execute:
-        with _explained(rows, "run again to forget the rest"):
+    with _explained(rows, "run again to forget the rest"):
+        refuse_foreign(fs, entry.path)
+        if execute:
             forget(fs, entry.path)
             rows[-1] = replace(rows[-1], status="forgotten")
     return rows[-1]

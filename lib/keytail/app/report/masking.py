@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from keytail.errors import visible
 
@@ -25,7 +26,7 @@ def masked(text: str) -> str:
     return text
 
 
-def masked_arguments(arguments: tuple[str, ...]) -> list[str]:
+def masked_arguments(arguments: Sequence[str]) -> list[str]:
     """Also the value behind a flag whose name says that it is a secret."""
     shown = []
     hide_next = False

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from keytail.acting_user import as_caller
 from keytail.app.report import keys, sums
 from keytail.app.report.facts import Partition, Report
 from keytail.app.report.masking import masked, masked_arguments, shown
@@ -33,6 +34,7 @@ MOST_SLOWEST = 15
 NEEDED = ("jinja2", "matplotlib")
 
 
+@as_caller()
 def refuse_without_packages() -> None:
     """UsageProblem where those are missing that only reports need."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

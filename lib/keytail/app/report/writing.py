@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
+from keytail.acting_user import as_caller
 from keytail.app import rows as show
 from keytail.app.ledger import given_settings, versions
 from keytail.app.stopping import Stopped
@@ -96,13 +97,18 @@ def _write(path: str, told: Page, start_ms: int, exit_status: int, ended_early: 
     try:
         write_page(path, report_of(told, start_ms, exit_status, ended_early))
     except Exception as problem:  # a page is never worth a run
-        what = problem.strerror or str(problem) if isinstance(problem, OSError) else repr(problem)
+        what = repr(problem)
+        if isinstance(problem, KeytailError):
+            what = in_words(problem)
+        elif isinstance(problem, OSError):
+            what = problem.strerror or str(problem)
         show.tell(f"[bold red]keytail:[/] {escape(f'the report could not be written ({path}): {what}')}", "error")
         return False
     say(f"keytail: the report is {path}")
     return True
 
 
+@as_caller()
 def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: str = "") -> Report:
     from keytail.app.report.facts import Report  # noqa: PLC0415 (--help stays fast)
     from keytail.app.report.of_rows import partitions  # noqa: PLC0415 (the same)
@@ -127,6 +133,7 @@ def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: s
     )
 
 
+@as_caller()
 def write_page(path: str, report: Report) -> None:
     """Whole or not at all."""
     from keytail.app.report.page import page  # noqa: PLC0415 (--help stays fast)
@@ -141,9 +148,9 @@ def _versions() -> Mapping[str, str]:
 
 def _user() -> str:
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        return str(os.geteuid())
+        return str(os.getuid())
 
 
 def _now_ms() -> int:
