@@ -71,9 +71,10 @@ def newest_by_key(records: Sequence[Rec]) -> dict[bytes | None, Rec]:
 
 
 def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file below `path`, with its bytes and modification time, to see that nothing was touched."""
+    """Every file below `path`, with its bytes and modification time, to see that nothing was touched. But for the
+    lock file, which a run that executes leaves there."""
     return {
         str(file.relative_to(path)): (file.read_bytes(), file.stat().st_mtime_ns)
         for file in sorted(path.rglob("*"))
-        if file.is_file()
+        if file.is_file() and file.name != ".lock"
     }

@@ -7,7 +7,7 @@ import pytest
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import random_records, records_of, snapshot, write_log_dir
 
-ORDERS = ("--topic-config", "orders:cleanup.policy=compact")
+ORDERS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
 
 
 def test_what_partitions_hold_and_what_is_in_the_way(run: Run, log_dir: Path) -> None:

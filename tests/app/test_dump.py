@@ -53,7 +53,7 @@ def test_text_and_checkpoints(run: Run, log_dir: Path) -> None:
         (("/no/such/file.log",), "no such file"),
         (("/etc/hostname",), "none of the files"),
         (("/etc/hostname", "--from-offset", "5", "--to-offset", "5"), "--to-offset 5 is not above"),
-        (("/etc/hostname", "--from-position", "-1"), "count from 0"),
+        (("/etc/hostname", "--from-position", "-1"), "not a whole number from 0"),
         (("/etc/hostname", "--offsets-decoder", "--transaction-log-decoder"), "exclude each other"),
     ],
 )

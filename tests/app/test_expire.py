@@ -13,14 +13,23 @@ import pytest
 
 from keytail.log.lock import hold
 from tests.app.conftest import Run, rows_of
-from tests.app.log_dirs import BASE_MS, records_of, snapshot
+from tests.app.log_dirs import BASE_MS, random_records, records_of, snapshot, write_log_dir
 from tests.reference.batches import decode_log
 
-KNOWN = "--topics-have-no-overrides"
+KNOWN = (
+    "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--topic-config",
+    "users:cleanup.policy=delete",
+)  # fmt: skip
+SETTINGS = {"cleanup.policy": "delete", "remote.storage.enable": "false", "retention.ms": "-1", "retention.bytes": "-1"}
+PRINTED = " sensitive=false synonyms={}"  # behind a setting, by kafka-configs.sh
 
 
 def go(run: Run, log_dir: Path, *more: str, known: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
-    result = run("expire", "--log-dirs", log_dir, "--output", "json", *([KNOWN] if known else []), *more)
+    """Beside what `more` has: all that retention rests on, with the broker's file for what no topic has."""
+    properties = log_dir.parent / "server.properties"
+    properties.write_text("log.retention.hours=168\n")
+    flags = ("--log-dirs", log_dir, "--config", properties, "--output", "json")
+    result = run("expire", *flags, *(KNOWN if known else ()), *more)
     return result.exit_code, rows_of(result)
 
 
@@ -59,7 +68,7 @@ def test_a_dry_run_says_what_would_go_and_why_and_changes_nothing(run: Run, log_
     assert row["bytes_after"] == row["bytes_before"] - sum(segment["log_bytes"] for segment in row["expired"])
     assert (row["log_start_before"], row["log_start_after"], row["log_end_offset"]) == (0, 200, 400)
     assert row["kept"].startswith("segment 200 stays: it has records within retention.ms")
-    result = run("expire", "--log-dirs", log_dir, KNOWN, *flags)
+    result = run("expire", "--log-dirs", log_dir, *KNOWN, *flags)
     assert "orders-0 segment 100 (offsets to 199, " in result.stdout
     assert "time: its newest record is " in result.stdout
     assert "users-0 segment 0 (offsets to 99, 2.7 KiB) log-start: below the log start offset 120" in result.stdout
@@ -97,7 +106,8 @@ def test_sizes_and_policies_are_those_of_each_topic(run: Run, log_dir: Path) -> 
     size = sum(path.stat().st_size for path in (log_dir / "orders-0").glob("*.log"))
     first = (log_dir / "orders-0" / f"{0:020d}.log").stat().st_size
     config = [
-        f"orders:retention.bytes={size - first}", "orders:retention.ms=-1", "users:cleanup.policy=compact",
+        f"orders:retention.bytes={size - first}", "orders:retention.ms=-1", "orders:cleanup.policy=delete",
+        "remote.storage.enable=false", "users:cleanup.policy=compact",
     ]  # fmt: skip
     flags = [word for setting in config for word in ("--topic-config", setting)]
     status, rows = go(run, log_dir, *flags, "--partitions", "orders-0,users-0", known=False)
@@ -126,8 +136,106 @@ def test_topics_must_be_known(run: Run, log_dir: Path) -> None:
     status, rows = go(run, log_dir, "--execute", known=False)
     assert (status, set(statuses(rows).values())) == (1, {"refused"})
     assert "topic config unknown" in rows["orders-0"]["error"]
-    status, rows = go(run, log_dir, "--topic-config", "users:retention.ms=-1", known=False)
+    for name in SETTINGS:
+        given = [word for key in SETTINGS if key != name for word in ("--topic-config", f"users:{key}={SETTINGS[key]}")]
+        row = go(run, log_dir, *given, "--execute", known=False)[1]["users-0"]
+        assert (row["status"], f"Not known of users: {name}. Give" in row["error"]) == ("refused", True), row
+    given = [word for key, text in SETTINGS.items() for word in ("--topic-config", f"users:{key}={text}")]
+    status, rows = go(run, log_dir, *given, "--execute", known=False)
     assert (status, statuses(rows)["users-0"]) == (3, "kept")
+    assert snapshot(log_dir) == before
+
+
+def test_one_setting_given_says_nothing_about_the_policy(run: Run, tmp_path: Path) -> None:
+    """Literally what a review did to a compacted topic without a metadata log: it was deleted."""
+    path = write_log_dir(tmp_path / "logs", {"customers-0": random_records(1, 400)})
+    before = snapshot(path)
+    for more in ((), ("--topics-have-no-overrides",), ("--config", tmp_path / "server.properties")):
+        (tmp_path / "server.properties").write_text("log.cleanup.policy=delete\n")
+        flags = ("--topic-config", "customers:segment.bytes=1048576", "--execute", *more)
+        result = run("expire", "--log-dirs", path, *flags, "--output", "json")
+        row = rows_of(result)["customers-0"]
+        assert (result.exit_code, row["status"]) == (1, "refused")
+        assert "Not known of customers: cleanup.policy" in row["error"]
+        assert "--topics-have-no-overrides" not in row["error"], "no advice to go on without the policy"
+    assert snapshot(path) == before
+
+
+INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        tuple(word for topic in INTERNAL for word in ("--topic-config", f"{topic}:cleanup.policy=delete")),
+        ("--topic-config", "retention.ms=1", "--topic-config", "retention.bytes=0"),
+        ("--topic-configs", "file"),
+    ],
+)
+def test_internal_topics_are_left_alone_without_a_metadata_log(
+    run: Run, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Also literally: `expire --topics-have-no-overrides --execute` emptied them."""
+    path = write_log_dir(tmp_path / "logs", {f"{topic}-0": random_records(1, 400) for topic in INTERNAL})
+    printed = [f"Dynamic configs for topic {topic} are:\n  cleanup.policy=delete{PRINTED}" for topic in INTERNAL]
+    (tmp_path / "file").write_text("\n".join(printed))
+    before = snapshot(path)
+    flags = [str(tmp_path / word) if word == "file" else word for word in more]
+    result = run(
+        "expire", "--log-dirs", path, "--topics-have-no-overrides", "--execute", *flags, "--output", "json"
+    )
+    rows = rows_of(result)
+    assert (result.exit_code, statuses(rows)) == (1, dict.fromkeys((f"{topic}-0" for topic in INTERNAL), "refused"))
+    assert all("is an internal topic of Kafka" in row["error"] for row in rows.values())
+    assert snapshot(path) == before
+
+
+def test_the_brokers_own_retention_is_not_assumed(run: Run, log_dir: Path) -> None:
+    """What no topic overrides is what the broker's file says, or Kafka's default, if there is a file without it."""
+    before = snapshot(log_dir)
+    result = run("expire", "--log-dirs", log_dir, *KNOWN, "--execute", "--output", "json")
+    assert (result.exit_code, set(statuses(rows_of(result)).values())) == (1, {"refused"})
+    for row in rows_of(result).values():
+        assert f"retention.ms of {row['topic']} is what the broker's own configuration says" in row["error"]
+        assert "--config FILE" in row["error"]
+    assert snapshot(log_dir) == before
+
+
+def test_settings_from_a_file(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    """As Kafka prints them, all overrides are known; as lines, all but a policy that is not among them. What a print
+    does not have is the broker's, whose policy nobody gave."""
+    file = tmp_path / "topics"
+    file.write_text(
+        f"Dynamic configs for topic orders are:\n  cleanup.policy=delete{PRINTED}\n  retention.ms=1{PRINTED}\n"
+        f"  min.insync.replicas=1{PRINTED}\n"
+        "users:retention.ms=1\nelsewhere:retention.ms=1\n"
+    )
+    flags = ("--topic-configs", str(file))
+    status, rows = go(run, log_dir, *flags, known=False)
+    assert (status, statuses(rows)) == (
+        3, {"orders-0": "would-expire", "orders-1": "would-expire", "users-0": "refused"}
+    )  # fmt: skip
+    assert "Not known of users: cleanup.policy. Give" in rows["users-0"]["error"]
+    result = run("expire", "--log-dirs", log_dir, *flags)
+    assert "--topic-configs has topics without a partition in the log dirs: elsewhere" in result.stderr
+    more = ("--topic-config", "users:cleanup.policy=delete", "--topic-config", "orders:retention.ms=-1")
+    status, rows = go(run, log_dir, *flags, *more, known=False)
+    assert (status, statuses(rows)) == (0, {"orders-0": "kept", "orders-1": "kept", "users-0": "would-expire"})
+
+
+@pytest.mark.parametrize("header", ["All", "Dynamic"])
+def test_a_policy_that_a_print_does_not_have_is_not_assumed(
+    run: Run, log_dir: Path, tmp_path: Path, header: str
+) -> None:
+    """It was cut or filtered, or the broker's dynamic default holds, which nobody read."""
+    file = tmp_path / "topics"
+    file.write_text(f"{header} configs for topic orders are:\n  retention.ms=1{PRINTED}\n")
+    before = snapshot(log_dir)
+    flags = ("--topic-configs", str(file), "--topic-list", "orders", "--execute")
+    status, rows = go(run, log_dir, *flags, known=False)
+    assert (status, set(statuses(rows).values())) == (1, {"refused"})
+    assert "cleanup.policy" in rows["orders-0"]["error"]
     assert snapshot(log_dir) == before
 
 
@@ -160,7 +268,7 @@ def test_the_clock_must_be_right(run: Run, log_dir: Path) -> None:
     late = ("--now", str(time.time_ns() // 1_000_000 + 2 * 3_600_000))
     assert go(run, log_dir, *late)[0] == 0
     before = snapshot(log_dir)
-    result = run("expire", "--log-dirs", log_dir, KNOWN, *late, "--execute")
+    result = run("expire", "--log-dirs", log_dir, *KNOWN, *late, "--execute")
     assert result.exit_code == 1
     assert "by a wrong time records leave too early" in result.stderr
     assert snapshot(log_dir) == before
@@ -196,7 +304,7 @@ def test_an_index_of_zeros_is_a_finding_and_not_believed(run: Run, log_dir: Path
     [finding] = row["findings"]
     assert (finding["base_offset"], finding["broker_deletes"]) == (200, True)
     assert "rebuild-index" in finding["remedy"]
-    result = run("expire", "--log-dirs", log_dir, KNOWN, *flags, "--partitions", "orders-0", "--execute")
+    result = run("expire", "--log-dirs", log_dir, *KNOWN, *flags, "--partitions", "orders-0", "--execute")
     assert result.exit_code == 1
     assert "error: the time index of segment 200 ends with 0 ms" in result.stdout
     assert "Before the broker starts" in result.stderr
@@ -223,7 +331,7 @@ def test_beside_a_broker_a_dry_run_marks_its_rows(run: Run, log_dir: Path) -> No
         assert (status, rows["orders-0"]["in_use"], reasons(rows["orders-0"])) == (0, True, [(0, "time")])
         assert "recovery point 100" in rows["orders-0"]["kept"]
         assert rows["users-0"]["status"] == "kept"
-        result = run("expire", "--log-dirs", log_dir, KNOWN, "--execute")
+        result = run("expire", "--log-dirs", log_dir, *KNOWN, "--execute")
         assert result.exit_code == 1
         assert "in use by" in result.stderr
 
@@ -233,7 +341,7 @@ def test_a_held_lock_ends_the_run(run: Run, log_dir: Path) -> None:
     before = snapshot(log_dir)
     with (log_dir / ".lock").open("r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        result = run("expire", "--log-dirs", log_dir, KNOWN, "--execute", "--output", "json")
+        result = run("expire", "--log-dirs", log_dir, *KNOWN, "--execute", "--output", "json")
     assert result.exit_code == 1
     assert json.loads(result.stdout) == []
     assert snapshot(log_dir) == before

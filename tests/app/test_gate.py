@@ -11,7 +11,8 @@ from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import BASE_MS, records_of, snapshot, write_log_dir
 from tests.reference.batches import Rec
 
-CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
+CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
+          "users:cleanup.policy=delete")  # fmt: skip
 LATER = BASE_MS + 10**12  # past every horizon
 
 

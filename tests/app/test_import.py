@@ -31,19 +31,24 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_, "session_of_run", started)
 
 
+POLICY = "orders:cleanup.policy=delete"
+KNOWN = ("--topics-have-no-overrides", "--topic-config", POLICY, "--topic-config", "new:cleanup.policy=delete")
+KNOWN += ("--topic-config", "order:cleanup.policy=delete")
+
+
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "no such topic": (("--topic", "order", "--topics-have-no-overrides"), "no partition of a topic order"),
-    "no topic's name": (("--topic", "or/ders", "--topics-have-no-overrides"), "no name of a topic"),
+    "no such topic": (("--topic", "order", *KNOWN), "no partition of a topic order"),
+    "no topic's name": (("--topic", "or/ders", *KNOWN), "no name of a topic"),
     "two statements": (
-        ("--topic", "orders", "--topics-have-no-overrides", "--single-replica", "--replica-log-dirs", "/x"),
+        ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
         "contradict each other",
     ),
-    "too few partitions": (("--topic", "orders", "--topics-have-no-overrides", "--partition-count", "1"), "cannot be"),
+    "too few partitions": (("--topic", "orders", *KNOWN, "--partition-count", "1"), "cannot be"),
     "no id to make it with": (
-        ("--topic", "new", "--topics-have-no-overrides", "--partition-count", "2"), "--topic-id"
+        ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
     ),
     "a broker's own replica": (
-        ("--topic", "orders", "--topics-have-no-overrides", "--replica-log-dirs", "/no/such/dir"), "no such log dir"
+        ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
     "no format": (("--topic", "orders", "--format", "avro"), "avro"),
     "no size": (("--topic", "orders", "--segment-bytes", "many"), "is no size"),
@@ -65,10 +70,13 @@ def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path
     assert result.exit_code == 1
     assert "topic config unknown" in result.stderr
     assert result.stdout.strip() == "[]"
+    result = run("import", "s", "--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides")
+    assert result.exit_code == 1
+    assert "Not known of orders: cleanup.policy. Give" in result.stderr
 
 
 def test_no_import_beside_a_broker(run: Run, log_dir: Path) -> None:
-    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides", "--execute")
+    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
     with hold([str(log_dir)]):
         result = run(*arguments)
     assert result.exit_code == 1
@@ -76,12 +84,12 @@ def test_no_import_beside_a_broker(run: Run, log_dir: Path) -> None:
 
 
 def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **changes: Any) -> Target:
-    configuration = read_configuration(None, (), topics_have_no_overrides=True)
+    configuration = read_configuration(None, (POLICY,), topics_have_no_overrides=True)
     if known is not None:
         topic = SimpleNamespace(topic_id="A" * 22, replicas=known)
         metadata: Any = SimpleNamespace(
             topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
-            as_of_offset=7,
+            as_of_offset=7, as_of_ms=-1, path="m",
         )  # fmt: skip
         configuration = Configuration(cluster=Cluster(1, metadata))
     request = Request(Source("s", "parquet"), "orders", (str(log_dir),), configuration=configuration, **changes)
@@ -127,7 +135,7 @@ def test_what_the_metadata_log_says_of_the_topic_holds(log_dir: Path) -> None:
 
 def test_codec_and_level_are_the_topics_unless_a_flag_says_otherwise(log_dir: Path) -> None:
     def with_type(*settings: str) -> Target:
-        configuration = read_configuration(None, settings, topics_have_no_overrides=True)
+        configuration = read_configuration(None, (POLICY, *settings), topics_have_no_overrides=True)
         source = Source("s", "parquet")
         return find_target(LOCAL, Request(source, "orders", (str(log_dir),), configuration=configuration))
 
@@ -150,7 +158,7 @@ def test_two_brokers_dirs_are_not_those_of_one(log_dir: Path, tmp_path: Path) ->
     (other / "orders-5").mkdir(parents=True)
     (other / "meta.properties").write_text("version=1\nnode.id=2\n")
     request = Request(Source("s", "parquet"), "orders", (str(log_dir), str(other)), partition_count=6,
-                      configuration=read_configuration(None, (), topics_have_no_overrides=True))  # fmt: skip
+                      configuration=read_configuration(None, (POLICY,), topics_have_no_overrides=True))  # fmt: skip
     with pytest.raises((UsageProblem, Refused), match=r"brokers 1, 2|number differs"):
         find_target(LOCAL, request)
 

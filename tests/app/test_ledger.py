@@ -72,7 +72,8 @@ def test_rebuild_index_and_expire_are_in_it_too(tmp_path: Path) -> None:
     flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger, "--output", "json")
     done = keytail("rebuild-index", *flags)
     assert done.returncode == 0, done.stderr
-    policies = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1")
+    policies = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1", "--topic-config",
+                "orders:cleanup.policy=delete", "--topic-config", "users:cleanup.policy=delete")  # fmt: skip
     done = keytail("expire", *flags, *policies)
     assert done.returncode == 0, done.stderr
     removed = json.loads(done.stdout)

@@ -84,7 +84,7 @@ def test_damage_is_told_and_the_others_are_answered(run: Run, log_dir: Path) -> 
     [
         ((), "Give one of --offset and --timestamp"),
         (("--offset", "1", "--timestamp", "1"), "Give one of --offset and --timestamp"),
-        (("--offset", "-1"), "Offsets are 0 or more"),
+        (("--offset", "-1"), "not a whole number from 0 to"),
         (("--timestamp", "-2"), "the first and the last offset in Kafka's tools"),
         (("--timestamp", "yesterday"), "milliseconds since 1970, or a time such as"),
         (("--offset", "1", "--partitions", "order-0"), "Did you mean orders-0?"),

@@ -39,7 +39,9 @@ def request_of(log_dirs: list[Path], *topic_config: str) -> compaction.Request:
 def test_the_same_rows_from_processes_and_few_operations(
     log_dirs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policies = [f"topic-{number}:cleanup.policy=compact" for number in range(0, PARTITIONS // 100, 2)]
+    policies = [
+        f"topic-{number}:cleanup.policy={'delete' if number % 2 else 'compact'}" for number in range(PARTITIONS // 100)
+    ]
     request = request_of(log_dirs, *policies, "min.cleanable.dirty.ratio=0.1")
     assert PARTITIONS >= each_partition.MANY
     several = compaction.plan(request)
@@ -77,10 +79,18 @@ def test_what_rows_hold_is_told_as_objects(
     assert told["losses"][0]["file"] == "orders.log"
 
 
+def policies(log_dirs: list[Path]) -> tuple[str, str]:
+    """Flags by which all topics are known, and are not compacted."""
+    topics = sorted({path.name.rpartition("-")[0] for log_dir in log_dirs for path in log_dir.glob("topic-*")})
+    file = log_dirs[0].parent / "topic-configs"
+    file.write_text("".join(f"{topic}:cleanup.policy=delete\n" for topic in topics))
+    return "--topic-configs", str(file)
+
+
 def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
     def plan(*more: str) -> Result:
         dirs = ",".join(map(str, log_dirs))
-        return run("plan", "--log-dirs", dirs, "--topics-have-no-overrides", *more)
+        return run("plan", "--log-dirs", dirs, *policies(log_dirs), *more)
 
     found = rows_of(plan("--output", "json"))
     assert len(found) == PARTITIONS
@@ -94,7 +104,7 @@ def test_a_table_and_json_of_many_rows(log_dirs: list[Path], run: Run) -> None:
 def test_rows_are_told_alike_whether_few_or_many(
     log_dirs: list[Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("plan", "--log-dirs", str(log_dirs[0]), "--topics-have-no-overrides", "--topic", "topic-1")
+    flags = ("plan", "--log-dirs", str(log_dirs[0]), *policies(log_dirs), "--topic", "topic-1")
     few_json, few = run(*flags, "--output", "json").stdout, run(*flags).stdout
     monkeypatch.setattr(rows, "MOST_DRAWN", 1)
     assert json.loads(run(*flags, "--output", "json").stdout) == json.loads(few_json)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keytail.maintenance.appended import appended_after
+from keytail.maintenance.import_ import ImportRecord
 from tests import golden
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
+from tests.log.test_listing import Counting
 from tests.reference import metadata as dull
+from tests.reference.batches import Rec, encode_batch
 from tests.reference.metadata import T0, MetadataLog
 
 METADATA = "__cluster_metadata-0"
@@ -73,7 +78,7 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, said = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "metadata" not in said
+    assert "keytail: no metadata log here (ZooKeeper?). Give the settings of topics with --topic-configs FILE" in said
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
     assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
@@ -107,7 +112,7 @@ def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log:
     log.append(dull.topic_config("users", *COMPACT))
     rows, _ = plan(run, log_dir)
     assert rows["users-0"]["status"] == "skipped"
-    assert "cleanup.policy may not be committed yet (Kafka's default or metadata log" in rows["users-0"]["error"]
+    assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
     log.append(dull.topic_config("orders", "cleanup.policy", "compact,delete"))
     assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
     log.no_ops(1000)
@@ -154,6 +159,186 @@ def test_a_malformed_id_is_corrupt(run: Run, log_dir: Path, log: MetadataLog) ->
     assert plan(run, log_dir)[0]["users-0"]["status"] == "corrupt"
 
 
+# Metadata of another time
+
+
+def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    later_ms = T0 + log.end_offset + 9 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=1, modified_ms=later_ms)
+    assert "is not believed" not in plan(run, log_dir)[1]
+    time_index = max((log_dir / "users-0").glob("*.timeindex"))
+    time_index.write_bytes(time_index.read_bytes() + struct.pack(">qi", later_ms, 99))
+    assert "is not believed" in plan(run, log_dir)[1]
+
+
+def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    later_ms = T0 + log.end_offset + 9 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=later_ms, modified_ms=later_ms)
+    torn = log_dir / "users-0" / f"{10**6:020d}.log"
+    torn.write_bytes(b"cut")
+    os.utime(torn, ns=(later_ms * 10**6, later_ms * 10**6))
+    assert "is not believed" in plan(run, log_dir)[1]
+
+
+def append_later(log_dir: Path, name: str, *, written_ms: int, modified_ms: int) -> Path:
+    """A batch at the end of a partition, with a timestamp, in a file of a modification time."""
+    path = max((log_dir / name).glob("*.log"))
+    end = records_of(log_dir / name)[-1].offset + 1
+    with path.open("ab") as file:
+        file.write(encode_batch([Rec(end, written_ms, b"k", b"v")]))
+    os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+    return path
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("written", "modified", "believed"),
+    [
+        (HOUR_MS + 1, HOUR_MS + 1, False),
+        (HOUR_MS, 2 * HOUR_MS, True),  # a copy: its file is new, its batch is not
+        (9 * HOUR_MS, HOUR_MS, True),  # a client's invention: no file of that time
+        (-1, 2 * HOUR_MS, True),
+        (HOUR_MS, HOUR_MS, True),
+        (9 * HOUR_MS, 2 * HOUR_MS, False),
+    ],
+)
+def test_metadata_older_than_what_brokers_appended_is_not_believed(
+    run: Run, log_dir: Path, log: MetadataLog, written: int, modified: int, believed: bool
+) -> None:
+    """A cluster that was reverted to ZooKeeper keeps the metadata log of its migration (KAFKA-16463)."""
+    as_of_ms = T0 + log.end_offset - 1
+    path = append_later(log_dir, "users-0", written_ms=as_of_ms + written, modified_ms=as_of_ms + modified)
+    rows, said = plan(run, log_dir)
+    assert (statuses(rows)["orders-0"], "is not believed" in said) == (
+        "would-compact" if believed else "refused", not believed
+    )  # fmt: skip
+    if believed:
+        return
+    assert str(path) in rows["orders-0"]["error"]
+    assert "--metadata-is-current" in rows["orders-0"]["error"]
+    before = snapshot(log_dir)
+    for verb in ("compact", "expire"):
+        result = run(verb, "--log-dirs", log_dir, "--execute", "--output", "json")
+        assert set(statuses(rows_of(result)).values()) == {"refused"}
+        result = run(verb, "--log-dirs", log_dir)
+        assert "keytail: the metadata log" in result.stderr
+        assert "is not believed: its newest record" in result.stderr
+    after = snapshot(log_dir)
+    after.pop(".lock", None)
+    assert after == before
+    rows, said = plan(run, log_dir, "--metadata-is-current")
+    assert statuses(rows)["orders-0"] == "would-compact"
+    assert "is not believed" not in said
+
+
+def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert f"version=0 in {log_dir}/meta.properties the broker runs with ZooKeeper" in said
+    rows, _ = plan(run, log_dir, "--metadata-is-current")
+    assert statuses(rows)["orders-0"] == "would-compact"
+    rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
+    assert statuses(rows)["orders-0"] == "would-compact", "what is given needs no metadata"
+
+
+@pytest.mark.parametrize("appended_by_broker", [False, True])
+def test_what_an_import_wrote_says_nothing_about_brokers(
+    run: Run, log_dir: Path, log: MetadataLog, appended_by_broker: bool
+) -> None:
+    now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    record = ImportRecord("id", 400, 401, (400,), 0, 1, "done")
+    (log_dir / "users-0" / "keytail-import").write_bytes(record.encode())
+    if appended_by_broker:
+        append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    rows, _ = plan(run, log_dir)
+    assert statuses(rows)["orders-0"] == ("refused" if appended_by_broker else "would-compact")
+
+
+def test_an_empty_active_segment_does_not_hide_what_is_before_it(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    (log_dir / "users-0" / f"{401:020d}.log").touch()
+    assert set(statuses(plan(run, log_dir)[0]).values()) == {"refused"}
+
+
+def test_ages_of_many_partitions_are_found_without_reading_logs(log_dir: Path, log: MetadataLog) -> None:
+    fs = Counting()
+    for path in log_dir.glob("*-*/*.log"):
+        os.utime(path, (T0 / 1000, T0 / 1000))
+    assert appended_after(fs, [str(log_dir)], T0) is None
+    assert fs.counts == {"scan": 4, "stat": 3}  # of the log dir and three partitions
+
+
+def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Path) -> None:
+    names = ("__consumer_offsets-0", "__transaction_state-0", "__share_group_state-0")
+    log_dir = write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in names})
+    log = MetadataLog(log_dir / METADATA)
+    for number, name in enumerate(names, start=1):
+        _write_id(log_dir / name, number)
+        log.append(dull.topic(name[:-2], number), dull.partition(number, 0))
+    log.append(dull.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
+    log.append(dull.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
+    flags = ("expire", "--log-dirs", log_dir, "--metadata-is-current", "--output", "json")
+    found = statuses(rows_of(run(*flags)))
+    assert found == {names[0]: "kept", names[1]: "would-expire", names[2]: "kept"}
+    given = ("--topic-config", "__consumer_offsets:cleanup.policy=delete", "--topic-config", "retention.ms=1")
+    rows = rows_of(run(*flags, *given))
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "cleanup.policy, retention.ms given here cannot replace it" in rows[names[0]]["error"]
+
+
+def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
+) -> None:
+    """`users` has no setting of its own: its policy and retention are the broker's, which no metadata log has."""
+    flags = ("expire", "--log-dirs", log_dir, "--topic-list", "users", "--execute", "--output", "json")
+    before = snapshot(log_dir)
+    row = rows_of(run(*flags))["users-0"]
+    assert row["status"] == "refused"
+    assert "cleanup.policy, retention.ms of users is what the broker's own configuration says" in row["error"]
+    (tmp_path / "server.properties").write_text("log.cleanup.policy=compact\n")
+    assert rows_of(run(*flags, "--config", tmp_path / "server.properties"))["users-0"]["status"] == "kept"
+    after = snapshot(log_dir)
+    after.pop(".lock", None)
+    assert after == before
+
+
+@pytest.mark.parametrize("verb", ["plan", "compact", "expire", "rebuild-index", "describe", "salvage"])
+def test_each_verb_says_which_metadata_it_uses(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, verb: str
+) -> None:
+    more = ("--to", tmp_path / "saved") if verb == "salvage" else ()
+    said = run(verb, "--log-dirs", log_dir, *more).stderr
+    assert f"keytail: metadata as of offset {log.end_offset - 1}" in said
+    shutil.rmtree(log.path)
+    said = run(verb, "--log-dirs", log_dir, *more).stderr
+    assert "keytail: no metadata log here (ZooKeeper?). Give the settings of topics with --topic-configs FILE" in said
+
+
+def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    def row() -> dict[str, Any]:
+        found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+        [row] = [row for row in found if row["check"] == "metadata log"]
+        return dict(row)
+
+    assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
+    assert "stop it again" in row()["remedy"], "it is years old"
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    assert row()["status"] == "warn"
+    assert "is not believed" in row()["found"]
+    shutil.rmtree(log.path)
+    assert (row()["status"], row()["found"]) == ("warn", "no metadata log here (ZooKeeper?)")
+    assert "--topic-configs FILE" in row()["remedy"]
+
+
 # Metadata that cannot be read
 
 
@@ -167,7 +352,7 @@ def test_a_cut_metadata_log_leaves_topics_unknown_for_its_reason(run: Run, log_d
         assert str(log.log_path) in row["error"]
         assert f"--topic-config {row['topic']}:key=value" in row["error"]
     assert "the metadata log cannot be read" in said
-    named, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact")
+    named, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
     assert statuses(named) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "refused"}
 
 

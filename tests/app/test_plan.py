@@ -14,7 +14,8 @@ from keytail.spark.rows import ResultRow
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 
-ORDERS = ("--topic-config", "orders:cleanup.policy=compact")
+NO_OTHERS = "--topics-have-no-overrides"
+ORDERS = (NO_OTHERS, "--topic-config", "orders:cleanup.policy=compact")
 USERS = ("--topic-config", "users:cleanup.policy=compact")
 ROW_FIELDS = [
     "topic",
@@ -83,22 +84,53 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
     rows = rows_of(result)
     assert rows["orders-0"]["status"] == "would-compact"
     assert rows["users-0"]["status"] == "refused"
-    assert "topic config unknown" in rows["users-0"]["error"]
+    assert "topic config unknown: no metadata log here (ZooKeeper?). Not known of users: cleanup.policy. Give " in (
+        rows["users-0"]["error"]
+    )
 
 
-def test_no_overrides_means_the_brokers_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
+def test_each_setting_that_a_compaction_rests_on_must_be_known(run: Run, log_dir: Path) -> None:
+    """One of them given says nothing about the others."""
+    rests_on = {
+        "cleanup.policy": "compact", "delete.retention.ms": "1", "min.compaction.lag.ms": "0",
+        "remote.storage.enable": "false", "max.compaction.lag.ms": "9", "min.cleanable.dirty.ratio": "0",
+    }  # fmt: skip
+
+    def orders(names: set[str]) -> dict[str, str]:
+        words = [word for name in names for word in ("--topic-config", f"orders:{name}={rests_on[name]}")]
+        result = run("plan", "--log-dirs", log_dir, *words, "--partitions", "orders-0", "--output", "json")
+        return rows_of(result)["orders-0"]
+
+    assert orders({*rests_on})["status"] == "would-compact"
+    for name in rests_on:
+        row = orders(rests_on.keys() - {name})
+        assert (row["status"], f"Not known of orders: {name}. Give" in row["error"]) == ("refused", True), row
+    row = orders({"cleanup.policy"})
+    assert "--topics-have-no-overrides" in row["error"], "safe where the policy is known"
+
+
+def test_no_assertion_and_no_default_of_the_broker_gives_a_policy(run: Run, log_dir: Path, tmp_path: Path) -> None:
     properties = tmp_path / "server.properties"
     properties.write_text(f"log.dirs={log_dir}\nlog.cleanup.policy=compact\nsasl.password=secret\n")
-    result = run("plan", "--config", properties, "--topics-have-no-overrides", "--output", "json")
-    assert result.exit_code == 0
-    assert {row["status"] for row in rows_of(result).values()} == {"would-compact"}
-    deleting = run("plan", "--log-dirs", log_dir, "--topics-have-no-overrides", "--output", "json")
-    assert deleting.exit_code == 0
-    assert {row["status"] for row in rows_of(deleting).values()} == {"skipped"}
+    result = run("plan", "--config", properties, NO_OTHERS, "--output", "json")
+    assert result.exit_code == 1
+    for row in rows_of(result).values():
+        assert row["status"] == "refused"
+        assert f"Not known of {row['topic']}: cleanup.policy." in row["error"]
+        assert NO_OTHERS not in row["error"]
+
+
+def test_the_offsets_topic_is_compacted_by_the_settings_of_its_creation(run: Run, tmp_path: Path) -> None:
+    path = write_log_dir(tmp_path / "logs", {"__consumer_offsets-0": random_records(1, 400)})
+    row = rows_of(run("plan", "--log-dirs", path, "--output", "json"))["__consumer_offsets-0"]
+    assert (row["status"], "cleanup.policy" in row["error"]) == ("refused", False)
+    assert "Not known of __consumer_offsets: delete.retention.ms" in row["error"]
+    row = rows_of(run("plan", "--log-dirs", path, NO_OTHERS, "--output", "json"))["__consumer_offsets-0"]
+    assert row["status"] == "would-compact"
 
 
 def test_a_skipped_partition_that_was_named_counts_as_refused(run: Run, log_dir: Path) -> None:
-    flags = ("--log-dirs", log_dir, "--topics-have-no-overrides", *ORDERS, "--output", "json")
+    flags = ("--log-dirs", log_dir, *ORDERS, "--topic-config", "users:cleanup.policy=delete", "--output", "json")
     assert run("plan", *flags).exit_code == 0
     assert run("plan", *flags, "--partitions", "orders-0,users-0").exit_code == 3
     assert run("plan", *flags, "--partitions", "users-0").exit_code == 1
@@ -344,3 +376,18 @@ def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_plann
     assert "x.log). The disk or its file system fails" in rows["orders-0"]["error"]
     del rows["orders-0"], before["orders-0"]
     assert rows == before != {}
+
+
+def test_defaults_that_the_broker_may_not_have_are_named(run: Run, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200)})
+    properties = tmp_path / "server.properties"
+    properties.write_text("log.cleaner.delete.retention.ms=604800000\n")
+    flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--force"]
+    flags += ["--topics-have-no-overrides", "--topic-config", "min.compaction.lag.ms=0"]
+
+    def said(*more: str) -> str:
+        return run("compact", *flags, *more).stderr
+
+    assert "Kafka's default holds for delete.retention.ms (topics: 1)" in said()
+    assert "Kafka's default holds" not in said("--config", str(properties))
+    assert "Kafka's default holds" not in said("--topic-config", "orders:delete.retention.ms=1")

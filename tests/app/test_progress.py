@@ -251,8 +251,8 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMPACT = (
-    "--topic-config", "orders:cleanup.policy=compact", "--high-watermark", "log-end", "--execute",
-    "--throttle", "9m", "--force", "--from-log-start",
+    "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--high-watermark", "log-end",
+    "--execute", "--throttle", "9m", "--force", "--from-log-start",
 )  # fmt: skip
 
 

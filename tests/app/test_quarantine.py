@@ -122,13 +122,30 @@ def test_a_report_that_cannot_be_written_at_the_end_is_told(
 ) -> None:
     """The rows are told all the same, and the old report stays."""
     (tmp_path / "r").write_text("old")
-    monkeypatch.setattr(quarantine.os, "replace", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(quarantine.os, "replace", lambda *a, **b: (_ for _ in ()).throw(OSError(28, "No space left")))
     answer = run(["verify", "--log-dirs", str(logs), "--output", "json", "--quarantine-report", str(tmp_path / "r")])
     assert answer.status == 1
     assert len(answer.rows()) == 2
     assert "could not be written" in answer.err
     assert (tmp_path / "r").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "r"]
+
+
+def test_a_file_of_rows_that_cannot_be_written_does_not_cost_the_report(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = quarantine.write_whole
+
+    def write(path: str, write: Any) -> None:
+        if path.endswith("rows"):
+            raise OSError(28, "No space left")
+        real(path, write)
+
+    monkeypatch.setattr(quarantine, "write_whole", write)
+    files = ["--rows-file", str(tmp_path / "rows"), "--quarantine-report", str(tmp_path / "r")]
+    answer = run(["verify", "--log-dirs", str(logs), "--output", "json", *files])
+    assert "could not be written" in answer.err
+    assert (tmp_path / "r").exists()
 
 
 def test_rows_in_json_are_as_before(logs: Path) -> None:

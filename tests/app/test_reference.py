@@ -44,7 +44,7 @@ def test_every_verb_has_an_example() -> None:
     ("words", "expected"),
     [
         (["co"], {"compact"}),
-        (["compact", "--max"], {"--max-scratch-bytes"}),
+        (["compact", "--max"], {"--max-record-bytes", "--max-scratch-bytes"}),
         (["compact", "--grouping", ""], {"measured", "kafka"}),
         (["verify", "--log-f"], {"--log-format"}),
     ],

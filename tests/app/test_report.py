@@ -170,7 +170,8 @@ def expected_hottest(records: list[Rec], end: int) -> list[tuple[int, int, bytes
     return twin.hottest([(one.key or b"", one.offset) for one in records if one.offset < end], HOTTEST)
 
 
-SETTINGS = ("--topic-config", "orders:cleanup.policy=compact", "--topic-config", "users:cleanup.policy=compact")
+SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
+            "users:cleanup.policy=compact")  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["in place", "elsewhere", "fan-out"])

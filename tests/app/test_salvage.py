@@ -10,6 +10,7 @@ import pytest
 from keytail.log import lock
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import snapshot
+from tests.reference.varints import crc32c
 
 
 def _spoil(log_dir: Path) -> Path:
@@ -52,6 +53,34 @@ def test_it_writes_and_says_how_to_put_it_in_place(run: Run, log_dir: Path, tmp_
     again = run("salvage", "--log-dirs", log_dir, "--to", to, "--execute")
     assert again.exit_code == 2
     assert "--to is not empty" in again.output
+
+
+def test_it_does_not_exit_0_where_it_leaves_out_what_can_be_read(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    path = sorted((log_dir / "orders-0").glob("*.log"))[1]
+    data = bytearray(path.read_bytes())
+    at = int.from_bytes(data[8:12], "big") + 12
+    end = at + int.from_bytes(data[at + 8 : at + 12], "big") + 12
+    data[at + 57 : at + 61] = (1).to_bytes(4, "big")  # a record count that is not that of the records
+    data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 : end])).to_bytes(4, "big")
+    path.write_bytes(data)
+    done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--execute", "--output", "json")
+    assert done.exit_code == 3
+    rows = rows_of(done)
+    assert {name: row["left_out"] for name, row in rows.items()} == {"orders-0": 1, "orders-1": 0, "users-0": 0}
+    assert {row["status"] for row in rows.values()} == {"salvaged"}
+
+
+def test_want_of_memory_fails_the_partition(
+    run: Run, log_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("keytail.maintenance.salvage.scan_file", no_memory)
+    done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / "saved", "--execute", "--output", "json")
+    assert done.exit_code == 1
+    assert {row["status"] for row in rows_of(done).values()} == {"failed"}
+    assert all("out of memory on host" in row["error"] for row in rows_of(done).values())
 
 
 @pytest.mark.parametrize("where", ["logs/inside", "logs", "."])

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from keytail.app.options import Output
 from keytail.app.stopping import Stopped, stop_with_parent, stoppable
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
+from keytail.log.lock import is_held
 from keytail.log.recover import recover
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow
@@ -110,7 +110,7 @@ def ended(run: subprocess.Popen[str]) -> tuple[list[dict[str, Any]], float]:
 
 
 def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
-    assert not (log_dir / ".lock").exists()
+    assert not is_held(str(log_dir))
     assert not [path for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".deleted", ".cleaned")]
     for name, records in before.items():
         assert recover(LOCAL, str(log_dir / name)) == []
@@ -215,6 +215,7 @@ def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.python.daemon.module tests.spark.disturbed\n")
     flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--topic-config", "orders:cleanup.policy=delete"]
     flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--segment-bytes", "64k"]
     run = start(
         [str(KEYTAIL), "import", str(tmp_path / "s.parquet"), *flags, "--execute", "--master", "local[2]"], tmp_path,
@@ -255,21 +256,6 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureF
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
     assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is done" in err
-
-
-def test_a_reader_that_has_gone_is_told_of(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    nowhere: list[bool] = []
-    monkeypatch.setattr(command, "_stop_writing", lambda: nowhere.append(True))
-    assert told(BrokenPipeError(), capfd) == (1, "", ANY)
-
-    def gone(rows: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr(command.show, "print_json", gone)
-    status, _, err = told(KeytailError("the disk is full"), capfd)
-    assert status == 1
-    assert "keytail: the disk is full" in err
-    assert nowhere == [True, True]
 
 
 def test_a_signal_while_an_error_is_told_ends_in_one_message(

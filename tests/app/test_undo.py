@@ -217,6 +217,19 @@ def test_what_was_not_replaced_is_not_kept(run: Run, log_dir: Path) -> None:
     assert runs_kept(run, log_dir)[0]["partitions"] == ["orders-0", "users-0"]
 
 
+@pytest.mark.parametrize("execute", [[], ["--execute"]])
+def test_a_log_dir_is_never_forgotten(run: Run, log_dir: Path, execute: list[str]) -> None:
+    """Given the directory above the log dirs by mistake: `logs/orders-0` looks like the backup of a run."""
+    for path in log_dir.glob("*/leader-epoch-checkpoint"):
+        path.unlink()
+    before = snapshot(log_dir)
+    flags = ("--originals", log_dir.parent, "--run", log_dir.name, "--forget", *execute, "--output", "json")
+    result = run("undo", *flags)
+    assert (result.exit_code, set(statuses(rows_of(result)).values())) == (1, {"refused"})
+    assert all("is a log dir" in row["error"] for row in rows_of(result).values())
+    assert snapshot(log_dir) == before
+
+
 def test_a_run_that_fails_before_its_first_commit_keeps_nothing(run: Run, log_dir: Path) -> None:
     before = everything(log_dir)
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import tty
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +17,10 @@ from rich.table import Table
 from keytail.app import rows as show
 from keytail.app.progress import Reporter
 from keytail.errors import CorruptLog, in_words, visible
+from keytail.inspection.lines import OUT_BYTES
 from keytail.spark.rows import ResultRow
+from tests.app.test_compact import KEYTAIL
+from tests.reference.batches import Rec, encode_batch
 
 EVIL = "/logs/t\x1b[2Jx\r\x07\x9b31m\x7f\u202eabc-0"
 SEEN = r"/logs/t\x1b[2Jx\x0d\x07\x9b31m\x7f\u202eabc-0"
@@ -51,3 +61,61 @@ def test_a_terminal_gets_styles_of_ours_only(capfd: pytest.CaptureFixture[str]) 
 
 def test_a_newline_in_a_path_makes_no_line() -> None:
     assert "\n" not in in_words(CorruptLog("cut", path="/logs/t\nkeytail: all done"))
+
+
+# Keys, values and headers as a producer may send them; what Kafka's tool prints of them is their bytes.
+SENT = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\r\u202eabc\u2066\u200b\U000e0041 \t\u00e9\u4e2d\U0001f600\\"
+AS_TEXT = (
+    r"\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x0d\u202eabc\u2066\u200b\U000e0041" + " \t\u00e9\u4e2d\U0001f600\\"
+)
+OBEYED = set("\x1b\x07\x9b\x7f\u202e\u2066\u200b\U000e0041")
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Path:
+    """All kinds of text: of records, of a file's name, and of the entry of a checkpoint."""
+    path = tmp_path / f"logs{SENT.replace('/', '')}" / "t-0"
+    path.mkdir(parents=True)
+    data = SENT.encode()
+    # A batch for each byte that a chunk of output may end at would be slow; one record spans two chunks.
+    records = [Rec(0, 1, data, data, ((data, data),)), Rec(1, 1, b"k" * (OUT_BYTES - 100) + data, b"v")]
+    (path / f"{0:020d}.log").write_bytes(b"".join(encode_batch([record]) for record in records))
+    (path.parent / "replication-offset-checkpoint").write_text(f"0\n1\n{SENT.split(maxsplit=1)[0]} 0 2\n")
+    return path
+
+
+def dumped(partition: Path, *flags: str, terminal: bool) -> str:
+    """What `dump` writes to standard output, a terminal or a pipe, as text."""
+    files = [partition / f"{0:020d}.log", partition.parent / "replication-offset-checkpoint"]
+    command = [str(KEYTAIL), "dump", *map(str, files), "--print-data-log", *flags]
+    if not terminal:
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).stdout.decode()
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)  # lines end as they are written
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as running:
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # EIO: all descriptors of the terminal are closed
+            while piece := os.read(ours, 65536):
+                found += piece
+        os.close(ours)
+        assert running.wait(timeout=120) in (0, 1)
+    return found.decode()
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Path) -> None:
+    flags = ("--output", output)
+    seen = dumped(partition, *flags, terminal=True)
+    assert not OBEYED & set(seen)
+    assert "\r" not in seen
+    raw = dumped(partition, *flags, terminal=False)
+    assert OBEYED & set(raw), "elsewhere the bytes are those of Kafka's tool, which sends them as they are"
+    assert dumped(partition, *flags, "--escape", terminal=False) == seen
+    assert dumped(partition, *flags, "--no-escape", terminal=True) == raw
+    if output == "json":
+        objects, plain = ([json.loads(line) for line in text.split("\n") if line] for text in (seen, raw))
+        assert objects == plain
+        assert SENT in [one.get("key") for one in objects]
+    else:
+        assert seen.count(AS_TEXT) == raw.count(SENT) == 6

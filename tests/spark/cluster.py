@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,10 +24,12 @@ from pathlib import Path
 
 import pyspark
 
-from keytail.spark.session import require_java
+import keytail
+from keytail.spark.java import require_java
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
+PACKAGES = Path(keytail.__file__).parents[1]
 HOSTS = ("127.0.0.1", "localhost")
 LONGEST_START_S = 120.0
 # What the second worker's host is called there.
@@ -38,6 +41,12 @@ EXECUTOR = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": LEAN_JAVA,
     "spark.driver.memory": "512m",
+}
+# As conf/spark-defaults.conf has it; each cluster adds a secret.
+SECURE = {
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.io.encryption.enabled": "true",
 }
 # Who is not root may be so in a user namespace of its own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
@@ -53,6 +62,7 @@ class Cluster:
     ui_port: int
     namespaces: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     def elsewhere(self, log_dir: Path, seen: Path) -> None:
         """What is at `log_dir` for all is `seen` for the second worker, and for what it starts from now on."""
@@ -66,11 +76,21 @@ class Cluster:
 
     def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
         """For a driver: `settings` are those of a spark-defaults.conf."""
-        conf = self.work_dir / "conf"
-        conf.mkdir(exist_ok=True)
-        lines = {**EXECUTOR, **(settings or {})}
-        (conf / "spark-defaults.conf").write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+        conf = self._conf("conf", {**EXECUTOR, **self._secure, **(settings or {})})
         return self._environment() | {"SPARK_CONF_DIR": str(conf), "SPARK_SUBMIT_OPTS": LEAN_JAVA}
+
+    @property
+    def _secure(self) -> dict[str, str]:
+        return {**SECURE, "spark.authenticate.secret": self.secret}
+
+    def _conf(self, name: str, settings: Mapping[str, str]) -> Path:
+        """A folder for SPARK_CONF_DIR; what is empty is left out."""
+        conf = self.work_dir / name
+        conf.mkdir(exist_ok=True)
+        lines = "".join(f"{key} {value}\n" for key, value in settings.items() if value)
+        (conf / "spark-defaults.conf").touch(mode=0o600)
+        (conf / "spark-defaults.conf").write_text(lines)
+        return conf
 
     def executors(self) -> list[int]:
         """Process ids of the executors' JVMs that live."""
@@ -94,7 +114,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": LEAN_JAVA,
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGES))),
         }
 
     def _start(self, name: str, *arguments: str, apart: bool = False) -> None:
@@ -103,7 +123,12 @@ class Cluster:
             command = [*_APART, "sh", "-c", f'hostname {ELSEWHERE} && exec "$@"', "sh", *command]
         with (self.work_dir / f"{name}.txt").open("wb") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=self._environment(), cwd=self.work_dir, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=self._environment() | {"SPARK_CONF_DIR": str(self._conf("daemons", self._secure))},
+                cwd=self.work_dir,
+                start_new_session=True,
             )
         self.processes.append(process)
 

@@ -70,7 +70,7 @@ def main() -> None:
         setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))
     sizes = Sizes(slice_bytes=4000, shards=3)
     compact.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
-    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(
         Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka", fan_out="always",
         map_memory_bytes=1 << 20,

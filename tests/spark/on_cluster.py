@@ -62,7 +62,7 @@ def main() -> None:
         return spark
 
     workers.session_of_run = noted  # type: ignore[assignment]
-    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = compaction.Request(Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka")
     rows = [replace(row, problem=None) for row in compaction.compact(request)]
     print(json.dumps({"rows": [asdict(row) for row in rows], "speculation": settings.get("spark.speculation")}))

@@ -53,7 +53,7 @@ def main() -> None:
     answer = {}
     for log_dir in log_dirs:
         choice = Choice((log_dir,))
-        configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
+        configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
         indexes = rebuild.Request(choice, configuration, execute=True, master=master)
         cleaning = compaction.Request(
             choice, configuration, execute=True, grouping="kafka", map_memory_bytes=1 << 20, master=master

@@ -110,7 +110,8 @@ def run(
             sys.executable, "-m", "tests.spark.speculating" if speculating else "keytail.app.cli", "import",
             source.path, "--topic", "orders", "--log-dirs", str(logs), "--segment-bytes", str(SEGMENT_BYTES),
             "--import-id", IMPORT_ID, "--single-replica", "--topic-id", TOPIC_ID, "--partition-count", str(PARTITIONS),
-            "--topics-have-no-overrides", "--execute", "--output", "json", "--master", made.url, *flags,
+            "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--execute", "--output",
+            "json", "--master", made.url, *flags,
         ],
         env=made.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

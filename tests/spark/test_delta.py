@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 from keytail.app.doctor_machine import delta
 from keytail.app.doctor_row import CheckRow
-from keytail.errors import UsageProblem
+from keytail.errors import KeytailError, UsageProblem
 from keytail.spark.delta import (
     IVY_NOISE,
+    LOCK,
     SETTINGS,
+    alone,
     coordinates,
     in_sparks_jars,
     jars_problem,
@@ -110,3 +113,14 @@ def test_what_spark_submit_was_not_told(conf: dict[str, str], has_jars: bool, sa
         require_delta(SimpleNamespace(sparkContext=context))
     assert ("--packages" in str(told.value)) == (not has_jars)
     assert "spark-delta.conf" in str(told.value)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_lock_of_the_tables_is_a_regular_file(tmp_path: Path, kind: str) -> None:
+    """Whoever may write to the folder could have root make a file elsewhere, or wait for ever."""
+    lock, elsewhere = tmp_path / "ledger" / LOCK, tmp_path / "elsewhere"
+    lock.parent.mkdir()
+    lock.symlink_to(elsewhere) if kind == "link" else os.mkfifo(lock)
+    with pytest.raises(KeytailError, match="not a regular file"), alone(str(lock.parent)):
+        raise AssertionError("not reached")
+    assert not elsewhere.exists()

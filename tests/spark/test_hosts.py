@@ -163,7 +163,7 @@ def test_a_log_dir_on_nfs_is_refused_before_spark_starts(verb: Any, log_dir: Pat
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(verb, "workers_of_run", no_session)
-    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], False)
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
     request = verb.Request(Choice((str(log_dir),)), configuration, execute=True)
     before = snapshot(log_dir)
     with pytest.raises(Refused, match="--shared-storage"):

@@ -52,7 +52,8 @@ def parquet(path: Path, **columns: Any) -> Source:
 
 
 def unknown_topics(*settings: str) -> Configuration:
-    return read_configuration(None, settings, topics_have_no_overrides=True)
+    policy = () if any("cleanup.policy" in one for one in settings) else ("orders:cleanup.policy=delete",)
+    return read_configuration(None, (*policy, *settings), topics_have_no_overrides=True)
 
 
 @pytest.fixture
@@ -327,6 +328,7 @@ def test_a_delta_table(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path / "table")
     command = ["import", str(tmp_path / "table"), "--format", "delta", "--topic", "orders", "--log-dirs", str(logs)]
     flags = ["--single-replica", "--topics-have-no-overrides", "--partition-count", "2", "--topic-id", TOPIC_ID]
+    flags += ["--topic-config", "orders:cleanup.policy=delete"]
     run_with_jars([str(Path(sys.executable).with_name("keytail")), *command, *flags, "--execute"], tmp_path / "conf")
     got = sorted((rec.timestamp, rec.key, rec.value) for recs in found(tmp_path).values() for rec in recs)
     assert got == [(n, b"%d" % n, b"%d" % (2 * n)) for n in range(1000) if n % 10]

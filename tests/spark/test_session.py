@@ -11,7 +11,7 @@ import pytest
 
 from keytail.errors import UsageProblem
 from keytail.spark import session
-from keytail.spark.session import java_version, require_java
+from keytail.spark.java import java_version, require_java
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,17 +6,27 @@ import pytest
 
 from keytail.errors import Refused
 from keytail.log.fs import FileStat, FileSystem
-from keytail.spark.storage import ScratchSpace, is_network, refuse_shared_storage
+from keytail.spark.storage import ScratchSpace, is_local, refuse_shared_storage
+
+SHARED = ["nfs", "nfs4", "cifs", "ceph", "lustre", "9p", "virtiofs", "gpfs"]
+UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcfs", "cluster-of-tomorrow", "proc", ""]
 
 
-@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "fuse.sshfs", "ceph", "lustre", "9p", "fuse.s3fs"])
-def test_network_types(kind: str) -> None:
-    assert is_network(kind)
+@pytest.mark.parametrize("kind", [*SHARED, *UNKNOWN])
+def test_only_known_types_are_local(kind: str) -> None:
+    assert not is_local(kind)
+
+    class OnIt(FileSystem):
+        def file_system_type(self, path: str) -> str:
+            return kind
+
+    with pytest.raises(Refused, match=rf"not known to be local \({kind or 'unknown type'}\).*--shared-storage"):
+        refuse_shared_storage(OnIt(), ["/var/kafka"])
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "fuseblk"])
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])
 def test_local_types(kind: str) -> None:
-    assert not is_network(kind)
+    assert is_local(kind)
 
 
 class OnNfs(FileSystem):
@@ -26,7 +36,7 @@ class OnNfs(FileSystem):
 
 def test_a_log_dir_on_nfs_is_refused_with_its_path() -> None:
     refuse_shared_storage(OnNfs(), ["/var/kafka"])
-    with pytest.raises(Refused, match=r"network file system .nfs4.*/mnt/logs.*--shared-storage"):
+    with pytest.raises(Refused, match=r"not known to be local .nfs4.*/mnt/logs.*--shared-storage"):
         refuse_shared_storage(OnNfs(), ["/var/kafka", "/mnt/logs"])
 
 

@@ -22,7 +22,7 @@ SUBMIT = Path(sys.executable).with_name("spark-submit")
 JOB = ROOT / "jobs" / "compact.py"
 
 
-def submit(*arguments: str, activated: bool = True) -> subprocess.CompletedProcess[str]:
+def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
 
     Nothing names the interpreter of driver or workers.
@@ -37,7 +37,7 @@ def submit(*arguments: str, activated: bool = True) -> subprocess.CompletedProce
         environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     environment["PATH"] = os.pathsep.join(folders)
     return subprocess.run(
-        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=300, check=False
+        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=300, cwd=cwd, check=False
     )
 
 
@@ -50,6 +50,7 @@ def log_dir(tmp_path: Path) -> Path:
 def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
+    flags.append("--topics-have-no-overrides")
     done = submit("--master", "local[2]", str(JOB), *flags, "--execute")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
@@ -71,6 +72,7 @@ def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> No
     logs = write_log_dir(tmp_path / "logs", {})
     (logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
     flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--topic-config", "orders:cleanup.policy=delete"]
     flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--output", "json", "--execute"]
     job = ROOT / "jobs" / "import_logs.py"
     done = submit("--master", "local[2]", str(job), str(tmp_path / "orders.parquet"), *flags)

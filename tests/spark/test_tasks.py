@@ -50,6 +50,14 @@ def test_errors_come_back_as_values(spark: Any) -> None:
     assert "work.py" in outcomes[5].trace
 
 
+def test_an_answer_runs_nothing_in_the_driver(spark: Any, tmp_path: Path) -> None:
+    [outcome] = run_bundle(spark, [str(tmp_path / "mark")], work.attack)
+    assert not (tmp_path / "mark").exists()
+    assert outcome.value is None
+    assert outcome.problem is not None
+    assert "OpensWhereUnpickled is no data" in outcome.problem.what
+
+
 def test_a_killed_worker_fails_its_own_payload_only(spark: Any, tmp_path: Path) -> None:
     payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
     again: list[tuple[int, int]] = []

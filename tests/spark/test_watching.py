@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from keytail.log.fs import LOCAL
 from keytail.log.meter import METER
+from keytail.spark import watching
 from keytail.spark.processes import Processes
 from keytail.spark.tasks import run_bundle
 from keytail.spark.watching import (
@@ -144,12 +146,13 @@ def _all_of(found: Any) -> Iterator[Any]:
 def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch: Watch) -> None:
     channel = watch.channel
     sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
-    token, evil = channel.token.encode(), sign.replace(b"t-0", b"t-1")
-    bad = [evil, b"0" * len(token) + evil, token[:-1] + evil, sign, b"0" * len(token) + sign, token[:-1] + sign]
-    bad += [b"", token, token + sign[:-1], token + b"7"]
-    bad += [b"\xff" * 3000, b"[" * 3000, token + sign[:-1] + b", 1]"]
+    good, evil = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
+    code, other = good[: -len(sign)], watching._with_code(evil, bytes(len(channel.key)))
+    bad = [evil, bytes(len(code)) + evil, code[:-1] + evil, code + evil, other, sign, code[:-1] + sign]
+    bad += [b"", code, good[:-1], code + b"7", good + b" ", b"\xff" * 3000, b"[" * 3000]
+    bad += [watching._with_code(text, channel.key) for text in (b"", b"7", sign[:-1] + b", 1]")]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-        for data in (*bad, token + sign):
+        for data in (*bad, good):
             out.sendto(data, (channel.host, channel.port))
     last_s = time.monotonic() + 5
     while not heard and time.monotonic() < last_s:
@@ -157,10 +160,34 @@ def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch:
     assert heard == [Sign("t-0", "a", "map", 7)]
 
 
+def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    """Between hosts anybody on the way reads what is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.settimeout(5)
+        send_to(replace(watch.channel, port=listener.getsockname()[1]))
+        try:
+            with telling(str(tmp_path / "t-0"), "a", "map"):
+                data = listener.recv(4096)
+        finally:
+            send_to(None)
+    forged = data.replace(b"t-0", b"t-1")
+    assert forged != data
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        for one in (forged, data):
+            out.sendto(one, (watch.channel.host, watch.channel.port))
+    last_s = time.monotonic() + 5
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.01)
+    assert [sign.name for sign in heard] == ["t-0"]
+    assert watch.channel.key not in data
+    assert repr(watch.channel.key) not in repr(watch.channel)
+
+
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 9), ("127.0.0.1", 0), ("no-such-host.invalid", 9)])
 def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) -> None:
     path = _file(tmp_path, "t-0")
-    send_to(Channel(host, port, "token"))
+    send_to(Channel(host, port, b"key"))
     try:
         assert read_slowly(path, "a")
         with pytest.raises(ZeroDivisionError), telling(path, "b"):
@@ -182,7 +209,7 @@ def test_a_task_looks_up_the_name_of_the_driver_once(
 
     socket_getaddrinfo = socket.getaddrinfo
     monkeypatch.setattr("socket.getaddrinfo", find)
-    send_to(Channel("driver.example", watch.channel.port, watch.channel.token))
+    send_to(Channel("driver.example", watch.channel.port, watch.channel.key))
     try:
         read_slowly(_file(tmp_path, "t-0"), "a")
     finally:

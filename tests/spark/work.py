@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from keytail.errors import CorruptLog
 
@@ -46,6 +47,20 @@ def die_the_first_time(payload: tuple[int, str], attempt: str) -> int:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+class OpensWhereUnpickled:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def attack(path: str, attempt: str) -> OpensWhereUnpickled:
+    return OpensWhereUnpickled(path)
 
 
 def nap(seconds: float, attempt: str) -> int:

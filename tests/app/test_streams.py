@@ -1,0 +1,149 @@
+"""Runs whose output goes nowhere: closed descriptors, a full disk, a reader that has gone.
+
+What is done, and the exit status, are as of any run; and nothing that is printed gets into a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.log_dirs import random_records, snapshot, write_log_dir
+from tests.app.test_compact import CONFIG, KEYTAIL
+
+NOW = ("--now", "1750000000000", "--unsafe-clock")
+LOST = {
+    "closed out": (">&-", True, False),
+    "closed err": ("2>&-", False, True),
+    "closed both": (">&- 2>&-", True, True),
+    "closed all": ("<&- >&- 2>&-", True, True),
+    "full out": (">/dev/full", True, False),
+    "full err": ("2>/dev/full", False, True),
+    "full both": (">/dev/full 2>/dev/full", True, True),
+}
+
+
+def run(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", str(KEYTAIL), *map(str, arguments)]
+    return subprocess.run(shell, capture_output=True, text=True, timeout=300, check=False)
+
+
+def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
+    nobody, out = os.pipe()
+    os.close(nobody)
+    try:
+        command = [str(KEYTAIL), *map(str, arguments)]
+        return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    finally:
+        os.close(out)
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return write_logs(tmp_path / "logs")
+
+
+def write_logs(path: Path) -> Path:
+    return write_log_dir(path, {"orders-0": random_records(0, 400), "orders-1": random_records(1, 400)})
+
+
+def damage(log_dir: Path) -> None:
+    log = log_dir / "orders-1" / f"{100:020d}.log"
+    data = bytearray(log.read_bytes())
+    data[200] ^= 1
+    log.write_bytes(data)
+
+
+def contents(log_dir: Path) -> dict[str, bytes]:
+    return {name: data for name, (data, _) in snapshot(log_dir).items()}
+
+
+def rows_of(file: Path) -> list[tuple[str, int, str, int]]:
+    rows = json.loads(file.read_text())
+    return [(row["topic"], row["partition"], row["status"], row["bytes_after"]) for row in rows]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_path: Path) -> None:
+    """On each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
+
+    def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
+        log_dir = write_logs(tmp_path / name / "logs")
+        if damaged:
+            damage(log_dir)
+        rows = tmp_path / name / "rows.json"
+        flags = ("--log-dirs", log_dir, *CONFIG, *NOW, "--execute", "--output", output, "--rows-file", rows)
+        done = without_reader("compact", *flags) if redirection is None else run(redirection, "compact", *flags)
+        return done.returncode, contents(log_dir), rows_of(rows), done.stderr
+
+    status, files, rows, _ = compacted("plain", "json", "")
+    assert status == (3 if damaged else 0)
+    kinds: dict[str, tuple[str | None, bool, bool]] = {**LOST, "no reader": (None, True, False)}
+    for number, (kind, (redirection, out_lost, err_lost)) in enumerate(kinds.items()):
+        if damaged and kind not in ("full out", "closed both"):
+            continue
+        output = ("json", "table")[number % 2]
+        got = compacted(kind.replace(" ", "-"), output, redirection)
+        assert got[:3] == (status, files, rows), kind
+        said = got[3]
+        assert "Traceback" not in said and "Exception" not in said, said
+        assert said.count("standard output cannot be written") == (out_lost and not err_lost), (kind, said)
+
+
+def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
+    flags = ("--log-dirs", log_dir, "--output", "json")
+    for arguments in (("verify", *flags), ("dump", log_dir / "orders-0" / f"{100:020d}.log"), ("--help",)):
+        for redirection, status in ((">&-", 0), (">/dev/full", 1), (">&- 2>&-", 0)):
+            done = run(redirection, *arguments)
+            assert done.returncode == status, (arguments, redirection, done.stderr)
+            assert "Traceback" not in done.stderr
+            lost = redirection in (">&-", ">/dev/full")
+            assert done.stderr.count("standard output cannot be written") == lost
+            if status:
+                assert "No space left on device" in done.stderr
+        gone = without_reader(*arguments)
+        assert gone.returncode == (141 if arguments[0] == "dump" else 1), gone.stderr
+        assert "Traceback" not in gone.stderr
+    damage(log_dir)
+    for redirection in (">&-", ">/dev/full", "2>&-"):
+        assert run(redirection, "verify", *flags).returncode == 1, "that something was found"
+    for redirection in ("2>&-", "2>/dev/full"):
+        assert run(redirection, "verify", "--no-such-flag").returncode == 2
+        assert run(redirection, "verify", "--log-dirs", log_dir / "none").returncode == 2
+
+
+# Opens as the command line does, and writes down each file that gets the number of a standard stream.
+OPENING = """
+import os, sys
+real, notes = os.open, sys.argv[1]
+
+def noting(path, *args, **more):
+    fd = real(path, *args, **more)
+    if fd <= 2 and path != os.devnull:
+        note = real(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(note, f"{fd} {path}\\n".encode())
+        os.close(note)
+    return fd
+
+os.open = noting
+from keytail.app.cli import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir: Path, tmp_path: Path) -> None:
+    """Else what is printed, by Python or by a library, would go into a segment or a lock."""
+    notes = tmp_path / "notes"
+    flags = ("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute")
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", OPENING, notes, *flags]
+    done = subprocess.run(list(map(str, shell)), capture_output=True, text=True, timeout=300, check=False)
+    assert not notes.exists(), notes.read_text()
+    assert done.returncode == 0, done.stderr
+    for log in log_dir.rglob("*.log"):
+        assert b"keytail" not in log.read_bytes()
