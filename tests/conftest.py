@@ -23,6 +23,11 @@ import keytail
 settings.register_profile("keytail", deadline=None)
 settings.load_profile("keytail")
 
+# Spark's workers take no module from the current directory, and have functions of the tests to run: all JVMs, whichever
+# test starts them, find the tests by this.
+ROOT = str(Path(__file__).resolve().parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+
 PACKAGE = os.path.dirname(os.path.realpath(keytail.__file__)) + os.sep
 TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep
 FILE_SYSTEM = os.path.join(PACKAGE, "log", "fs.py")

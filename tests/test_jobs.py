@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from jobs import compact
 
+JOBS = sorted((Path(__file__).parents[1] / "jobs").glob("*.py"))
 MISSING = ModuleNotFoundError("No module named 'keytail'", name="keytail")
 
 
@@ -24,6 +26,15 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setattr(sys, "argv", ["jobs/compact.py", "--execute"])
     return python
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.stem)
+def test_each_job_says_that_there_is_no_keytail(job: Path) -> None:
+    """In a Python that has neither keytail nor the folder of the job on its path, as with PYTHONSAFEPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    command = [sys.executable, "-I", "-S", str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "has no module keytail; set PYSPARK_PYTHON" in done.stderr
 
 
 def test_it_starts_anew_beside_spark(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
     full = {
         "log_dirs": ["/a b", "/c'd"], "config": "/x y/server.properties", "topic": odd, "topic_list": ["o r", "u"],
         "partitions": ["a-0", "b-1"], "topic_config": ["t:cleanup.policy=compact"], "force": True,
+        "topic_configs": "/t c", "metadata_is_current": True,
         "topics_have_no_overrides": True, "high_watermark": "log-end", "deadline_minutes": 90, "throttle": "100m",
         "ledger": "s3a://b/l", "more_flags": ["--grouping", "kafka"], "conf": {"spark.x": "a {{ b }}", "spark.y": 3},
         "properties_file": "/p q",
@@ -83,9 +84,9 @@ def test_the_command_of_a_job(ask: Ask, keytail_home: Path) -> None:
     assert most["application_args"] == [
         "--config", "/x y/server.properties", "--log-dirs", "/a b,/c'd", "--topic-list", "o r,u",
         *(word for text in odd for word in ("--topic", text)), "--partitions", "a-0,b-1",
-        "--topic-config", "t:cleanup.policy=compact", "--topics-have-no-overrides", "--high-watermark", "log-end",
-        "--force", "--deadline", "90", "--throttle", "100m", "--ledger", "s3a://b/l", "--grouping", "kafka",
-        "--execute",
+        "--topic-config", "t:cleanup.policy=compact", "--topic-configs", "/t c", "--metadata-is-current",
+        "--topics-have-no-overrides", "--high-watermark", "log-end", "--force", "--deadline", "90",
+        "--throttle", "100m", "--ledger", "s3a://b/l", "--grouping", "kafka", "--execute",
     ]  # fmt: skip
     assert most["conf"] == {"spark.x": "a {{ b }}", "spark.y": "3"}
     assert most["properties_file"] == "/p q"
@@ -120,6 +121,7 @@ def test_flags_are_of_their_verbs(commands: Any) -> None:
     exec("from __future__ import annotations\n" + source[begin:end], namespace)
     values = {
         "topic_list": ["a"], "topic": ["b"], "partitions": ["c-0"], "topic_config": ["k=v"],
+        "topic_configs": "/t", "metadata_is_current": True,
         "topics_have_no_overrides": True, "high_watermark": "log-end", "force": True, "deadline_minutes": 1.5,
         "throttle": "1m", "ledger": "/l", "delta_jars": "/j", "truncate": True, "all": True, "more_flags": ["--force"],
     }  # fmt: skip

@@ -63,7 +63,7 @@ def timed_import(home: Path, codec: str) -> tuple[float, dict[int, int]]:
         Source(str(home / "records.parquet"), "parquet"),
         "orders",
         (str(logs),),
-        configuration=read_configuration(None, (), topics_have_no_overrides=True),
+        configuration=read_configuration(None, ("orders:cleanup.policy=delete",), topics_have_no_overrides=True),
         codec=codec,
         single_replica=True,
         topic_id=TOPIC_ID,

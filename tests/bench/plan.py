@@ -60,8 +60,11 @@ def _make_log_dir(path: Path, numbers: range, segments: int) -> None:
 
 def measure(log_dirs: list[Path], verb: str, policy: str, output: str, more: list[str]) -> dict[str, float]:
     properties = log_dirs[0].parent / "server.properties"
-    properties.write_text(f"log.dirs={','.join(map(str, log_dirs))}\nlog.cleanup.policy={policy}\n")
-    flags = [*(["--topics-have-no-overrides"] if verb != "verify" else []), "--output", output, *more]
+    properties.write_text(f"log.dirs={','.join(map(str, log_dirs))}\n")
+    topics = sorted({path.name.rpartition("-")[0] for log_dir in log_dirs for path in log_dir.glob("topic-*")})
+    configs = log_dirs[0].parent / "topic-configs"
+    configs.write_text("".join(f"{topic}:cleanup.policy={policy}\n" for topic in topics))
+    flags = [*(["--topic-configs", str(configs)] if verb != "verify" else []), "--output", output, *more]
     command = [str(KEYTAIL), verb, "--config", str(properties), *flags]
     timed = ["/usr/bin/env", "time", "-f", "%e %U %S %M", *command] if _has_time() else command
     start_s = time.perf_counter()

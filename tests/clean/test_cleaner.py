@@ -19,6 +19,7 @@ from keytail.log.key_scan import KeyScanner
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.cleaner import Segment, clean
 from tests.reference.indexing import index_files
@@ -27,10 +28,12 @@ NOW = 1_750_000_000_000
 SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
-@pytest.fixture(params=["large strides", "tiny strides"])
+@pytest.fixture(params=["large strides", "tiny strides", "in pieces"])
 def strides(request, monkeypatch):
-    """Tiny ones put a boundary between any two batches, arenas and chunks."""
-    if request.param == "tiny strides":
+    """Tiny ones put a boundary between any two batches, arenas and chunks; pieces, within batches too."""
+    if request.param == "in pieces":
+        take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
+    if request.param != "large strides":
         monkeypatch.setattr(
             cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
         )

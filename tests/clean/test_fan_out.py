@@ -25,6 +25,7 @@ from keytail.log.recover import recover
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out_memory import task_of, write_segments
 from tests.clean.test_rounds import SEED, SOAK, files_of, random_task
+from tests.in_pieces import take_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files
 
@@ -64,9 +65,13 @@ def sweep(path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", range(400 if SOAK else 30))
-def test_any_cut_gives_the_bytes_of_one_task(case: int, fast_dir: Path) -> None:  # noqa: F811
+def test_any_cut_gives_the_bytes_of_one_task(
+    case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
+    if rng.random() < 0.3:
+        take_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
     task = replace(random_task(rng, str(fast_dir / "t-0"), rng.choice(["kafka", "measured"])), map_max_entries=None)
     task = replace(task, drop_keyless=rng.random() < 0.7)
     if rng.random() < 0.7:

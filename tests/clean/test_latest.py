@@ -16,6 +16,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
 from tests.growing_log import GrowingLog
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec
 from tests.reference.cleaner import Aborted
 
@@ -66,8 +67,11 @@ def expected(log: GrowingLog, end: int | None = None) -> dict[bytes | None, Rec]
     return {key: record for key, (record, _) in log.latest(end).items()}
 
 
-def test_random_logs(rng: random.Random, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_random_logs(in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from where an earlier look ended, also after rounds of compaction, also up to any offset."""
+    if in_pieces:
+        take_in_pieces(monkeypatch)
     for number in range(LOGS):
         log = GrowingLog(rng, tmp_path / f"logs{number}", keys=rng.choice([1, 3, 40]))
         if rng.random() < 0.4:

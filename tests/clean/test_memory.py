@@ -25,6 +25,7 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.stride import STRIDE_BYTES, SegmentReader
 from tests.bench.memory import peak_private
 from tests.clean.logs import RandomLog, task_for, write_log
+from tests.hostile.bombs import bomb_batch, tiny_records, value_records
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment
 
@@ -33,7 +34,7 @@ MAP_BYTES = 64 << 20
 BESIDE_THE_MAP_BYTES = 512 << 20
 GIB = 1 << 30
 KEY_BYTES = 16
-ZSTD = 4
+GZIP, ZSTD = 1, 4
 _CRC_AT, _CRC_FROM, _CODEC_AT = 17, 21, 22
 
 
@@ -97,11 +98,29 @@ def compressed(size_bytes, batch_records, value_bytes):
     return np.concatenate(parts), offset
 
 
+def bomb(codec, values, value_bytes, keys):
+    """A batch between two small ones that opens to more than a gigabyte, of few records or of many."""
+    if value_bytes:
+        parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
+    else:
+        parts = tiny_records(values, keys)
+    before, behind = ([Rec(base + n, NOW - 1, b"k%d" % n, b"v") for n in range(9)] for base in (0, 9 + values))
+    packed = bomb_batch(
+        codec, parts, records=values, base_offset=9, last_offset=8 + values, timestamp_ms=NOW - 1
+    )
+    data = encode_batch(before) + packed + encode_batch(behind)
+    return np.frombuffer(data, np.uint8), values + 18
+
+
 SHAPES = {
     "batches of 100": partial(uncompressed, GIB, 100, 90, 1_000_000),
     "batches of 1": partial(uncompressed, GIB // 2, 1, 90, 1_000_000),
     "batches of 1 MB": partial(uncompressed, GIB // 2, 1000, 1000, 200_000),
     "zstd, 200 to 1": partial(compressed, STRIDE_BYTES, 500, 1000),
+    "a batch of 50 KB that opens to 1.1 GiB": partial(bomb, ZSTD, 1100, 1 << 20, 700),
+    "the same in gzip": partial(bomb, GZIP, 1100, 1 << 20, 700),
+    "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
+    "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
 }
 
 

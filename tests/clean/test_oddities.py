@@ -68,7 +68,7 @@ def compact(facts: PartitionFacts, fs: FileSystem = LOCAL, **given: Any) -> Clea
     """A round, if one is due."""
     fields = {name: given.pop(name) for name in list(given) if name in CleaningTask.__dataclass_fields__}
     config = CompactionConfig(**{"cleanup_policy": frozenset({"compact"}), "index_interval_bytes": 0, **given})
-    assert refusals(facts, config, True, NOW) == []
+    assert refusals(facts, config, "", NOW) == []
     unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=NOW)
     selection = select(facts, config, NOW, unstable=unstable)
     if not selection.eligible:
@@ -272,7 +272,7 @@ def test_a_log_start_behind_the_log_end_is_refused(tmp_path: Path) -> None:
     home = log_dir(tmp_path / "logs", "t-0", segments=THREE)
     (home / names.LOG_START_CHECKPOINT).write_text("0\n1\nt 0 8\n")
     (facts,) = survey(home)
-    reasons = refusals(facts, CompactionConfig(cleanup_policy=frozenset({"compact"})), True, NOW)
+    reasons = refusals(facts, CompactionConfig(cleanup_policy=frozenset({"compact"})), "", NOW)
     assert any("deletes the whole log" in reason for reason in reasons)
 
 

@@ -15,6 +15,7 @@ from keytail.clean.plan import (
     refusals,
     segments_between,
     select,
+    settings_of_compaction,
 )
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable
@@ -298,47 +299,50 @@ def test_blockers_name_the_rule_and_its_numbers(facts, given, blocker):
 # --- refusals and decisions ---
 
 
+UNKNOWN = "topic config unknown: no metadata log"
+
+
 def test_a_sound_partition_is_not_refused():
-    assert refusals(partition(), COMPACT, True, NOW) == []
+    assert refusals(partition(), COMPACT, "", NOW) == []
 
 
 @pytest.mark.parametrize(
-    ("facts", "given", "known", "start"),
+    ("facts", "given", "unknown", "start"),
     [
-        (partition(), {}, False, "topic config unknown: give --topic-config orders:key=value"),
-        (partition(high_watermark=None), {}, True, "no high watermark: "),
-        (partition(), {"remote_storage_enable": True}, True, "tiered topic: remote.storage.enable is true"),
+        (partition(), {}, UNKNOWN, "topic config unknown: no metadata log"),
+        (partition(high_watermark=None), {}, "", "no high watermark: "),
+        (partition(), {"remote_storage_enable": True}, "", "tiered topic: remote.storage.enable is true"),
         (
             partition(log_start_offset=40),
             {},
-            True,
+            "",
             "log end offset 35 is below the log start offset 40",
         ),
         (
             partition([segment(0, mtime=NOW + 3_600_001), segment(10)]),
             {},
-            True,
+            "",
             f"the clock ({NOW} ms) is 1 h older than the newest segment",
         ),
-        (partition(problems=("a -future directory exists",)), {}, True, "a -future directory exists"),
+        (partition(problems=("a -future directory exists",)), {}, "", "a -future directory exists"),
     ],
 )
-def test_each_refusal(facts, given, known, start):
-    (reason,) = refusals(facts, config(**given), known, NOW)
+def test_each_refusal(facts, given, unknown, start):
+    (reason,) = refusals(facts, config(**given), unknown, NOW)
     assert reason.startswith(start)
-    decision = decide(facts, config(**given), known, NOW, force=True)
+    decision = decide(facts, config(**given), unknown, NOW, policy_known=not unknown, force=True)
     assert (decision.status, decision.error, decision.selection) == ("refused", reason, None)
 
 
 def test_refusals_have_limits():
-    assert refusals(partition([segment(0, mtime=NOW + 3_600_000)]), COMPACT, True, NOW) == []
+    assert refusals(partition([segment(0, mtime=NOW + 3_600_000)]), COMPACT, "", NOW) == []
     late = partition([segment(0, mtime=NOW * 2)])
-    assert refusals(late, COMPACT, True, NOW, unsafe_clock=True) == []
-    assert refusals(partition(high_watermark=None), COMPACT, True, NOW, high_watermark="log-end") == []
+    assert refusals(late, COMPACT, "", NOW, unsafe_clock=True) == []
+    assert refusals(partition(high_watermark=None), COMPACT, "", NOW, high_watermark="log-end") == []
 
 
 def test_all_reasons_are_told_at_once():
-    decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, False, NOW)
+    decision = decide(partition(high_watermark=None, problems=("x",)), COMPACT, UNKNOWN, NOW, policy_known=False)
     assert decision.status == "refused"
     assert decision.error.startswith("x; topic config unknown")
     assert "; no high watermark" in decision.error
@@ -346,9 +350,9 @@ def test_all_reasons_are_told_at_once():
 
 def test_known_policy_without_compact_is_skipped_and_not_refused():
     facts = partition(high_watermark=None, problems=("x",))
-    decision = decide(facts, CompactionConfig(), True, NOW)
+    decision = decide(facts, CompactionConfig(), UNKNOWN, NOW, policy_known=True)
     assert (decision.status, decision.error) == ("skipped", "cleanup.policy is [delete], without compact")
-    assert decide(facts, CompactionConfig(), False, NOW).status == "refused"
+    assert decide(facts, CompactionConfig(), UNKNOWN, NOW, policy_known=False).status == "refused"
 
 
 @pytest.mark.parametrize(
@@ -362,9 +366,18 @@ def test_known_policy_without_compact_is_skipped_and_not_refused():
     ],
 )
 def test_status_in_a_plan(facts, status):
-    decision = decide(facts, COMPACT, True, NOW)
+    decision = decide(facts, COMPACT, "", NOW, policy_known=True)
     assert decision.status == status
     assert bool(decision.error) == (status != "would-compact")
+
+
+def test_settings_of_a_compaction_are_named():
+    """Without `force` also those by which it is due."""
+    assert set(settings_of_compaction(force=True)) == {
+        "cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable"
+    }  # fmt: skip
+    due = {*settings_of_compaction()} - {*settings_of_compaction(force=True)}
+    assert due == {"max.compaction.lag.ms", "min.cleanable.dirty.ratio"}
 
 
 # --- ranges of segments ---

@@ -225,7 +225,7 @@ def test_what_is_handed_on_is_asked_for(per_batch: int, tmp_path: Path, monkeypa
     monkeypatch.setattr(rounds, "_UNCOUNTED_BYTES", 0)
     monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # what pickled values have beside their arrays
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # what values have beside their arrays
     segments = [
         [
             encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])

@@ -70,7 +70,7 @@ def test_what_is_said_of_a_safer_value() -> None:
     resolved = effective("t", topics=topics)
     assert resolved.settings[NAME].source == "log: delete.retention.ms=3 of topic t"
     assert resolved.doubts() == [
-        "delete.retention.ms may not be committed yet (log: delete.retention.ms=3 of topic t or "
+        "delete.retention.ms may have one of several values (log: delete.retention.ms=3 of topic t or "
         "log: delete.retention.ms=2 of topic t): the safer one counts"
     ]
     again = effective("t", topics={"t": topic_options("t", {NAME: ["2", "3"]}, "log")})

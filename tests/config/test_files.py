@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keytail.config.files import log_dirs, parse_node_id, parse_server_properties
+from keytail.config.files import log_dirs, parse_meta_properties, parse_server_properties
 from keytail.config.resolve import from_broker
 from keytail.errors import UsageProblem
 
@@ -72,10 +72,12 @@ def test_log_dirs(texts, dirs) -> None:
 
 
 def test_the_broker_that_a_log_dir_belongs_to() -> None:
-    assert parse_node_id(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == 12
-    assert parse_node_id(b"version=1\n", "m") is None
-    with pytest.raises(UsageProblem, match=r"node\.id one in m is no number"):
-        parse_node_id(b"node.id=one\n", "m")
+    assert parse_meta_properties(b"#\nversion=1\nnode.id=12\ncluster.id=x\n", "m") == (1, 12)
+    assert parse_meta_properties(b"version=0\nbroker.id=3\n", "m") == (0, 3)  # with ZooKeeper
+    assert parse_meta_properties(b"version=1\n", "m") == (1, None)
+    for text in ("node.id=one", "version=one"):
+        with pytest.raises(UsageProblem, match=f"{text.replace('=', ' ')} in m is no number"):
+            parse_meta_properties(text.encode(), "m")
 
 
 def test_the_broker_of_a_properties_file() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.config.keys import KEYS
+from keytail.config.keys import BROKER_KEYS, KEYS, TOPIC_KEYS
 from keytail.config.resolve import (
     DEFAULT_SOURCE,
     CommandLine,
@@ -16,6 +16,7 @@ from keytail.config.resolve import (
     from_command_line,
     from_topic,
 )
+from keytail.config.topic_configs import parse_topic_configs
 from keytail.errors import Refused, UsageProblem
 
 NAME = "delete.retention.ms"
@@ -44,7 +45,8 @@ def test_the_highest_layer_that_speaks_wins(present) -> None:
     order = [("topic line", 1), ("line", 2), ("topic", 3), ("broker", 4)]
     expected = next((value for layer, value in order if layer in present), 86_400_000)
     assert resolved.value(NAME) == expected
-    assert resolved.overrides_known == bool(present & {"topic line", "topic"})
+    assert resolved.overrides_known == ("topic" in present)
+    assert resolved.unknown([NAME]) == (() if present & {"topic line", "line", "topic"} else (NAME,))
 
 
 def test_sources_say_where_a_value_comes_from() -> None:
@@ -65,10 +67,71 @@ def test_another_topics_settings_do_not_count() -> None:
     assert not resolved.overrides_known
 
 
-def test_overrides_are_known_by_an_empty_entry_or_by_the_flag() -> None:
+def test_an_empty_entry_says_all_and_the_flag_all_but_the_policy() -> None:
     assert effective("orders", topics={"orders": {}}).overrides_known
-    assert effective("orders", topics_have_no_overrides=True).overrides_known
-    assert not effective("orders", command_line=from_command_line(["delete.retention.ms=1"])).overrides_known
+    stated = effective("orders", topics_have_no_overrides=True)
+    assert stated.unknown(KEYS) == ("cleanup.policy", *(key.name for key in BROKER_KEYS))
+    assert not stated.overrides_known
+    line = from_command_line(["orders:cleanup.policy=compact"])
+    assert effective("orders", command_line=line, topics_have_no_overrides=True).overrides_known
+
+
+@given(st.sets(st.sampled_from([key.name for key in TOPIC_KEYS if key.kind == "long"])), st.booleans())
+def test_a_setting_is_known_only_by_itself(names, everywhere) -> None:
+    line = from_command_line([f"{name}=5" if everywhere else f"orders:{name}=5" for name in sorted(names)])
+    resolved = effective("orders", command_line=line)
+    assert (resolved.known, resolved.given) == (names, names)
+    broker = from_broker({"log.cleanup.policy": "delete"}, "f")
+    assert effective("orders", command_line=line, broker=broker).known == names
+
+
+def test_the_file_is_between_the_metadata_log_and_the_command_line() -> None:
+    text = b"orders:delete.retention.ms=3\nclicks:segment.bytes=2000000\n"
+    configs = parse_topic_configs(text, "topics")
+    topics = {"orders": from_topic("orders", {NAME: "4", "cleanup.policy": "compact"}, "metadata")}
+    resolved = effective("orders", topic_configs=configs, topics=topics)
+    assert resolved.settings[NAME] == Setting(3, "topics line 1: delete.retention.ms=3")
+    assert resolved.value("cleanup.policy") == ("compact",), "what the file does not have is read further down"
+    line = from_command_line(["delete.retention.ms=2"])
+    assert effective("orders", topic_configs=configs, topics=topics, command_line=line).value(NAME) == 2
+    assert effective("clicks", topic_configs=configs).unknown([NAME, "cleanup.policy"]) == ("cleanup.policy",)
+    printed = parse_topic_configs(b"Dynamic configs for topic clicks are:\n", "topics")
+    assert effective("clicks", topic_configs=printed).overrides_known
+
+
+def test_a_wrong_value_in_the_file_is_refused_with_its_line() -> None:
+    configs = parse_topic_configs(b"\norders:segment.ms=0\n", "topics")
+    with pytest.raises(Refused, match=r"segment\.ms cannot be '0' in topics line 2: segment\.ms=0"):
+        effective("orders", topic_configs=configs)
+    assert effective("clicks", topic_configs=configs).topic == "clicks"
+
+
+@pytest.mark.parametrize(
+    ("topic", "policy", "retention_ms"),
+    [
+        ("__consumer_offsets", ("compact",), 604_800_000),
+        ("__transaction_state", ("compact",), 604_800_000),
+        ("__share_group_state", ("delete",), -1),
+        ("__remote_log_metadata", ("delete",), -1),
+    ],
+)
+def test_internal_topics_have_the_settings_of_their_creation(topic, policy, retention_ms) -> None:
+    broker = from_broker({"log.cleanup.policy": "delete", "log.segment.bytes": "2000000"}, "f")
+    resolved = effective(topic, broker=broker)
+    assert (resolved.value("cleanup.policy"), resolved.value("retention.ms")) == (policy, retention_ms)
+    assert "cleanup.policy" in resolved.known
+    assert NAME not in resolved.known, "somebody may have changed it since"
+    read = effective(topic, topics={topic: from_topic(topic, {"cleanup.policy": "compact,delete"}, "metadata")})
+    assert read.value("cleanup.policy") == ("compact", "delete")
+    assert (resolved.in_metadata, read.in_metadata) == (False, True)
+
+
+def test_defaults_are_assumed_only_where_no_file_of_the_broker_was_read() -> None:
+    names = ["retention.ms", "retention.bytes"]
+    assert effective("orders").assumed(names) == tuple(names)
+    assert effective("orders", broker={}).assumed(names) == ()
+    line = from_command_line(["orders:retention.ms=5"])
+    assert effective("orders", command_line=line).assumed(names) == ("retention.bytes",)
 
 
 @pytest.mark.parametrize(
@@ -169,3 +232,36 @@ def test_minimum_lag_above_maximum_lag_is_refused_with_both_sources() -> None:
 def test_unknown_overrides_of_newer_kafkas_are_passed_over() -> None:
     assert from_topic("orders", {"key.of.kafka.9": "x"}, "metadata") == {}
     assert effective("orders", command_line=CommandLine()).topic == "orders"
+
+
+ALL = "All configs for topic orders are:\n  retention.ms=5 sensitive=false synonyms={}\n"
+WITHHELD = "Dynamic configs for topic orders are:\n  cleanup.policy=null sensitive=true synonyms={}\n"
+NONE = "Dynamic configs for topic orders are:\n"
+
+
+def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
+    """The print was cut, or filtered."""
+    resolved = effective("orders", topic_configs=parse_topic_configs(ALL.encode(), "f"))
+    assert resolved.unknown(["retention.ms", "cleanup.policy", "retention.bytes"]) == (
+        "cleanup.policy", "retention.bytes"
+    )  # fmt: skip
+
+
+def test_a_setting_without_its_value_is_not_known() -> None:
+    resolved = effective("orders", topic_configs=parse_topic_configs(WITHHELD.encode(), "f"))
+    assert resolved.unknown(["cleanup.policy", "retention.ms"]) == ("cleanup.policy",)
+
+
+def test_of_a_print_and_a_metadata_log_that_differ_the_safer_counts() -> None:
+    topics = {"orders": from_topic("orders", {"retention.ms": "1000", "cleanup.policy": "compact"}, "metadata")}
+    broker = {"retention.ms": Setting(-1, "broker")}
+    configs = parse_topic_configs(NONE.encode(), "f")
+    resolved = effective("orders", topics=topics, broker=broker, topic_configs=configs)
+    assert resolved.value("retention.ms") == -1
+    assert resolved.value("cleanup.policy") == ()
+
+
+def test_an_internal_topic_without_overrides_in_the_metadata_log_is_left_alone() -> None:
+    """Its creation says compact, the log says that nothing is overridden."""
+    resolved = effective("__consumer_offsets", topics={"__consumer_offsets": {}})
+    assert resolved.value("cleanup.policy") == ()

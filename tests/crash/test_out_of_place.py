@@ -55,7 +55,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
     """As the verb does it, in this process."""
     request = Request(
         choice=Choice(log_dirs=(str(root / "logs"),)),
-        configuration=Configuration(from_command_line(SETTINGS)),
+        configuration=Configuration(from_command_line(SETTINGS), topics_have_no_overrides=True),
         execute=True,
         now_ms=NOW,
         unsafe_clock=True,

@@ -20,7 +20,7 @@ from keytail.format.encode import MAX_BATCH_BYTES, RecordColumns, encode_batches
 from keytail.kernels import batches as batch_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
-from keytail.log.stride import MAX_BLOCK_BYTES, SegmentReader
+from keytail.log.stride import SegmentReader
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.encode import bytes_arrays, headers_arrays
 from tests.reference.encode import encode as twin
@@ -257,7 +257,6 @@ def test_lengths_of_five_bytes():
     batch_kernels.index_batches(steps[0][0], len(steps[0][0]), 0, -1, parsed, out)
     assert parsed.tolist() == steps[0][1].tolist()
     # What we write, we open.
-    assert MAX_BATCH_BYTES <= MAX_BLOCK_BYTES
 
 
 @pytest.mark.parametrize("codec, levels", [(GZIP, (-1, 1, 9)), (LZ4, (1, 2, 9, 12, 17)), (ZSTD, (-131072, -1, 1, 12))])

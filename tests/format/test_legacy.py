@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from keytail.format import legacy
 from keytail.format.batch import BATCH_TABLE, LOG_APPEND_TIME
+from keytail.format.compression import TooLarge
 from keytail.kernels import batches as batch_kernels
 from keytail.kernels import legacy as kernels
 from keytail.kernels import records as record_kernels
@@ -301,7 +302,7 @@ def test_a_bomb_is_refused_before_it_goes_off() -> None:
         data = encode_wrapper(big, codec)
         raw = guarded(data)
         assert legacy.summarize(raw, 0, len(data), (1 << 20) + 35).record_count == 1
-        with pytest.raises(ValueError, match="more than 1048576 bytes"):
+        with pytest.raises(TooLarge, match="more than 1048576 bytes"):
             legacy.summarize(raw, 0, len(data), 1 << 20)
 
 

@@ -72,11 +72,11 @@ def partitions() -> list[tuple[str, int]]:
 
 
 def topic_config_arguments() -> list[str]:
-    """What tells keytail every override that it knows of every topic, as words of a command line."""
-    return [
+    """All settings of every topic that keytail knows of, as words of a command line: overrides, and each policy."""
+    return ["--topics-have-no-overrides"] + [
         word
         for topic in TOPICS.values()
-        for key, value in sorted(topic.configs.items())
+        for key, value in sorted({"cleanup.policy": "delete", **topic.configs}.items())
         if key not in NOT_ABOUT_FILES
         for word in ("--topic-config", f"{topic.name}:{key}={value}")
     ]

@@ -35,7 +35,7 @@ from tests.reference.legacy import decode_any_log
 
 CHECKPOINTS = ("cleaner-offset-checkpoint", "recovery-point-offset-checkpoint", "log-start-offset-checkpoint",
                "replication-offset-checkpoint")  # fmt: skip
-OWNED = {"cleaner-offset-checkpoint", "replication-offset-checkpoint"}
+OWNED = {"cleaner-offset-checkpoint", "replication-offset-checkpoint", ".lock"}
 SPOILED, BYSTANDER = "t-0", "sound-0"
 STATUSES = {"compacted", "clean", "skipped", "refused", "corrupt", "failed", "would-compact", "sound", "suspect",
             "damaged", "rebuilt", "would-rebuild", "found", "none", "out-of-range"}  # fmt: skip

@@ -12,7 +12,7 @@ import struct
 import numpy as np
 
 from keytail.format.batch import BATCH_TABLE
-from keytail.format.compression import decompress
+from keytail.format.compression import TooLarge, decompress
 from keytail.format.legacy import LegacyProblem, summarize_rows, transcode
 from keytail.kernels import (
     batches,
@@ -119,7 +119,7 @@ def _check_block(raw: np.ndarray, at: int, state: np.ndarray) -> None:
     (count,) = struct.unpack_from(">i", header, 57)
     try:
         opened = decompress(header[22] & 7, raw[at + HEADER : at + 12 + length].data, LIMIT_BYTES)
-    except ValueError:
+    except (ValueError, TooLarge):
         return
     block = BLOCK.put(opened)
     verify.check_block(block, base, _wrapped(base + delta), count, base_timestamp, max_timestamp, header[22], state)
@@ -191,7 +191,7 @@ def _records(raw: np.ndarray, table: np.ndarray, rng: random.Random) -> None:
         if codec and count:
             try:
                 opened = decompress(codec, memoryview(raw)[start[row] : start[row] + size[row]], LIMIT_BYTES)
-            except ValueError:
+            except (ValueError, TooLarge):
                 continue
             arena = BLOCK.put(opened)
             where[row], block_start[row], block_size[row] = records.IN_ARENA, 0, len(arena)
@@ -277,7 +277,8 @@ def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore
     blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + 30 * n)
     rebuilt, out = np.empty(1, rewrite.REBUILT), np.zeros(4, np.int64)
     rewrite.rebuild_blocks(
-        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, blocks, 0, rebuilt, out
+        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, rewrite.NOT_EARLIER, blocks, 0, rebuilt,
+        out,
     )
     if out[2] != rewrite.OK:
         return
@@ -325,6 +326,8 @@ def _old(raw: np.ndarray, table: np.ndarray) -> None:
         summarize_rows(raw, 0, rows, -1, LIMIT_BYTES)
     except LegacyProblem as problem:
         good = problem.row
+    except TooLarge as problem:
+        good = int(np.searchsorted(rows["position"], problem.byte_position))
     rows = rows[:good]
     plain = (rows["magic"] < 2) & (rows["attributes"] & 7 == 0)
     where = np.where(plain, np.int8(records.IN_RAW), np.int8(records.CLOSED))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from keytail.format.coordinator import offsets_text
 from keytail.inspection.dump import DumpOptions, dump
 from keytail.inspection.dump_report import MOST_GAPS, Report
 from keytail.log.fs import LOCAL
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.indexing import index_files
 from tests.reference.legacy import encode_single, encode_wrapper
@@ -73,6 +75,24 @@ def test_damage_in_a_batch_hides_no_other(tmp_path):
         assert others <= {row["offset"] for row in rows if row["type"] == "record"}
         assert [row["isvalid"] for row in rows if row["type"] == "batch"].count(False) == 1
         assert report.wrong
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_batches_in_pieces_give_the_same_lines(tmp_path, monkeypatch, as_json):
+    folder = write(tmp_path, b"".join(OLD) + SOUND)
+    whole, _ = dumped(folder, as_json=as_json, print_data_log=True)
+    take_in_pieces(monkeypatch, 2)
+    assert dumped(folder, as_json=as_json, print_data_log=True)[0] == whole
+
+
+def test_a_record_that_is_not_opened_hides_no_other(tmp_path, monkeypatch):
+    take_in_pieces(monkeypatch, 2)
+    monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "90")
+    log = NEW[1] + encode_batch([Rec(6, T0, b"k", b"v"), Rec(7, T0, b"k", bytes(500))], codec=2) + NEW[3]
+    text, report = dumped(write(tmp_path, log), as_json=False, print_data_log=True)
+    offsets = [line.split("offset: ")[1].split(" ")[0] for line in text.splitlines() if line.startswith("| offset")]
+    assert offsets == ["3", "4", "5", "6", "9", "10", "11"]
+    assert report.wrong
 
 
 def test_gaps_of_a_compacted_log_are_no_finding_and_not_all_told(tmp_path):

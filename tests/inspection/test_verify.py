@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytail.errors import KeytailError
 from keytail.format.producers import encode_snapshot
 from keytail.inspection import verify_batches
 from keytail.inspection.finding_kinds import KINDS
 from keytail.inspection.verify import VerifyReport, verify_partition
 from keytail.inspection.verify_scope import NO_CLAIMS, Claims, claims_of
+from keytail.limits import MAX_RECORD_VARIABLE
+from keytail.log import block_check
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import survey_log_dirs
 from keytail.log.window import Window
+from keytail.spark.tasks import attempt_one
 from tests import golden
 from tests.clean.dull_cleaner import index_bytes
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.varints import crc32c
 
@@ -83,6 +88,32 @@ def test_a_sound_partition_has_no_findings(tmp_path, codec):
         for suffix, size in ((".index", 8), (".timeindex", 12))
     )
     assert _verify(tmp_path, live=True).findings == ()
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_batches_in_pieces_are_sound_and_one_that_is_not_opened_is_no_error(tmp_path, monkeypatch, codec):
+    take_in_pieces(monkeypatch, 1, piece_bytes=4)
+    monkeypatch.setattr(block_check, "WHOLE_BLOCK_BYTES", 8)
+    _write(tmp_path, _segments(codec))
+    assert _kinds(_verify(tmp_path)) == []
+    monkeypatch.setenv(MAX_RECORD_VARIABLE, "5")
+    findings = _verify(tmp_path).findings
+    assert {finding.kind for finding in findings} == {"not-opened"}
+    assert {finding.severity for finding in findings} == {"warning"}
+    assert all("--max-record-bytes" in finding.remedy for finding in findings)
+
+
+def test_want_of_memory_is_no_damage(tmp_path, monkeypatch):
+    def no_memory(*_args, **_named):
+        raise MemoryError
+
+    _write(tmp_path, _segments(4))
+    monkeypatch.setattr(block_check, "decompress", no_memory)
+    outcome = attempt_one(lambda path, _attempt: _verify(path), tmp_path, "here")
+    assert outcome.value is None
+    assert outcome.trace == ""
+    assert "out of memory on host" in str(outcome.problem)
+    assert type(outcome.problem) is KeytailError  # which is `failed`
 
 
 def test_windows_smaller_than_a_batch_give_the_same(tmp_path, monkeypatch):

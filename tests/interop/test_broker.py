@@ -228,7 +228,7 @@ def test_every_partition_was_compacted_or_left_for_a_reason(story: Story) -> Non
 
 def test_only_a_brokers_own_files_are_left(story: Story) -> None:
     assert ".kafka_cleanshutdown" in story.files
-    assert ".lock" not in story.files
+    assert ".lock" in story.files, "which stays: a broker that starts may have it open"
     suffixes = {name.rpartition(".")[2] for name in story.files if re.search(r"/\d{20}\.", name)}
     assert suffixes <= {"log", "index", "timeindex", "txnindex", "snapshot", "checkpoint"}
 

@@ -28,6 +28,7 @@ from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
+from tests.in_pieces import take_in_pieces
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
 from tests.interop.rounds import CHOICE, Case, Circumstances, Mode, Outcome, Round, doubled_offsets, newest_offsets
@@ -68,6 +69,14 @@ def test_a_round_leaves_what_kafkas_cleaner_leaves(
     if logs >= 100 and not options.get("legacy"):
         missing = [name for name in NEVER_MISSED if not seen[name]]
         assert not missing, f"the random logs never came to: {missing}"
+
+
+def test_batches_in_pieces_leave_what_kafkas_cleaner_leaves(
+    kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As batches are taken that open to more than memory is for, here those of more than one record."""
+    take_in_pieces(monkeypatch)
+    run_cases(kafka, fast_dir, keytail_round, logs=max(1, round(LOGS * 0.1)), again=run_again, **BOTH)
 
 
 @pytest.mark.parametrize(

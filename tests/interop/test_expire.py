@@ -13,7 +13,7 @@ import pytest
 
 from keytail.app.expire import ExpireRow, Request, expire
 from keytail.app.selection import Choice, Configuration
-from keytail.config.resolve import from_command_line
+from keytail.config.resolve import Setting, from_command_line
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from tests.interop.kafka import CLOCK_MS, Kafka, Retained, step_batch, step_delete_records, step_raw, step_roll
@@ -117,9 +117,8 @@ def survey(log_dir: Path) -> Any:
 
 def keytail_expire(log_dir: Path, configs: dict[str, Any], now_ms: int) -> ExpireRow:
     settings = from_command_line([f"t:{name}={value}" for name, value in configs.items()])
-    request = Request(
-        Choice((str(log_dir),)), Configuration(settings), execute=True, now_ms=now_ms, unsafe_clock=True
-    )
+    configuration = Configuration(settings, {"log.dirs": Setting((str(log_dir),), "server.properties")}, True)
+    request = Request(Choice((str(log_dir),)), configuration, execute=True, now_ms=now_ms, unsafe_clock=True)
     [row] = expire(request)
     return row
 

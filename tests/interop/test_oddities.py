@@ -403,7 +403,7 @@ def test_18_14_nothing_is_cleaned_above_the_high_watermark__equal(kafka: Kafka, 
     (pair.ours / "replication-offset-checkpoint").write_text("0\n0\n")
     facts, config = survey(pair.ours), compaction_config(pair.circumstances())
     assert select(facts, config, NOW).cleanable_bytes == 0
-    assert any("no high watermark" in reason for reason in refusals(facts, config, True, NOW))
+    assert any("no high watermark" in reason for reason in refusals(facts, config, "", NOW))
     assert pair.round(high_watermark=2).end_offset == 2
     assert pair.offsets() == [1, 2, 3]
 

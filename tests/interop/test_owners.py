@@ -1,5 +1,5 @@
-"""Compaction as one user, the broker as another: what root makes belongs to the broker's user, who starts on it; any
-other user is refused before the first write, and told whom to run as. Needs root, to become others."""
+"""Compaction as one user, the broker as another: started as root it works as the broker's user, whose broker starts on
+the result; any other user is refused before the first write, with the user to run as. Needs root, to become others."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from tests.app.log_dirs import random_records, write_log_dir
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client
+from tests.owned import BROKER, OTHER, ROOT_ONLY, give
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may"),
+    ROOT_ONLY,
 ]
-
-BROKER, OTHER = 52_001, 52_002
 
 # The interpreter may lie where only root can read: all is imported, by a dry run, before root is given up.
 AS_ANOTHER = """
@@ -46,13 +45,6 @@ def run_as(uid: int, commands: list[list[str]]) -> list[tuple[int, str]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [(status, text) for status, text in json.loads(done.stdout)]
-
-
-def give(path: Path, uid: int, mode: int = 0o750) -> None:
-    """A tree as a broker of that user leaves it; directories of `mode`."""
-    for one in [path, *path.rglob("*")]:
-        os.chown(one, uid, uid)
-        os.chmod(one, mode if one.is_dir() else mode & 0o666)
 
 
 def owners(path: Path) -> dict[str, tuple[int, int, int]]:
@@ -111,7 +103,8 @@ def test_another_user_is_refused_before_the_first_write_and_told_whom_to_run_as(
                 if has_lock:
                     (log_dir / ".lock").touch()
                 give(log_dir, BROKER, mode)
-                policy = ["--topic-config", "orders:cleanup.policy=compact"] if verb == "compact" else []
+                policy = ["--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides"]
+                policy = policy if verb == "compact" else []
                 commands.append([verb, "--log-dirs", str(log_dir), *policy, "--output", "json", "--execute"])
                 what.append((verb, mode, has_lock))
     before = everything(open_dir)

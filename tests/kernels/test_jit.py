@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
+import pytest
 
 from keytail.kernels import jit
 from keytail.kernels.jit import kernel
@@ -109,6 +111,60 @@ def test_a_folder_that_is_read_only_is_read(tmp_path):
             assert refuses.stdout.split() == ["None", "10", "0"], refuses.stderr
     finally:
         _allow(cache, 0o755, 0o644)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A cache with the code of `add`."""
+    cache = tmp_path_factory.mktemp("filled") / "cache"
+    assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[2] == "0"
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("which", "way"),
+    [
+        ("", "another user's"),
+        ("*", "another user's"),
+        ("*", "writable for others"),
+        ("*/*", "writable for its group"),
+        ("*/*/test_jit*.nbi", "another user's"),
+        ("*/*/test_jit*.nbi", "writable for others"),
+        ("*/*/test_jit*.nbc", "another user's"),
+        ("*/*/test_jit*.nbc", "writable for its group"),
+    ],
+)
+def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, filled, tmp_path):
+    """Loading compiled code runs it."""
+    shutil.copytree(filled, tmp_path / "cache")
+    [path] = (tmp_path / "cache").glob(which) if which else [tmp_path / "cache"]
+    if way == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("gives files to other users, which only root may")
+        os.chown(path, 65534, 65534)
+    else:
+        path.chmod(path.stat().st_mode | (0o002 if way == "writable for others" else 0o020))
+    result = _run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path / "cache"))
+    assert result.stdout.split()[1:] == ["10", "0"], result.stderr
+    assert result.stderr.count("the cache of compiled kernels is not used") == 1
+    assert f"{path} belongs to user id" in result.stderr
+    assert "set KEYTAIL_CACHE_DIR" in result.stderr
+
+
+def test_a_link_in_the_cache_is_not_loaded_but_replaced(filled, tmp_path):
+    shutil.copytree(filled, tmp_path / "cache")
+    [code] = tmp_path.glob("cache/*/*/test_jit*.nbc")
+    code.symlink_to(code.rename(tmp_path / "code"))
+    results = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)]
+    assert [result.stdout.split()[2] for result in results] == ["0", "1"]
+    assert not code.is_symlink()
+
+
+def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):
+    code = "import os; os.umask(0o002)\n" + textwrap.dedent(_USE)
+    results = [_run(code, KEYTAIL_CACHE_DIR=str(tmp_path / "home" / "cache")) for _ in range(2)]
+    assert [result.stdout.split()[2] for result in results] == ["0", "1"]
+    assert [result.stderr for result in results] == ["", ""]
 
 
 def _allow(top, of_folders, of_files):

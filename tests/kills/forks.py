@@ -46,7 +46,7 @@ def compact_here(
     log_dir: LogDir, root: Path, *, fs: FileSystem = LOCAL, max_scratch_bytes: int | None = None
 ) -> list[ResultRow]:
     """`keytail compact --execute` in this process, two tasks at a time."""
-    configuration = read_configuration(None, topic_config(log_dir), False)
+    configuration = read_configuration(None, topic_config(log_dir), topics_have_no_overrides=True)
     request = Request(
         Choice((str(root),)), configuration, execute=True, now_ms=NOW, unsafe_clock=True, force=True,
         grouping="kafka", map_memory_bytes=1 << 20, max_scratch_bytes=max_scratch_bytes,

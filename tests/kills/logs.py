@@ -67,4 +67,5 @@ def flags(log_dir: LogDir, root: Path, *more: str) -> list[str]:
     """Of `keytail compact`, for a round as the dull twin does it."""
     configs = [word for text in topic_config(log_dir) for word in ("--topic-config", text)]
     fixed = ["--now", str(NOW), "--unsafe-clock", "--force", "--grouping", "kafka", "--map-memory", "1m"]
+    fixed.append("--topics-have-no-overrides")
     return ["--log-dirs", str(root), *configs, *fixed, "--execute", "--output", "json", *more]

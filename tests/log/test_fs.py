@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keytail.errors import Refused
+from keytail.errors import Refused, SymbolicLink
 from keytail.log import fs as module
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 
@@ -72,10 +72,10 @@ def test_what_cannot_be_looked_up_neither_exists_nor_does_not(tmp_path: Path, mo
     assert not LOCAL.exists(str(tmp_path / "none"))
     assert not LOCAL.exists(str(tmp_path / "file" / "none"))
 
-    def broken(path: str) -> None:
-        raise OSError(errno.EIO, "Input/output error", path)
+    def broken(name: str, **_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", name)
 
-    monkeypatch.setattr(os, "lstat", broken)
+    monkeypatch.setattr(os, "stat", broken)
     with pytest.raises(OSError, match="Input/output error while looking for it"):
         LOCAL.exists(str(tmp_path / "none"))
 
@@ -89,7 +89,7 @@ def test_names_and_what_they_are_of(tmp_path: Path) -> None:
         ("directory", True, False), ("file", False, False), ("to-directory", False, True), ("to-nowhere", False, True),
     ]  # fmt: skip
     assert LOCAL.size(str(tmp_path / "file")) == 1
-    with pytest.raises(FileNotFoundError, match="looking at it"):
+    with pytest.raises(SymbolicLink, match="looking at it"):
         LOCAL.size(str(tmp_path / "to-nowhere"))
 
 
@@ -351,10 +351,23 @@ def test_every_change_passes_the_hook(tmp_path: Path) -> None:
     ]
 
 
+def test_the_type_of_a_subvolume_is_that_of_its_mount(tmp_path: Path) -> None:
+    """A subvolume of btrfs has a device number of its own; only the id of the mount leads to its type."""
+
+    class Mounted(FileSystem):
+        def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
+            if path == "/proc/self/mountinfo":
+                return b"7 1 0:9999 / / rw - nfs4 host:/ rw\n71 1 0:9998 /sub /data rw shared:1 - btrfs /dev/sda rw\n"
+            assert path.startswith("/proc/self/fdinfo/")
+            return b"pos:\t0\nflags:\t012000000\nmnt_id:\t71\nino:\t256\n"
+
+    assert Mounted().file_system_type(str(tmp_path)) == "btrfs"
+
+
 def test_the_type_of_a_file_system_is_the_kernels_name(tmp_path: Path) -> None:
     assert LOCAL.file_system_type("/proc") == "proc"
     told = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True, check=True)
     if told.stdout.strip() == "tmpfs":
         assert LOCAL.file_system_type("/dev/shm") == "tmpfs"
-    assert LOCAL.file_system_type(str(tmp_path)) != "proc"
+    assert LOCAL.file_system_type(str(tmp_path)) not in ("proc", "")
     assert LOCAL.free_bytes(str(tmp_path)) > 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keytail.errors import Refused
 from keytail.log import lock
-from keytail.log.fs import FileSystem
+from keytail.log.fs import LOCAL, FileSystem
 
 # As Java's FileChannel.tryLock: a POSIX lock of the whole file, owned by the process.
 AS_A_BROKER = """
@@ -41,15 +45,29 @@ def _answer(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_file_that_was_made_goes_at_the_end_one_that_was_there_stays(tmp_path: Path) -> None:
+def test_the_lock_file_stays_whoever_made_it(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.mkdir()
     (second / ".lock").touch()
     with lock.hold([str(first), str(second), str(first) + "/"]):
-        assert (first / ".lock").exists()
-    assert not (first / ".lock").exists()
+        inode = (first / ".lock").stat().st_ino
+    assert (first / ".lock").stat().st_ino == inode
     assert (second / ".lock").exists()
+    assert not lock.is_held(str(first)) and not lock.is_held(str(second))
+
+
+def test_a_broker_that_opened_the_file_while_it_was_held_locks_the_one_that_has_the_name(tmp_path: Path) -> None:
+    """Were the file removed at the end, the broker would lock a file without a name, and the next run another one."""
+    with lock.hold([str(tmp_path)]):
+        opened = os.open(tmp_path / ".lock", os.O_RDWR)
+    try:
+        assert os.fstat(opened).st_ino == os.stat(tmp_path / ".lock").st_ino
+        fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(Refused, match="in use"), lock.hold([str(tmp_path)]):
+            raise AssertionError("two hold the lock")
+    finally:
+        os.close(opened)
 
 
 def test_a_broker_cannot_start_while_it_is_held(tmp_path: Path) -> None:
@@ -73,7 +91,7 @@ def test_a_running_broker_is_named(tmp_path: Path) -> None:
                 raise AssertionError("not reached")
         process.communicate("\n")
     assert (tmp_path / ".lock").exists()
-    assert not (other / ".lock").exists(), "all or none"
+    assert not lock.is_held(str(other)), "all or none"
     with lock.hold([str(tmp_path)]):
         pass
 
@@ -106,7 +124,7 @@ def test_a_file_that_lost_its_name_is_not_the_lock(tmp_path: Path) -> None:
         assert fs.races == 2
         with _broker(tmp_path / ".lock") as process:
             assert _answer(process) == "refused"
-    assert (tmp_path / ".lock").exists(), "made by someone else"
+    assert (tmp_path / ".lock").exists()
 
 
 def test_a_lock_file_that_keeps_vanishing_is_refused(tmp_path: Path) -> None:
@@ -128,3 +146,104 @@ def test_another_users_lock_file_says_whom_to_run_as(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="Run as the user that the broker runs as"):
         with lock.hold([str(tmp_path)], Forbidden()):
             raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("replacement", [None, "empty", "link to the held file's twin"])
+def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: str | None) -> None:
+    partition = tmp_path / "logs" / "orders-0"
+    partition.mkdir(parents=True)
+    log_dir, link = partition.parent, tmp_path / "link"
+    link.symlink_to(log_dir)
+    with lock.hold([str(link)]):
+        for path in (log_dir, partition, link, link / "orders-0"):
+            lock.refuse_lost(LOCAL, str(path))
+        (log_dir / ".lock").unlink()
+        if replacement == "empty":
+            (log_dir / ".lock").touch()
+        elif replacement is not None:
+            (tmp_path / "twin").touch()
+            (log_dir / ".lock").symlink_to(tmp_path / "twin")
+        for path in (log_dir, partition, link, link / "orders-0"):
+            with pytest.raises(lock.LockLost, match="removed or replaced while this run held it") as lost:
+                lock.refuse_lost(LOCAL, str(path))
+            assert lost.value.path == str(log_dir / ".lock")
+    lock.refuse_lost(LOCAL, str(partition))  # nothing is held any more
+
+
+def test_only_the_lock_of_the_log_dir_that_is_changed_is_asked_for(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "ab"
+    first.mkdir()
+    second.mkdir()
+    with lock.hold([str(first), str(second)]):
+        (first / ".lock").unlink()
+        lock.refuse_lost(LOCAL, str(second / "orders-0"))
+        lock.refuse_lost(LOCAL, str(tmp_path))
+        with pytest.raises(lock.LockLost):
+            lock.refuse_lost(LOCAL, str(first / "orders-0"))
+
+
+def _take_turns(log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any) -> None:
+    """As keytail, many times; reports (turns had, two at a time)."""
+    chance, had, together = random.Random(seed), 0, 0
+    start.wait()
+    for _ in range(turns):
+        try:
+            with lock.hold([log_dir]):
+                inside = os.path.join(log_dir, "inside")
+                try:
+                    os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    together += 1
+                    continue
+                if chance.random() < 0.5:
+                    os.sched_yield()
+                os.unlink(inside)
+                had += 1
+        except Refused:
+            os.sched_yield()
+    found.put((had, together))
+
+
+def _start_and_stop(
+    log_dir: str, seed: int, turns: int, start: multiprocessing.synchronize.Barrier, found: Any
+) -> None:
+    """As a broker that starts: opens or makes the file and, some time later, locks what it has opened. This one removes
+    nothing."""
+    chance, had, together = random.Random(seed), 0, 0
+    start.wait()
+    for _ in range(turns):
+        opened = os.open(os.path.join(log_dir, ".lock"), os.O_RDWR | os.O_CREAT)
+        for _ in range(chance.randrange(60)):
+            os.sched_yield()
+        try:
+            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(opened)
+            continue
+        inside = os.path.join(log_dir, "inside")
+        try:
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+            for _ in range(chance.randrange(60)):
+                os.sched_yield()
+            os.unlink(inside)
+            had += 1
+        except FileExistsError:
+            together += 1
+        os.close(opened)
+    found.put((had, together))
+
+
+def test_never_two_at_a_time_in_a_race_of_runs_and_starting_brokers(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    spawn = multiprocessing.get_context("fork")
+    start, found = spawn.Barrier(4), spawn.Queue()
+    runs = [spawn.Process(target=_take_turns, args=(str(tmp_path), seed + n, 1500, start, found)) for n in range(2)]
+    brokers = [(str(tmp_path), seed - n, 1500, start, found) for n in range(1, 3)]
+    runs += [spawn.Process(target=_start_and_stop, args=one) for one in brokers]
+    for process in runs:
+        process.start()
+    counts = [found.get(timeout=120) for _ in runs]
+    for process in runs:
+        process.join()
+    assert [together for _, together in counts] == [0] * 4, f"seed {seed}"
+    assert sum(had for had, _ in counts) > 0

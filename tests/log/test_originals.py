@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from keytail.kernels.native import file_digest
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 from keytail.log.manifest import MANIFEST, read_manifest, write_manifest
 from keytail.log.originals import (
+    MARKER,
     Originals,
     add_groups,
     copy_file,
@@ -185,6 +187,50 @@ def test_a_manifest_that_cannot_be_read_is_a_problem_of_its_entry(log_dir: Path,
     assert str(entry / MANIFEST) in found.problem
 
 
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (["files", 0, "name"], "../../../etc/00000000000000000000.log"),
+        (["files", 0, "name"], "manifest.json"),
+        (["files", 0, "name"], "leader-epoch-checkpoint"),
+        (["files", 0, "size_bytes"], -1),
+        (["files", 0, "size_bytes"], "1"),
+        (["files", 0, "mtime_ns"], 2**63),
+        (["files", 0, "mode"], 0.5),
+        (["parts", 0, "left", 0, "name"], "/etc/shadow"),
+        (["parts", 0, "left", 0, "size_bytes"], -1),
+        (["parts", 0, "source_bases", 0], "0"),
+        (["parts", 0, "source_bases", 0], 2**63),
+        (["parts", 0, "source_bases", 0], 10**9),
+        (["parts", 0, "left"], [{"name": f"{0:020d}.snapshot", "size_bytes": 0, "digest_hex": ""}]),
+        (["kept_ms"], -(2**63) + 1),
+        (["undone_ms"], 2**63 - 1),
+        (["log_dir"], "/\ud800"),
+        (["end_offset"], None),
+        (["cleaner_checkpoint"], "10"),
+        (["leader_epochs", 0, 0], [1]),
+        (["log_dir"], "logs"),
+        (["log_dir"], "/logs\0"),
+        (["log_dir"], 5),
+        (["topic"], "../other"),
+        (["topic"], ["orders"]),
+        (["partition"], 7),
+        (["run_id"], "../other"),
+    ],
+)
+def test_an_edited_manifest_leads_nowhere_else(log_dir: Path, at: list[str | int], value: object) -> None:
+    """The owner of the log dir may write to the entry, and root may undo the run."""
+    entry = kept_of(log_dir)
+    fields: Any = json.loads((entry / MANIFEST).read_text())
+    holder = fields
+    for key in at[:-1]:
+        holder = holder[key]
+    holder[at[-1]] = value
+    (entry / MANIFEST).write_text(json.dumps(fields))
+    with pytest.raises(CorruptLog, match="manifest of kept originals cannot be read"):
+        read_manifest(LOCAL, str(entry))
+
+
 def test_a_manifest_of_another_version_is_refused(log_dir: Path) -> None:
     entry = kept_of(log_dir)
     fields = json.loads((entry / MANIFEST).read_text())
@@ -206,7 +252,7 @@ def test_forgetting_removes_an_entry_and_its_run_with_the_last_one(log_dir: Path
     (entry / (MANIFEST + ".tmp")).write_text("")
     before = {path.name: path.read_bytes() for path in sources(log_dir)}
     forget(LOCAL, str(entry))
-    assert [path.name for path in entry.parent.iterdir()] == ["orders-1"]
+    assert sorted(path.name for path in entry.parent.iterdir()) == [MARKER, "orders-1"]
     forget(LOCAL, str(entry.parent / "orders-1"))
     assert list((log_dir.parent / "originals").iterdir()) == []
     assert {path.name: path.read_bytes() for path in sources(log_dir)} == before
@@ -223,6 +269,137 @@ def test_what_is_not_ours_is_never_forgotten(log_dir: Path, name: str) -> None:
     with pytest.raises(Refused, match="nothing was removed"):
         forget(LOCAL, str(entry))
     assert sorted(path.name for path in entry.iterdir()) == before
+
+
+def _as_in_a_log_dir(root: Path) -> Path:
+    """A parent of log dirs, given by mistake: `<directory>/<log dir>/<topic>-<partition>` looks like an entry."""
+    Partition(SEGMENTS, GROUPS).make(root / "logs")
+    entry = root / "logs" / PARTITION
+    for file in entry.iterdir():
+        if file.suffix not in (".log", ".index", ".timeindex"):
+            file.unlink()
+    (root / "logs" / "meta.properties").write_text("version=1\n")
+    return entry
+
+
+def _in_a_copy_without_meta_properties(root: Path) -> Path:
+    entry = _as_in_a_log_dir(root)
+    (root / "logs" / "meta.properties").unlink()
+    return entry
+
+
+def _with_a_marker_in_a_log_dir(root: Path) -> Path:
+    entry = _as_in_a_log_dir(root)
+    (root / "logs" / MARKER).write_text("keytail backup of run logs\n")
+    return entry
+
+
+def _below_a_log_dir(root: Path) -> Path:
+    Partition(SEGMENTS, GROUPS).make(root / "source")
+    (root / "originals").mkdir()
+    entry = kept_of(root / "source", to=str(root / "originals"))
+    (root / "meta.properties").write_text("version=1\n")
+    return entry
+
+
+def _look_alike_manifest(root: Path) -> Path:
+    """A home directory, say: `~/projects/web-2/manifest.json`."""
+    entry = root / "projects" / "web-2"
+    entry.mkdir(parents=True)
+    (entry / MANIFEST).write_text('{"version": 1, "run_id": "projects", "topic": "web", "partition": 2}')
+    return entry
+
+
+def _manifest_of_another_partition(root: Path) -> Path:
+    Partition(SEGMENTS, GROUPS).make(root / "source")
+    entry = kept_of(root / "source", to=str(root / "originals"))
+    return entry.rename(entry.with_name("other-0"))
+
+
+def _empty(root: Path) -> Path:
+    entry = root / "python" / "gtk-2"
+    entry.mkdir(parents=True)
+    return entry
+
+
+def _marker_of_another_run(root: Path) -> Path:
+    entry = _empty(root)
+    (entry.parent / MARKER).write_text("keytail backup of run r1\n")
+    return entry
+
+
+def _marker_that_is_a_link(root: Path) -> Path:
+    entry = _empty(root)
+    (root / "elsewhere").write_text("keytail backup of run python\n")
+    (entry.parent / MARKER).symlink_to(root / "elsewhere")
+    return entry
+
+
+def _without_a_marker(root: Path) -> Path:
+    Partition(SEGMENTS, GROUPS).make(root / "source")
+    entry = kept_of(root / "source", to=str(root / "originals"))
+    (entry / MANIFEST).unlink()
+    (entry.parent / MARKER).unlink()
+    return entry
+
+
+def _with_a_link_inside(root: Path) -> Path:
+    Partition(SEGMENTS, GROUPS).make(root / "source")
+    entry = kept_of(root / "source", to=str(root / "originals"))
+    (entry / f"{0:020d}.log").unlink()
+    (entry / f"{0:020d}.log").symlink_to(root / "source" / PARTITION / f"{0:020d}.log")
+    return entry
+
+
+NOT_OURS = {
+    "a partition of a log dir": (_as_in_a_log_dir, "is a log dir, by its meta.properties"),
+    "a partition of a copy of a log dir": (_in_a_copy_without_meta_properties, "keytail did not make this backup"),
+    "a partition of a log dir with a marker": (_with_a_marker_in_a_log_dir, "is a log dir, by its meta.properties"),
+    "below a log dir": (_below_a_log_dir, "is a log dir, by its meta.properties"),
+    "a manifest of something else": (_look_alike_manifest, "keytail did not make this backup"),
+    "a manifest of another partition": (_manifest_of_another_partition, "keytail did not make this backup"),
+    "an empty directory": (_empty, "keytail did not make this backup"),
+    "a marker of another run": (_marker_of_another_run, "keytail did not make this backup"),
+    "a marker that is a link": (_marker_that_is_a_link, "keytail did not make this backup"),
+    "unfinished, without a marker": (_without_a_marker, "keytail did not make this backup"),
+    "a link inside": (_with_a_link_inside, "not a file that keytail keeps"),
+}
+
+
+def _all_of(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(root)): (path.lstat().st_ino, path.read_bytes() if path.is_file() else b"")
+        for path in root.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("state", NOT_OURS)
+def test_only_what_carries_our_marker_is_forgotten(tmp_path: Path, state: str) -> None:
+    make, why = NOT_OURS[state]
+    entry = make(tmp_path)
+    if state == "a manifest of another partition":  # the marker alone would do
+        (entry.parent / MARKER).unlink()
+    before = _all_of(tmp_path)
+    with pytest.raises(Refused, match=why) as refused:
+        forget(LOCAL, str(entry))
+    assert "othing was removed" in str(refused.value)
+    assert _all_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("state", ["unfinished", "damaged manifest", "of an older keytail", "emptied"])
+def test_what_is_ours_is_forgotten_in_any_state(log_dir: Path, state: str) -> None:
+    entry = kept_of(log_dir)
+    if state == "unfinished":
+        (entry / MANIFEST).unlink()
+    elif state == "damaged manifest":
+        (entry / MANIFEST).write_text("{")
+    elif state == "of an older keytail":
+        (entry.parent / MARKER).unlink()
+    else:
+        for path in entry.iterdir():
+            path.unlink()
+    forget(LOCAL, str(entry))
+    assert list((log_dir.parent / "originals").iterdir()) == []
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, (4 << 20) - 1, 4 << 20, (8 << 20) + 3])

@@ -7,11 +7,11 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.format.compression import compress
 from keytail.kernels.records import CLOSED, IN_RAW
-from keytail.log import scan
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, refuse_unsupported
 from tests.chance import chance
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.legacy import encode_single
 
@@ -74,15 +74,61 @@ def test_opened_parts_hold_every_wanted_record_once_and_in_order(tmp_path, codec
     assert seen == [r.offset for b in batches if b.base_offset in wanted_bases for r in b.records]
 
 
-def test_a_batch_of_more_records_than_memory_is_for_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(scan, "MOST_RECORDS", 8)
-    data = batch(0, n=8) + batch(8, n=9)
-    reader, scanner = SegmentReader(LOCAL), scan.RecordScanner(chunk_records=5)
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("piece_bytes, records", [(1, 1), (64, 3), (1 << 20, 100)])
+def test_a_large_batch_comes_in_pieces_of_whole_records(tmp_path, monkeypatch, codec, piece_bytes, records):
+    take_in_pieces(monkeypatch, records, piece_bytes)
+    data = batch(0, n=1, codec=codec) + batch(10, n=9, codec=codec, size=50) + batch(30, n=2, codec=codec)
+    reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
     [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
-    [opened] = reader.open_rows(stride, np.ones(2, bool))
-    with pytest.raises(Refused, match="a batch of 9 records") as refused:
-        list(scanner.chunks(stride, opened))
-    assert (refused.value.byte_position, refused.value.offset) == (len(batch(0, n=8)), 8)
+    seen = []
+    for opened in reader.open_rows(stride, np.ones(3, bool)):
+        for chunk in scanner.chunks(stride, opened):
+            offsets = chunk.records["offset"].tolist()
+            assert chunk.stride.table["record_count"][opened.first] == len(offsets)
+            assert chunk.stride.table["last_offset"][opened.first] == offsets[-1]
+            assert opened.from_here(np.array([0, 1, 10]))[opened.first] == len(seen)
+            seen += offsets
+    assert seen == [0, *range(10, 19), 30, 31]
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize(
+    "fields, what",
+    [
+        ({"record_count": 8}, "bytes are left behind the last record"),
+        ({"record_count": 10}, "before its declared number|more records than its bytes"),
+        ({"last_offset": 17}, "lies beyond the last offset"),
+        ({"offsets": [0, 1, 2, 2, 4, 5, 6, 7, 8]}, "do not increase"),
+        ({"offsets": [0, 1, 2, 3, 1, 5, 6, 7, 8]}, "do not increase"),
+    ],
+)
+def test_damage_within_pieces_is_named(tmp_path, monkeypatch, codec, fields, what):
+    take_in_pieces(monkeypatch, 2)
+    fields = dict(fields)
+    offsets = fields.pop("offsets", range(9))
+    records = [Rec(10 + offset, 1000, b"k", b"v" * 50) for offset in offsets]
+    data = batch(0) + encode_batch(records, codec=codec, **fields)
+    reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
+    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    with pytest.raises(CorruptLog, match=what) as caught:
+        for opened in reader.open_rows(stride, np.ones(2, bool)):
+            list(scanner.chunks(stride, opened))
+    assert (caught.value.byte_position, caught.value.offset) == (len(batch(0)), 10)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(tmp_path, monkeypatch, codec):
+    take_in_pieces(monkeypatch)
+    monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "70")
+    data = batch(0, codec=codec) + batch(10, n=3, size=90, codec=codec)
+    reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
+    [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
+    with pytest.raises(Refused, match=r"a record of 10. bytes; of one at most 70.*--max-record-bytes") as caught:
+        for opened in reader.open_rows(stride, np.ones(2, bool)):
+            list(scanner.chunks(stride, opened))
+    assert (caught.value.byte_position, caught.value.offset) == (len(batch(0, codec=codec)), 10)
+    assert "fetch" not in str(caught.value)
 
 
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
@@ -172,20 +218,38 @@ def test_a_block_its_codec_refuses(tmp_path, codec):
     assert (caught.value.byte_position, caught.value.offset) == (at, 10)
 
 
-def test_a_bomb_is_refused_within_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("keytail.log.stride.MAX_BLOCK_BYTES", 1 << 20)
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_length_of_more_than_the_block_has_is_damage_and_no_large_record(tmp_path, monkeypatch, codec):
+    take_in_pieces(monkeypatch)
     from tests.reference.varints import crc32c
 
-    block = compress(4, bytes(1 << 26))
+    block = compress(codec, b"\xfe\xff\xff\xff\x0f" + bytes(1 << 20))
     data = bytearray(encode_batch([], base_offset=0, last_offset=5, record_count=5)) + block
-    data[22] |= 4
+    data[22] |= codec
     data[8:12] = (len(data) - 12).to_bytes(4, "big")
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
-    path = write(tmp_path, bytes(data))
     reader = SegmentReader(LOCAL)
-    (stride,) = reader.strides(path, len(data))
-    with pytest.raises(CorruptLog, match="cannot be decompressed"):
-        list(reader.open_rows(stride, np.ones(1, bool)))
+    (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
+    with pytest.raises(CorruptLog, match="a record's length disagrees"):
+        for opened in reader.open_rows(stride, np.ones(1, bool)):
+            list(RecordScanner(2).chunks(stride, opened))
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_large_block_without_records_is_damaged(tmp_path, monkeypatch, codec):
+    take_in_pieces(monkeypatch)
+    from tests.reference.varints import crc32c
+
+    block = compress(codec, bytes(1 << 20))
+    data = bytearray(encode_batch([], base_offset=0, last_offset=5, record_count=5)) + block
+    data[22] |= codec
+    data[8:12] = (len(data) - 12).to_bytes(4, "big")
+    data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
+    reader = SegmentReader(LOCAL)
+    (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
+    with pytest.raises(CorruptLog, match="a record's length disagrees"):
+        for opened in reader.open_rows(stride, np.ones(1, bool)):
+            list(RecordScanner(2).chunks(stride, opened))
 
 
 def test_a_control_batch_without_a_readable_type_is_refused_with_its_place(tmp_path):

@@ -16,14 +16,18 @@ import pytest
 from keytail.errors import KeytailError
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.inspection.verify import verify_partition
+from keytail.limits import MAX_RECORD_VARIABLE
+from keytail.log import block_check
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.maintenance import salvage_scan
 from keytail.maintenance.salvage import Salvage, Settings, salvage_partition
 from keytail.maintenance.salvage_scan import read_around, scan_file
 from keytail.maintenance.salvage_write import NewPartition
+from tests.in_pieces import take_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
+from tests.reference.hashing import crc32c
 
 NOW_MS = 1_700_000_000_000
 INTERVAL_BYTES = 300
@@ -391,6 +395,38 @@ def test_records_that_are_not_what_the_header_says_are_no_good(codec: int, tmp_p
     assert "records" in found.holes[0].why
 
 
+def test_a_batch_with_a_right_checksum_that_is_left_out_is_counted(tmp_path: Path) -> None:
+    flipped = bytearray(_batch(5))
+    flipped[-1] ^= 1
+    write(tmp_path / "t-0", {0: _batch(0) + _batch(2, 3, record_count=2) + bytes(flipped) + _batch(7) + _batch(7)})
+    found = salvage(tmp_path / "t-0", None)
+    assert (found.batches, found.left_out) == (2, 1)
+    assert any("1 batches whose checksum is right are left out" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_batches_are_kept_whatever_memory_they_open_to(
+    codec: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces; one with a record that is larger than memory is for is kept without a look at its records."""
+    take_in_pieces(monkeypatch)
+    monkeypatch.setenv(MAX_RECORD_VARIABLE, "300")
+    small, pieces, huge = _batch(0), _batch(2, 9, b"v" * 90, codec=codec), _batch(11, 2, bytes(400), codec=codec)
+    lying = _batch(13, 9, b"v" * 90, codec=codec, record_count=8)
+    found = scan(tmp_path, small + pieces + huge + lying + _batch(22))
+    assert bases_of(found) == [0, 2, 11, 22]
+    assert found.left_out == 1
+
+
+def test_want_of_memory_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object, **__: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(block_check, "decompress", no_memory)
+    with pytest.raises(MemoryError):
+        scan(tmp_path, _batch(0, codec=4))
+
+
 def test_zeros_at_the_end_of_the_last_file_are_no_loss(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2) + bytes(5000)})
     found = salvage(tmp_path / "t-0", None, high_watermark=4)
@@ -622,3 +658,22 @@ def test_whenever_it_is_stopped_there_is_no_partition_or_a_whole_one(tmp_path: P
             assert count > 20
             return
     raise AssertionError("it never ended")
+
+
+def test_a_log_that_is_a_link_is_left_out(tmp_path: Path) -> None:
+    """It may lead to something that can be read, so nobody may take the result for all there is."""
+    write(tmp_path / "t-0", {0: _batch(0), 2: _batch(2), 4: _batch(4)})
+    log = tmp_path / "t-0" / f"{2:020d}.log"
+    log.rename(tmp_path / "elsewhere.log")
+    log.symlink_to(tmp_path / "elsewhere.log")
+    found = salvage(tmp_path / "t-0", None, high_watermark=6)
+    assert found.left_out == 1
+    assert any("its log is no regular file" in loss.why for loss in found.losses)
+
+
+def test_a_batch_with_an_unknown_attribute_is_found_again_behind_damage(tmp_path: Path) -> None:
+    """Its checksum is right, and what the bit means is the broker's affair."""
+    batch = bytearray(_batch(2))
+    batch[21] = 1
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
+    assert bases_of(scan(tmp_path, _batch(0) + b"junk" * 20 + bytes(batch) + _batch(4))) == [0, 2, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -17,7 +18,7 @@ from keytail.errors import CorruptLog
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL
-from keytail.log.manifest import Manifest, read_manifest
+from keytail.log.manifest import MANIFEST, Manifest, read_manifest
 from keytail.log.originals import Originals, keep
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
@@ -312,6 +313,34 @@ def test_times_and_modes_come_back_where_the_kept_files_have_lost_them(tmp_path:
     assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == size_bytes
     story.undo()
     assert tree(story.path) == story.before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("uid", "mode"), [(0, 0o6755), (52_013, 0o4711)])
+def test_an_edited_manifest_gives_no_file_another_owner_or_special_bits(
+    uid: int, mode: int, lost: bool, tmp_path: Path
+) -> None:
+    """`lost`: the kept files do not have what the manifest says, and are copied. Else they are what it says."""
+    owner = 52_012
+    story = Story(tmp_path, len(GROUPS), copies=True)
+    manifest = Path(story.entry) / MANIFEST
+    fields = json.loads(manifest.read_text())
+    fields["files"] = [{**kept, "uid": uid, "gid": uid, "mode": mode} for kept in fields["files"]]
+    manifest.write_text(json.dumps(fields))
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, owner, owner)
+    kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
+    for path in kept:
+        if not lost:
+            path.chmod(mode)  # a hard link would have it too
+    before = {path.name for path in story.path.iterdir()}
+    story.undo()
+    put_back = [path for path in story.path.iterdir() if path.name not in before]
+    assert len(put_back) > 5
+    for path in put_back:
+        facts = path.stat()
+        assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o7777) == (owner, owner, mode & 0o666), path.name
 
 
 def random_partition(rng: random.Random) -> Partition:

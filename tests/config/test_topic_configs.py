@@ -1,0 +1,98 @@
+"""The settings of many topics from a file: both forms, what is passed over, and what is an error with its line."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.config.topic_configs import GivenText, parse_topic_configs
+from keytail.errors import UsageProblem
+
+
+def texts(data: str) -> dict[str, dict[str, str]]:
+    configs = parse_topic_configs(data.encode(), "f")
+    return {topic: {key: given.text for key, given in keys.items()} for topic, keys in configs.by_topic.items()}
+
+
+def test_lines() -> None:
+    data = "\ufeff# ours\n\norders:cleanup.policy=compact,delete\n  orders:segment.ms = 5 \r\nusers:preallocate=true\n"
+    with pytest.raises(UsageProblem, match="line 4: neither"):
+        texts(data)
+    data = data.replace(" = ", "=")
+    assert texts(data) == {
+        "orders": {"cleanup.policy": "compact,delete", "segment.ms": "5"}, "users": {"preallocate": "true"}
+    }  # fmt: skip
+    configs = parse_topic_configs(data.encode(), "f")
+    assert configs.overrides == frozenset()
+    assert configs.by_topic["orders"]["segment.ms"] == GivenText("5", 4)
+
+
+# As kafka-configs.sh of these versions prints it; synonyms are cut to two.
+PRINTED = {
+    "2.5 to 4.x": """\
+Dynamic configs for topic orders are:
+  cleanup.policy=compact,delete sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:cleanup.policy=compact,delete, \
+DEFAULT_CONFIG:log.cleanup.policy=delete}
+  min.insync.replicas=2 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:min.insync.replicas=2}
+  retention.ms=60000 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:retention.ms=60000}
+Dynamic configs for topic no-overrides are:
+""",
+    "without a word before": """\
+Configs for topic orders are:
+  cleanup.policy=compact,delete sensitive=false synonyms={}
+  retention.ms=60000 sensitive=false synonyms={}
+Configs for topic no-overrides are:
+""",
+    "by ZooKeeper": """\
+Warning: --zookeeper is deprecated and will be removed in a future version of Kafka.
+Use --bootstrap-server instead to specify a broker to connect to.
+Configs for topic 'orders' are cleanup.policy=compact,delete,message.format.version=2.8,retention.ms=60000
+Configs for topic 'no-overrides' are \n""",
+}
+
+
+@pytest.mark.parametrize("version", PRINTED)
+def test_what_kafka_prints(version: str) -> None:
+    expected = {"orders": {"cleanup.policy": "compact,delete", "retention.ms": "60000"}, "no-overrides": {}}
+    assert texts(PRINTED[version]) == expected
+    assert parse_topic_configs(PRINTED[version].encode(), "f").overrides == expected.keys()
+
+
+def test_all_values_of_a_topic_are_taken_as_the_broker_reports_them() -> None:
+    data = """\
+All configs for topic orders are:
+  compression.type=producer sensitive=false synonyms={DEFAULT_CONFIG:compression.type=producer}
+  follower.replication.throttled.replicas= sensitive=false synonyms={}
+  retention.ms=3600000 sensitive=false synonyms={STATIC_BROKER_CONFIG:log.retention.hours=1}
+  unclean.leader.election.enable=false sensitive=false synonyms={}
+  preallocate=null sensitive=true synonyms={}
+"""
+    assert texts(data) == {"orders": {"compression.type": "producer", "retention.ms": "3600000"}}
+    configs = parse_topic_configs(data.encode(), "f")
+    assert (configs.overrides, configs.all_values) == (frozenset(), {"orders"})
+    assert configs.withheld == {"orders": {"preallocate"}}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("orders:cleanup.polcy=compact\n", "line 1: cleanup.polcy is no topic config"),
+        ("orders:retention.ms=1\norders:log.retention.ms=1\n", "line 2: log.retention.ms is no topic config"),
+        ("orders:log.dirs=/x\n", "line 1: log.dirs is no topic config"),
+        ("Configs for topic 'orders' are cleanup.policy\n", "line 1: 'cleanup.policy' is not key=value"),
+        ("All configs for topic o are:\n  x.y=1 sensitive=false synonyms={}\n", "line 2: x.y is no topic config"),
+        ("  retention.ms=1 sensitive=false synonyms={}\n", "line 1: neither"),
+        ("cleanup.policy=compact\n", "line 1: neither"),
+        ("#\norders:retention.ms=1\norders:retention.ms=2\n", "line 3: retention.ms=2 contradicts line 2"),
+        ("Default configs for topics in the cluster are:\n", "line 1: neither"),
+        ("# nothing\n", "names no topic"),
+    ],
+)
+def test_mistakes_are_told_with_their_line(data: str, said: str) -> None:
+    with pytest.raises(UsageProblem) as problem:
+        parse_topic_configs(data.encode(), "f")
+    assert said in str(problem.value)
+
+
+def test_bytes_that_are_no_text() -> None:
+    with pytest.raises(UsageProblem, match="not a text file in UTF-8"):
+        parse_topic_configs(b"\xff\xfe", "f")

@@ -1,0 +1,90 @@
+"""JSON that somebody damaged or edited is an error of its file, however it is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem
+from keytail.format.json_object import parse_object
+from keytail.log.fs import LOCAL
+from keytail.log.manifest import MANIFEST, read_manifest
+from keytail.log.output_record import decode_record
+from keytail.maintenance.import_ import parse_record
+from keytail.spark.export_table import _commit_info, _state_of
+from keytail.spark.source_options import _json
+
+LIB = Path(__file__).parents[2] / "lib" / "keytail"
+DEEP = 100_000
+DAMAGED = {
+    "deep lists": "[" * DEEP + "]" * DEEP,
+    "deep objects": '{"a":' * DEEP + "1" + "}" * DEEP,
+    "deep in a field": '{"version": 1, "files": ' + "[" * DEEP + "]" * DEEP + "}",
+    "deep and cut": "[" * DEEP,
+    "empty": "",
+    "cut": '{"version": 1',
+    "a list": "[1]",
+    "a string": '"version"',
+    "null": "null",
+    "a number of too many digits": '{"version": ' + "9" * 5000 + "}",
+    "no text": "\udcff",
+}
+
+
+def test_an_object_is_its_fields() -> None:
+    for text in ('{"a": [1, {"b": null}]}', b'{"a": [1, {"b": null}]}'):
+        assert parse_object(text) == {"a": [1, {"b": None}]}
+
+
+def _manifest(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / MANIFEST).write_bytes(data)
+    read_manifest(LOCAL, str(tmp_path))
+
+
+def _commit(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "0.json"
+    file.write_bytes(data)
+    if _commit_info(file) == {}:  # of an empty file
+        raise Refused("no commit")
+
+
+def _state(tmp_path: Path, data: bytes) -> None:
+    if _state_of(data.decode(errors="replace")) is None:
+        raise Refused("no state")
+
+
+READERS: dict[str, tuple[Callable[[Path, bytes], object], type[Exception]]] = {
+    "manifest of a backup": (_manifest, CorruptLog),
+    "record of an output": (lambda _, data: decode_record(data, "here"), CorruptLog),
+    "record of an import": (lambda _, data: parse_record(data), ValueError),
+    "commit of an export": (_commit, Refused),
+    "state of an export": (_state, Refused),
+    "option of the source": (lambda _, data: _json("assign", data.decode(errors="replace")), UsageProblem),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_what_is_damaged_is_a_problem_of_its_file(reader: str, damage: str, tmp_path: Path) -> None:
+    read, problem = READERS[reader]
+    with pytest.raises(problem) as found:
+        read(tmp_path, DAMAGED[damage].encode(errors="surrogateescape"))
+    if "deep" in damage and reader not in ("commit of an export", "state of an export"):
+        assert "nested too deeply" in str(found.value)
+    assert isinstance(found.value, KeytailError | ValueError)
+
+
+def test_a_number_that_no_field_has_is_damage() -> None:
+    text = b'{"version": 1, "progress": "done", "import_id": "a", "base_offset": 1e999}'
+    with pytest.raises(ValueError, match="another kind"):
+        parse_record(text)
+
+
+def test_no_file_is_parsed_in_another_way() -> None:
+    """But for Avro schemas, what one process gives to another of the same run, and Arrow's own text."""
+    found = {str(path.relative_to(LIB)) for path in LIB.rglob("*.py") if re.search(r"json\.loads?\(", path.read_text())}
+    own = {"spark/avro.py", "spark/watching.py", "spark/import_slices.py", "values.py"}
+    assert found - own == {"format/json_object.py"}

@@ -1,0 +1,191 @@
+"""The owner of a log dir against keytail that root has started: what the owner does to the directory meanwhile.
+
+The attacker is a process of that user. It plants links, replaces files and directories by links and back
+(rename-exchange), edits manifests of backups, and looks at what turns up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+OWNER = 52_001
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_IN_ACCESS, _IN_OPEN, _IN_CLOEXEC, _IN_NONBLOCK = 0x1, 0x20, 0o2000000, 0o4000
+
+# What keytail or a broker makes in a log dir or a partition directory, or looks for there.
+NAMES = (
+    ".lock", "cleaner-offset-checkpoint", "cleaner-offset-checkpoint.tmp", "recovery-point-offset-checkpoint",
+    "replication-offset-checkpoint.tmp", "log-start-offset-checkpoint", "log-start-offset-checkpoint.tmp",
+    "meta.properties", ".kafka_cleanshutdown",
+)  # fmt: skip
+OF_PARTITION = (
+    "00000000000000000000.log.swap", "00000000000000000000.log.clean", "00000000000000000000.log.cleaned",
+    "00000000000000000000.log.deleted", "00000000000000000000.index", "00000000000000000000.timeindex",
+    "00000000000000000000.txnindex", "leader-epoch-checkpoint", "leader-epoch-checkpoint.tmp", "partition.metadata",
+    "00000000000000000150.snapshot",
+)  # fmt: skip
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Two names change places, atomically; OSError where one is gone."""
+    if _LIBC.renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
+
+
+class Attacker:
+    """A forked process of `OWNER` that attacks until it is ended."""
+
+    def __init__(self, seed: str, log_dir: Path, backups: Path, outside: list[Path]) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setgroups([])
+                os.setresgid(OWNER, OWNER, OWNER)
+                os.setresuid(OWNER, OWNER, OWNER)
+                attack(random.Random(seed), log_dir, backups, outside)
+            finally:
+                os._exit(1)
+
+    def end(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def attack(rng: random.Random, log_dir: Path, backups: Path, outside: list[Path]) -> None:
+    moves: list[Callable[[], None]] = [
+        lambda: _swap_directory(rng, log_dir, outside),
+        lambda: _swap_file(rng, log_dir, outside),
+        lambda: _plant(rng, log_dir, outside),
+        lambda: _replace_what_is_made(rng, log_dir, outside),
+        lambda: _edit_manifest(rng, backups),
+    ]
+    while True:
+        with suppress(OSError, ValueError, IndexError):
+            rng.choice(moves)()
+
+
+def _partitions(log_dir: Path) -> list[Path]:
+    return [path for path in sorted(log_dir.glob("*-[0-9]")) if not path.is_symlink()]
+
+
+def _swap_directory(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
+    partition = rng.choice(_partitions(log_dir))
+    _swap(rng, partition, log_dir / f"{partition.name}.away", rng.choice(outside) / partition.name)
+
+
+def _swap_file(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
+    folder = rng.choice([log_dir, *_partitions(log_dir)])
+    file = rng.choice([path for path in folder.iterdir() if path.is_file() and not path.is_symlink()])
+    _swap(rng, file, folder / "away", rng.choice(outside) / rng.choice(["secret", f"{folder.name}/{file.name}"]))
+
+
+def _swap(rng: random.Random, path: Path, link: Path, aim: Path) -> None:
+    """`path` is itself and a link to `aim` in turn."""
+    link.symlink_to(aim)
+    try:
+        for _ in range(rng.randrange(200)):
+            exchange(path, link)
+            exchange(path, link)
+    finally:
+        link.unlink()
+
+
+def _plant(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
+    """A link at a name that somebody is going to make or open, for a while."""
+    inside = rng.random() < 0.6
+    folder = rng.choice(_partitions(log_dir)) if inside else log_dir
+    planted = folder / rng.choice(OF_PARTITION if inside else NAMES)
+    aim = rng.choice(outside) / rng.choice(["secret", "new-file", "setuid"])
+    if planted.is_file() and not planted.is_symlink():
+        away = folder / "kept-away"
+        planted.rename(away)
+        planted.symlink_to(aim)
+        for _ in range(rng.randrange(2000)):
+            os.stat(folder)
+        away.replace(planted)
+        return
+    planted.symlink_to(aim)
+    for _ in range(rng.randrange(2000)):
+        os.stat(folder)
+    planted.unlink()
+
+
+def _replace_what_is_made(rng: random.Random, log_dir: Path, outside: list[Path]) -> None:
+    """What appears is replaced by a link at once, a directory that appears too."""
+    folder = rng.choice([log_dir, *_partitions(log_dir)])
+    before = set(os.listdir(folder))
+    for _ in range(rng.randrange(3000)):
+        new = [name for name in os.listdir(folder) if name not in before]
+        if new:
+            link = folder / "away"
+            link.symlink_to(rng.choice(outside) / rng.choice(["secret", "setuid", ""]))
+            try:
+                exchange(folder / new[0], link)
+                for _ in range(rng.randrange(100)):
+                    os.stat(folder)
+                exchange(folder / new[0], link)
+            finally:
+                link.unlink()
+            return
+
+
+def _edit_manifest(rng: random.Random, backups: Path) -> None:
+    """All files become root's, set-id and writable for everyone, or lie elsewhere."""
+    path = rng.choice(sorted(backups.rglob("manifest.json")))
+    text = path.read_text()
+    data = json.loads(text)
+
+    def edit(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: _edited(rng, key, edit(item)) for key, item in value.items()}
+        return [edit(item) for item in value] if isinstance(value, list) else value
+
+    path.write_text(json.dumps(edit(data)))
+
+
+def _edited(rng: random.Random, key: str, value: object) -> object:
+    if key in ("uid", "gid", "owner", "group"):
+        return 0
+    if key == "mode":
+        return 0o6777
+    if key in ("name", "path") and rng.random() < 0.1:
+        return "../../outside/secret"
+    return value
+
+
+class Watch:
+    """Notes every open and read of files below some directories, by whomever (inotify)."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self._fd = _LIBC.inotify_init1(_IN_CLOEXEC | _IN_NONBLOCK)
+        self._paths = {}
+        for folder in folders:
+            for path in [folder, *folder.rglob("*")]:
+                watched = _LIBC.inotify_add_watch(self._fd, os.fsencode(path), _IN_OPEN | _IN_ACCESS)
+                assert watched >= 0, os.strerror(ctypes.get_errno())
+                self._paths[watched] = path
+
+    def seen(self) -> list[str]:
+        """What was opened or read since it was made."""
+        found = []
+        with suppress(BlockingIOError):
+            while data := os.read(self._fd, 1 << 16):
+                at = 0
+                while at < len(data):
+                    watched, mask, _, length = struct.unpack_from("iIII", data, at)
+                    name = data[at + 16 : at + 16 + length].rstrip(b"\0").decode()
+                    at += 16 + length
+                    found.append(f"{'read' if mask & _IN_ACCESS else 'open'} {self._paths.get(watched)}/{name}")
+        return found
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,23 @@
+"""Record blocks of a few bytes are taken in pieces, as those that open to more than memory is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.clean import proof, proof_keys, proof_output, proof_rest, proof_state
+from keytail.log import block_check, pieces, stride
+
+WHOLE_BYTES = 40
+
+
+def take_in_pieces(monkeypatch: pytest.MonkeyPatch, records: int = 2, piece_bytes: int = 64) -> None:
+    """Every batch of more than one record, `records` of them at a time at most, wherever blocks are opened."""
+    for module in (stride, proof, proof_rest):
+        monkeypatch.setattr(module, "WHOLE_BLOCK_RECORDS", 1)
+    for module in (stride, proof_output, block_check):
+        monkeypatch.setattr(module, "WHOLE_BLOCK_BYTES", WHOLE_BYTES)
+    monkeypatch.setattr(pieces, "PIECE_RECORDS", records)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(proof_state, "_BLOCK_BYTES", WHOLE_BYTES)
+    monkeypatch.setattr(proof_keys, "_NOTES", 1)
+    monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)

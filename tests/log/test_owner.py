@@ -1,0 +1,42 @@
+"""Which one user owns all log dirs of a run; tests/app/test_owner.py has what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.errors import Refused
+from keytail.log.owner import Owner, one_owner
+
+ROOT, KAFKA, OTHER = Owner(0, 0, "/root"), Owner(1001, 1001, "/kafka"), Owner(1002, 1002, "/other")
+
+
+@pytest.mark.parametrize(
+    ("changed", "read", "expected"),
+    [
+        ([], [], None),
+        ([ROOT], [ROOT], None),
+        ([KAFKA], [], KAFKA),
+        ([KAFKA, KAFKA], [ROOT, KAFKA], KAFKA),
+        ([], [ROOT, KAFKA, ROOT], KAFKA),
+    ],
+)
+def test_one_owner_beside_root_of_what_is_only_read(
+    changed: list[Owner], read: list[Owner], expected: Owner | None
+) -> None:
+    assert one_owner(changed, read) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [
+        ([ROOT, KAFKA], []),
+        ([KAFKA, ROOT], []),
+        ([KAFKA, OTHER], []),
+        ([ROOT], [KAFKA]),
+        ([KAFKA], [OTHER]),
+        ([], [KAFKA, ROOT, OTHER]),
+    ],
+)
+def test_several_owners_are_refused_by_name_and_path(changed: list[Owner], read: list[Owner]) -> None:
+    with pytest.raises(Refused, match=r"belongs to .* and /.* to .*: started as root"):
+        one_owner(changed, read)
