@@ -74,7 +74,7 @@ left torn are cut where a broker would cut them at its start. No clock is passed
                 "disks; brokers without a group are each their own.", enum=["broker", "group"],
             ),
             **steps.selection(),
-            "topic_config": steps.settings()["topic_config"],
+            **{name: steps.settings()[name] for name in ("topic_config", "topic_configs", "metadata_is_current")},
             "truncate": Param(
                 False, type="boolean", title="Truncate",
                 description="Cut logs that a crash left torn where a broker would cut them (--truncate).",

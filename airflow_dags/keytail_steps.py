@@ -105,10 +105,19 @@ def settings() -> dict[str, Param]:
         "topic_config": words_param(
             (), "Settings", "[TOPIC:]KEY=VALUE under Kafka's names, one a line (--topic-config)."
         ),
+        "topic_configs": text_param(
+            None, "Settings of many topics", "A file of the host that compacts, with what kafka-configs.sh --describe "
+            "--entity-type topics --all prints, or lines TOPIC:KEY=VALUE (--topic-configs).", minLength=1,
+        ),
         "topics_have_no_overrides": Param(
             False, type="boolean", title="Topics have no overrides",
-            description="States that no topic has settings of its own, where no metadata log says so "
-            "(--topics-have-no-overrides).",
+            description="States that no topic has settings of its own beside those given, where no metadata log has "
+            "them (--topics-have-no-overrides). cleanup.policy must be given for each topic nevertheless.",
+        ),
+        "metadata_is_current": Param(
+            False, type="boolean", title="Metadata is current",
+            description="States that the metadata log has the settings of today, though it looks older than the data "
+            "(--metadata-is-current).",
         ),
         "high_watermark": text_param(
             "checkpoint", "High watermark", "log-end states that these copies never rejoin a cluster, or that all "
@@ -152,14 +161,15 @@ def compaction() -> dict[str, Param]:
 
 
 _SELECTS = ("topic_list", "topic", "partitions")
-_KNOWS = ("topic_config", "topics_have_no_overrides", "high_watermark")
+_SETTINGS = ("topic_config", "topic_configs", "metadata_is_current")
+_KNOWS = (*_SETTINGS, "topics_have_no_overrides", "high_watermark")
 # Which Params a verb has a flag for.
 FLAGS: dict[str, tuple[str, ...]] = {
     "plan": (*_SELECTS, *_KNOWS, "force"),
     "describe": (*_SELECTS, *_KNOWS),
     "compact": (*_SELECTS, *_KNOWS, "force", "deadline_minutes", "throttle", "ledger", "delta_jars", "more_flags"),
     "verify": _SELECTS,
-    "rebuild-index": (*_SELECTS, "topic_config", "truncate", "all", "ledger", "delta_jars"),
+    "rebuild-index": (*_SELECTS, *_SETTINGS, "truncate", "all", "ledger", "delta_jars"),
     "history": ("ledger", "delta_jars"),
 }
 
