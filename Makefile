@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 
-.PHONY: browser help venv airflow-venv test lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
+.PHONY: browser help venv airflow-venv test check kernels lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,8 +34,19 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones)
-	$(BIN)/python -m tests.in_two
+# A process of tests for each core; `make test TESTS=tests/log` and `make test TESTS="tests/log -k lock"` are some of them.
+JOBS ?= $(shell nproc)
+TESTS ?= tests
+test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
+	$(MAKE) --no-print-directory -j2 lint kernels
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+check: venv  ## before each commit: lint, types and the tests that need no JVM
+	$(MAKE) --no-print-directory -j2 lint kernels
+	$(BIN)/python -m pytest -n $(JOBS) -m "not spark and not interop and not long" $(TESTS)
+
+kernels: venv  ## compile the kernels that most tests need, once, before processes of tests would each
+	$(BIN)/keytail doctor --warm >/dev/null
 
 demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo

@@ -1,12 +1,16 @@
-"""Draws of a test: by KEYTAIL_SEED, else by a seed that is printed, so that what failed can be had again."""
+"""The draws of the tests: all of them from one seed, so that what failed can be had again.
+
+KEYTAIL_SEED gives it. Without one a run draws its own, which its first line tells, and the line of each failure. What a
+test draws depends on the seed and on nothing else: not on the tests before it, nor on the process it runs in.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 
+SEED = int(os.environ.setdefault("KEYTAIL_SEED", str(random.SystemRandom().randrange(1, 2**32))))
+
 
 def chance() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 import keytail
+from tests.spark.shared import end_shared_session
 
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
 settings.register_profile("keytail", deadline=None)
@@ -27,6 +28,38 @@ settings.load_profile("keytail")
 # test starts them, find the tests by this.
 ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
+
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one process, for what they share, unless a mark names another group that must not run side
+    by side. First come those that share a Spark session, then others that start a JVM: they are long, and at the end
+    there is something short for each core."""
+    items.sort(key=_rank)
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
+def _rank(item: pytest.Item) -> int:
+    if _shares_spark(item):
+        return 0
+    return 1 if item.get_closest_marker("spark") or item.get_closest_marker("interop") else 2
+
+
+def _shares_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("spark") and not _shares_spark(item):
+        end_shared_session()
+
+
+def pytest_sessionfinish() -> None:
+    end_shared_session()
+
 
 PACKAGE = os.path.dirname(os.path.realpath(keytail.__file__)) + os.sep
 TESTS = os.path.dirname(os.path.realpath(__file__)) + os.sep

@@ -5,7 +5,6 @@ KEYTAIL_SEED repeats the sequences.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.conftest import imported
+from tests.chance import SEED
 
 rolling: Any = imported("keytail_rolling")
 
@@ -241,11 +241,9 @@ GROUPS = ["a", "b", "c"]
 def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}", flush=True)
     seen: set[str] = set()
     for number in range(3000):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         world = World(rng, GROUPS)
         states: dict[str, str] = {}
         stopped: set[str] = set()

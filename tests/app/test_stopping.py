@@ -29,10 +29,10 @@ from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow
 from tests.app.log_dirs import BASE_MS, newest_by_key, records_of, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept, execute
+from tests.chance import SEED
 from tests.reference.batches import Rec
 from tests.spark.test_submit import JOB, ROOT, SUBMIT
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 SEGMENT = "orders:segment.bytes=1048576"
 ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes", "2200k", "--throttle", "20m")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import time
@@ -26,8 +25,8 @@ from tests.app.test_stopping import (
     start,
     wait_for,
 )
+from tests.chance import SEED
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 NAMES = ("orders-0", "orders-1", "orders-2", "users-0")
 
 

@@ -18,6 +18,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.key_scan import KeyScanner
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
+from tests.chance import SEED
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
@@ -25,7 +26,6 @@ from tests.reference.cleaner import Segment, clean
 from tests.reference.indexing import index_files
 
 NOW = 1_750_000_000_000
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 @pytest.fixture(params=["large strides", "tiny strides", "in pieces"])

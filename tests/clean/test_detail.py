@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from functools import partial
 from pathlib import Path
@@ -20,11 +19,10 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.stride import SegmentReader
+from tests.chance import SEED
 from tests.clean.test_rounds import random_task
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Batch, decode_log
-
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 def batches_of(path: str) -> dict[int, list[Batch]]:

@@ -22,9 +22,10 @@ from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL
 from keytail.log.recover import recover
+from tests.chance import SEED
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out_memory import task_of, write_segments
-from tests.clean.test_rounds import SEED, SOAK, files_of, random_task
+from tests.clean.test_rounds import SOAK, files_of, random_task
 from tests.in_pieces import take_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from keytail.errors import KeytailError
 from keytail.kernels import rows as row_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
+from tests.chance import SEED
 from tests.clean.in_process import InProcess
 from tests.clean.logs import RandomLog, task_for, write_log
 from tests.clean.test_fan_out import fan_out_rounds, sweep
@@ -29,7 +29,6 @@ from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.legacy import encode_single
 
 NOW = 1_750_000_000_000
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 def mixed_log(rng: random.Random) -> RandomLog:

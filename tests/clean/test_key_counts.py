@@ -38,10 +38,11 @@ from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
+from tests.chance import SEED
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out import some_log, write_indexes
 from tests.clean.test_fan_out_transactions import inside
-from tests.clean.test_rounds import SEED, SOAK, files_of, random_task, run_rounds
+from tests.clean.test_rounds import SOAK, files_of, random_task, run_rounds
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference import key_counts as twin
 

@@ -15,6 +15,7 @@ from keytail.clean.latest import LatestTask, find_latest, latest_records, slices
 from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec
@@ -26,9 +27,7 @@ ROOM = 1 << 20
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)
 
 
 def task_of(log: GrowingLog, from_offset: int = 0, end_offset: int | None = None, **fields: object) -> LatestTask:

@@ -19,6 +19,7 @@ from keytail.clean.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import rewrite as kernels
 from keytail.log.fs import LOCAL, FileSystem
+from tests.chance import SEED
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
 from tests.clean.test_cleaner import snapshot_entry, write_snapshot
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -27,7 +28,6 @@ from tests.reference.cleaner import Segment
 
 NOW = 1_750_000_000_000
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:

@@ -24,7 +24,6 @@ from tests.crash.trees import Tree, digest_of_tree, read_tree, remove_tree, writ
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 EVERY_FAULT = SOAK or os.environ.get("KEYTAIL_FAULTS") == "all"
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition_log import PartitionLog
 from keytail.log.rolling import AppendConfig
-from tests.crash.driver import SEED, Counts, State, for_every_fault, for_every_stop
+from tests.chance import SEED
+from tests.crash.driver import Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION
 from tests.crash.recorder import RecordingFileSystem
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from keytail.log.fs import LOCAL
+from tests.chance import SEED
 from tests.crash.compactions import (
     CHECKPOINT,
     Expected,
@@ -27,7 +28,7 @@ from tests.crash.compactions import (
     random_log,
     read_checkpoint,
 )  # fmt: skip
-from tests.crash.driver import SEED, SOAK, digest_of
+from tests.crash.driver import SOAK, digest_of
 from tests.crash.explorer import Explorer, Visit
 from tests.crash.trees import digest_of_tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401

@@ -19,7 +19,8 @@ from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partit
 from keytail.log.recover import recover
 from keytail.maintenance.ages import age_tasks, read_age
 from keytail.maintenance.expire import Retention, age_candidates, decide, refusals, remove
-from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.chance import SEED
+from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, offsets_of, txn_index, write_segment
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
@@ -122,7 +123,6 @@ def served(root: Path) -> tuple[int, list[int], int]:
 def test_every_stop_and_fault(name: str, fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     case = CASES[name]
     case.make(fast_dir / "origin")
-    print(f"KEYTAIL_SEED={SEED}")
     before = served(fast_dir / "origin")
     notes = checkpoints(fast_dir / "origin")
     case.make(fast_dir / "whole")

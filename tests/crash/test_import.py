@@ -17,7 +17,8 @@ from keytail.maintenance import import_install
 from keytail.maintenance.import_ import Rules, plan_import, refusals
 from keytail.spark.import_ import Import
 from keytail.spark.tasks import attempt_one
-from tests.crash.driver import SEED, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.chance import SEED
+from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401

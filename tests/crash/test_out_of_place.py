@@ -30,8 +30,9 @@ from keytail.spark import compact as driver
 from keytail.spark import out_of_place as placing
 from keytail.spark.rows import DONE, ResultRow
 from keytail.spark.tasks import Outcome, attempt_one
+from tests.chance import SEED
 from tests.crash.compactions import NOW, RETENTION_MS, Log, LogDir
-from tests.crash.driver import SEED, SOAK, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.trees import Tree, read_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
 

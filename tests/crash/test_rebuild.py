@@ -13,8 +13,9 @@ from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.log.recover import recover
 from keytail.maintenance.rebuild import plan_partition
 from keytail.spark.rebuild import Rebuild
+from tests.chance import SEED
 from tests.crash.compactions import INTERVAL_BYTES, Log, LogDir
-from tests.crash.driver import SEED, Counts, Failed, State, digest_of, for_every_fault, for_every_stop
+from tests.crash.driver import Counts, Failed, State, digest_of, for_every_fault, for_every_stop
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 

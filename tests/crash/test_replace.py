@@ -10,7 +10,8 @@ import pytest
 from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
-from tests.crash.driver import SEED, Counts, State, digest_of, for_every_fault, for_every_stop
+from tests.chance import SEED
+from tests.crash.driver import Counts, State, digest_of, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 from tests.crash.trees import Tree, digest_of_tree
 from tests.interop.conftest import fast_dir  # noqa: F401

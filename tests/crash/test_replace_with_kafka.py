@@ -13,7 +13,8 @@ import pytest
 
 from keytail.log import replace
 from keytail.log.recover import recover
-from tests.crash.driver import SEED, SOAK, Counts, State, for_every_fault, for_every_stop, for_every_stop_and_fault
+from tests.chance import SEED
+from tests.crash.driver import SOAK, Counts, State, for_every_fault, for_every_stop, for_every_stop_and_fault
 from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION, Partition
 from tests.crash.test_compaction import SHAPES

@@ -19,11 +19,12 @@ from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.log.fs import FileSystem
 from keytail.spark import compact
 from keytail.spark.tasks import Outcome, attempt_one
+from tests.chance import SEED
 from tests.crash import compactions
 from tests.crash.compactions import Found, Log, LogDir, find
 from tests.crash.driver import Counts, Failed, for_every_fault
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import SEED, SHAPES, SOAK, check_next_run, digest_after_a_run, judge
+from tests.crash.test_compaction import SHAPES, SOAK, check_next_run, digest_after_a_run, judge
 from tests.interop.conftest import fast_dir  # noqa: F401
 
 

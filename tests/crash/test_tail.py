@@ -13,7 +13,8 @@ import pytest
 import keytail.maintenance
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.maintenance.tail import TornTail, cut_tail
-from tests.crash.driver import SEED, Counts, State, for_every_fault, for_every_stop
+from tests.chance import SEED
+from tests.crash.driver import Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, log_of
 from tests.maintenance.torn import (
     AFTER,

@@ -20,8 +20,9 @@ import pytest
 from keytail.app.undo import Request, UndoRow, undo
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.manifest import MANIFEST
+from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, read_checkpoint
-from tests.crash.driver import SEED, SOAK, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.test_rounds import InRounds
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.loader import load

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from tests import golden
+from tests.chance import SEED
 from tests.hostile import fuzz
 from tests.hostile.arena import Arena
 from tests.hostile.corpus import corpus
@@ -17,7 +18,6 @@ from tests.hostile.mutator import Mutator, split
 from tests.hostile.parsers import read_log
 from tests.reference.batches import Rec
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 INPUTS = int(os.environ.get("KEYTAIL_HOSTILE_INPUTS", "4000"))
 DIRECTORIES = int(os.environ.get("KEYTAIL_HOSTILE_DIRECTORIES", "40"))
 

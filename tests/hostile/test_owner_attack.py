@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.log_dirs import random_records, write_log_dir
-from tests.crash.driver import SEED
+from tests.chance import SEED
 from tests.hostile.owner_attack import OWNER, Attacker, Watch
 from tests.interop.broker_story import KEYTAIL
 from tests.interop.conftest import fast_dir  # noqa: F401

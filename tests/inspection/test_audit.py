@@ -11,6 +11,7 @@ import pytest
 
 from keytail.inspection.audit import Alone, Audit, audit
 from keytail.log.fs import LOCAL
+from tests.chance import SEED
 from tests.inspection.audit_logs import (
     NOW,
     PLANTED,
@@ -25,7 +26,6 @@ from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment
 from tests.reference.varints import crc32c
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 
 

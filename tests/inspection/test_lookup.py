@@ -17,13 +17,13 @@ from keytail.inspection import search
 from keytail.inspection.lookup import Lookup, lookup_offset, lookup_time
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from tests.chance import SEED
 from tests.clean.logs import random_log
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch
 from tests.reference.indexing import index_files
 from tests.reference.lookup import Files, at_offset, at_time
 
 NOW = 1_750_000_000_000
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 Damage = Callable[[Path, Files, random.Random], Files | None]
 
 
@@ -108,7 +108,6 @@ def assert_same(result: Lookup, expected: tuple[Batch, Rec] | str | None) -> Non
 
 
 def test_random_logs_give_what_reading_everything_gives(tmp_path: Path) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0")
@@ -125,7 +124,6 @@ def test_random_logs_give_what_reading_everything_gives(tmp_path: Path) -> None:
 
 def test_a_log_that_is_being_written_is_looked_up_to_its_last_batch(tmp_path: Path) -> None:
     """Its last segment has room in its indexes, and no entry yet for its newest timestamp."""
-    print(f"KEYTAIL_SEED={SEED}")
     rng = random.Random(SEED)
     for _ in range(15):
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0", drop_active=True)
@@ -207,7 +205,6 @@ def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
     [_no_index, no_time_index, _empty_time_index, zeros, _untrimmed_index, _wrong_index, _wrong_time_index],
 )
 def test_bad_indexes_are_told_and_not_believed(damage: Damage, tmp_path: Path) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     rng = random.Random(SEED)
     seen = set()
     for _ in range(10):

@@ -18,6 +18,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from tests.chance import SEED
 from tests.interop.kafka import TARGET, Kafka, KafkaError, Opened
 from tests.interop.rounds import Again, Case, Circumstances, Mode, Round, Side
 from tests.interop.traffic import Traffic, random_traffic
@@ -42,14 +43,13 @@ def run_cases(
     `from_inside` lets rounds start and end inside segments: small maps, checkpoints anywhere. `rounds` None:
     three to five.
     """
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
     only = os.environ.get("KEYTAIL_FUZZ_LOG")
     keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the kinds of difference, shrink none
     seen: Counter[str] = Counter()
     started = time.monotonic()
     for number in range(logs) if only is None else [int(only)]:
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         traffic = random_traffic(rng, **traffic_options)
         case = Case(kafka, directory / f"log-{number}", seen, mode, again)
         try:
@@ -63,13 +63,13 @@ def run_cases(
                 seen[f"DIFFERENT {kind}"] += 1
                 shutil.rmtree(case.home)
                 continue
-            kept = TARGET / "failed" / f"{seed}-{number}"
+            kept = TARGET / "failed" / f"{SEED}-{number}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(case.home, kept / "as found")
             script, last = _shrunk(case, ours, problem, directory / "shrinking", kept / "shrunk")
             report = "\n".join([*map(_described, script), f"{type(last).__name__}: {last}"])
             (kept / "steps.txt").write_text(report + "\n")
-            problem.add_note(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOG={number}, mode {mode}, {traffic_options}")
+            problem.add_note(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOG={number}, mode {mode}, {traffic_options}")
             problem.add_note(f"{case.now}; directories and steps.txt in {kept}; shrunk:\n{report}")
             raise
         shutil.rmtree(case.home)

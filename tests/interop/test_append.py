@@ -20,6 +20,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import parse_snapshot
 from keytail.log.partition_log import PartitionLog
 from keytail.log.rolling import MAX_LONG, AppendConfig
+from tests.chance import SEED
 from tests.interop.kafka import CLOCK_MS, Kafka
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.codecs import GZIP, LZ4, SNAPPY, ZSTD
@@ -423,13 +424,12 @@ class Replay:
 
 
 def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
     only = os.environ.get("KEYTAIL_APPEND_LOG")
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_APPEND_LOGS={LOGS}", flush=True)
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_APPEND_LOGS={LOGS}", flush=True)
     seen: Counter[str] = Counter()
     started = time.monotonic()
     for number in range(LOGS) if only is None else [int(only)]:
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         large_sets = rng.random() < 0.5
         writer = Writer(rng, random_config(rng, large_sets=large_sets), rng.random() < 0.6, large_sets, seen=seen)
         writer.write()
@@ -446,7 +446,7 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
             seen["transactions aborted"] += any(name.endswith(".txnindex") for name in answers[-1]["files"])
             Replay(fast_dir / f"ours-{number}" / "log-0", writer.config, seen).play(writer.steps, answers)
         except Exception as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed} KEYTAIL_APPEND_LOG={number}, {writer.config}")
+            problem.add_note(f"KEYTAIL_SEED={SEED} KEYTAIL_APPEND_LOG={number}, {writer.config}")
             raise
     print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s", flush=True)
     if only is None and LOGS >= 60:

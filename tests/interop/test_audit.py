@@ -14,6 +14,7 @@ import pytest
 from keytail.app.audit import audit
 from keytail.app.selection import Choice
 from keytail.errors import KeytailError
+from tests.chance import SEED
 from tests.interop import test_differential as differential
 from tests.interop.kafka import Kafka, KafkaError, step_marker, step_roll
 from tests.interop.rounds import Circumstances
@@ -69,12 +70,10 @@ class Broker:
 def test_replicas_cleaned_by_whom_and_when_they_like_do_not_differ(
     kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
     monkeypatch.setattr(differential, "IN_ROUNDS", 0)
     seen: Counter[str] = Counter()
     for number in range(LOGS):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         traffic = random_traffic(
             rng, transactional=number % 2 == 0, legacy=number % 3 == 1, delete_records=False, keyless=False,
             far_jumps=number % 4 == 0,
@@ -99,7 +98,7 @@ def test_replicas_cleaned_by_whom_and_when_they_like_do_not_differ(
                     seen[f"rounds of {broker.cleaner}"] += broker.clean(traffic, end)
                 broker.write_checkpoints(end)
         [row] = audit([f"{broker.cleaner}={broker.path}" for broker in brokers], Choice())
-        told = f"KEYTAIL_SEED={seed}, log {number}: {row}"
+        told = f"KEYTAIL_SEED={SEED}, log {number}: {row}"
         assert (row.status, row.divergences, row.not_compared) == ("alike", {}, ()), told
         assert row.records_compared is not None
         seen["records compared"] += row.records_compared

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from keytail.log.fs import LOCAL
+from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, INTERVAL_BYTES, NOW, RETENTION_MS, Log, LogDir, find
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import MOST_CUTS, RANDOM, SEED, SHAPES, SOAK, shape
+from tests.crash.test_compaction import MOST_CUTS, RANDOM, SHAPES, SOAK, shape
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka, Loaded
 from tests.reference import loader

@@ -28,6 +28,7 @@ from keytail.log.checkpoint import write_offsets
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
+from tests.chance import SEED
 from tests.in_pieces import take_in_pieces
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, Opened, step_batch, step_clock, step_marker, step_roll
@@ -112,12 +113,9 @@ def test_measured_grouping_serves_the_same_for_ever(
     )
 
 
-def test_a_wrong_transaction_index_changes_nothing_for_consumers(
-    kafka: Kafka, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, fast_dir: Path) -> None:
     """Deleted, cut, of another segment, an entry missing or wrong: the log itself says what was aborted."""
-    monkeypatch.setenv("KEYTAIL_SEED", os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32)))
-    rng = random.Random(os.environ["KEYTAIL_SEED"])
+    rng = random.Random(SEED)
     damages: Counter[str] = Counter()
 
     def round_with_damage(log_dir: Path, now: Circumstances) -> Outcome:
@@ -166,11 +164,9 @@ def damage_index(rng: random.Random, partition: Path, end_offset: int) -> str:
 @pytest.mark.parametrize("mode", ["drift", "measured"])
 def test_rounds_at_later_clocks_remove_all_that_is_not_needed(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
     """Tombstones, markers and emptied batches are gone when Kafka's are, and in the end all are."""
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
     removed = 0
     for number in range(max(1, round(LOGS * 0.02))):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         traffic = random_traffic(
             rng, transactional=True, delete_records=False, far_jumps=False, keyless=False, codecs=["none"]
         )

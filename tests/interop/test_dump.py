@@ -14,6 +14,7 @@ from keytail.inspection.dump import DumpOptions, dump
 from keytail.inspection.dump_index import IndexChecks
 from keytail.inspection.dump_report import Report
 from keytail.log.fs import LOCAL
+from tests.chance import SEED
 from tests.golden import unpack
 from tests.interop.kafka import Dumped, Kafka
 from tests.reference.batches import Rec, encode_batch, encode_marker
@@ -109,7 +110,6 @@ def test_index_flags(kafka: Kafka, golden: Path, flag: str) -> None:
         assert_same(kafkas(kafka, files, (flag,)).out, Ours(files, (flag,)).out)
 
 
-SEED = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "60"))
 T0 = 1_700_000_000_000
 TEXTS = [b"", b"key-1", "schlüssel".encode(), "鍵🔑".encode(), b'say "hi"\\', b"a\tb\x01\x7f", b"x" * 300]

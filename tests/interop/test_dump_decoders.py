@@ -5,7 +5,6 @@ The bytes are made from our own tables of fields: a wrong table makes bytes that
 
 from __future__ import annotations
 
-import os
 import random
 import struct
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from keytail.format import coordinator
 from keytail.format.messages import Field, Message
+from tests.chance import SEED
 from tests.format.pages import blocks
 from tests.interop.kafka import Kafka
 from tests.interop.test_dump import Ours, assert_same, kafkas
@@ -21,7 +21,6 @@ from tests.reference.batches import Rec, encode_batch
 
 pytestmark = pytest.mark.interop
 
-SEED = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
 EACH = 12
 NUMBERS = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "bool": "?"}
 TEXTS = ["", "group-1", "größe", 'a "quoted"\\ name', "\x01\n\x1f\x7f", "鍵🔑"]

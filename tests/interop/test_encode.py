@@ -6,7 +6,6 @@ KEYTAIL_SEED repeats a run.
 from __future__ import annotations
 
 import base64
-import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from keytail.errors import Refused
 from keytail.format.compression import CODECS
 from keytail.format.encode import encode_batches
 from keytail.kernels.murmur2 import partition_of_keys
+from tests.chance import SEED
 from tests.format.test_encode import columns_of
 from tests.interop.kafka import Kafka, KafkaError
 from tests.reference.batches import Rec
@@ -31,9 +31,7 @@ LEADER_EPOCH = 6
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)
 
 
 def text(data: bytes | None) -> str | None:

@@ -16,6 +16,7 @@ from keytail.app.selection import Choice, Configuration
 from keytail.config.resolve import Setting, from_command_line
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
+from tests.chance import SEED
 from tests.interop.kafka import CLOCK_MS, Kafka, Retained, step_batch, step_delete_records, step_raw, step_roll
 from tests.interop.traffic import DAY_MS, Traffic, random_traffic
 from tests.reference.batches import Rec
@@ -23,7 +24,6 @@ from tests.reference.legacy import encode_single
 
 pytestmark = pytest.mark.interop
 
-SEED = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 75
 DRAWS = 4  # of settings, clocks and high watermarks for one log
 
@@ -130,7 +130,6 @@ def files_of(path: Path) -> dict[str, bytes]:
 def test_the_same_segments_go_and_the_rest_is_equal(
     kafka: Kafka, fast_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     counts: Counter[str] = Counter()
     for number in range(LOGS):
         rng = random.Random(f"{SEED} {number}")

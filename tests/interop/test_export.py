@@ -6,10 +6,9 @@ The log has transactions that were committed, aborted and left open, tombstones,
 
 from __future__ import annotations
 
-import os
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import pytest
 from keytail.app import export as story
 from keytail.app.export import ExportRow, Request, export
 from keytail.app.selection import Choice
-from keytail.spark import delta
 from keytail.spark.export_columns import Formats
-from keytail.spark.session import local_session
+from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import start_client
+from tests.spark.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -34,10 +33,8 @@ State = set[tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = local_session("local[2]", "export test", delta.session_settings(None))
-    yield session
-    session.stop()
+def spark() -> Any:
+    return shared_session()
 
 
 def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) -> None:
@@ -104,9 +101,7 @@ def run(broker: Broker, to: Path, **flags: Any) -> list[ExportRow]:
 
 def test_what_a_consumer_folds(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story, "session_of_run", lambda *_, **__: spark)
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    rng, lake = random.Random(seed), tmp_path / "lake"
+    rng, lake = random.Random(SEED), tmp_path / "lake"
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties={"log.flush.interval.messages": "1"})
     with start_client() as client:
         with broker:

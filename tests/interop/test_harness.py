@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.chance import SEED
 from tests.interop.kafka import (
     CLOCK_MS,
     Kafka,
@@ -318,10 +319,8 @@ def test_slots_for_any_number_of_keys() -> None:
 
 @pytest.mark.parametrize("transactional", [False, True])
 def test_random_traffic_is_accepted_and_counted(kafka: Kafka, fast_dir: Path, transactional: bool) -> None:
-    seed = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
-    print(f"KEYTAIL_SEED={seed}")
     for number in range(25):
-        traffic = random_traffic(random.Random(f"{seed}-{number}"), transactional=transactional)
+        traffic = random_traffic(random.Random(f"{SEED}-{number}"), transactional=transactional)
         for _ in range(3):
             before = traffic.options
             opened = kafka.append(fast_dir / f"t-{number}", traffic.steps(), **before)

@@ -22,11 +22,11 @@ import pytest
 from keytail.app import import_
 from keytail.app.import_ import ImportRow, Request, import_records
 from keytail.spark.import_source import Source
-from keytail.spark.session import local_session
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of
 from tests.reference.murmur2 import partition as partition_of
+from tests.spark.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -105,12 +105,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             records = [(told.from_ms, b"key-before", b"value")] * 7
             client.produce("kept", LED_BEFORE, 0, records, idempotent=True)
             told.before = client.consume(partitions(LED_BEFORE))
-        spark = local_session("local[2]", "import test")
-        try:
-            patch.setattr(import_, "session_of_run", lambda *_, **__: spark)
-            _import(told, topics, root)
-        finally:
-            spark.stop()
+        patch.setattr(import_, "session_of_run", lambda *_, **__: shared_session())
+        _import(told, topics, root)
         told.to_ms = time.time_ns() // 1_000_000
         with broker:
             client.connect(broker)

@@ -8,7 +8,6 @@ starts. What keytail says beforehand is what the broker then answers.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import time
@@ -21,6 +20,7 @@ from keytail.inspection.lookup import Lookup, lookup_offset, lookup_time
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from tests import golden
+from tests.chance import SEED
 from tests.inspection.test_lookup import NOW, Damage, no_time_index, survey, write_three_segments, zeros
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
@@ -29,7 +29,6 @@ from tests.interop.kafka import Kafka
 
 pytestmark = pytest.mark.interop
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 THEN = 1_700_000_000_000
 CONFIGS = {"cleanup.policy": "compact", "internal.segment.bytes": "16384", "index.interval.bytes": "512"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -57,7 +56,6 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Story:
-    print(f"KEYTAIL_SEED={SEED}")
     rng = random.Random(SEED)
     root = tmp_path_factory.mktemp("lookup")
     seen = Story(golden.unpack(root))

@@ -14,12 +14,12 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from keytail.maintenance.rebuild import Rest, plan_partition
 from keytail.spark.rebuild import PartitionOutcome, Rebuild
+from tests.chance import SEED
 from tests.interop.kafka import Kafka
 from tests.interop.traffic import Traffic, random_traffic
 
 pytestmark = pytest.mark.interop
 
-SEED = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 12
 INTERVALS = (0, 1, 512, 4096, 2**31 - 1)
 INDEXES = (".index", ".timeindex", ".txnindex")
@@ -75,7 +75,6 @@ def copy_without(source: Path, target: Path, suffixes: tuple[str, ...] = INDEXES
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     aborted = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} {kind} {number}"), kind)
@@ -104,7 +103,6 @@ def test_rebuilt_indexes_are_those_of_kafkas_recovery(kafka: Kafka, fast_dir: Pa
 @pytest.mark.parametrize("kind", ["idempotent", "transactional"])
 def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fast_dir: Path, kind: str) -> None:
     """The log does not show any more where transactions began: what the files say of that stays."""
-    print(f"KEYTAIL_SEED={SEED}")
     kept = 0
     for number in range(LOGS):
         traffic = traffic_of(random.Random(f"{SEED} cleaned {kind} {number}"), kind, delete_records=True)
@@ -136,7 +134,6 @@ def test_cleaned_logs_are_sound_and_lose_no_aborted_transaction(kafka: Kafka, fa
 
 def test_what_the_transaction_index_says_is_served_alike_once_it_is_made_anew(kafka: Kafka, fast_dir: Path) -> None:
     """Also from a log start offset within a transaction, and on logs that were cleaned."""
-    print(f"KEYTAIL_SEED={SEED}")
     for number in range(LOGS):
         rng = random.Random(f"{SEED} served {number}")
         traffic = traffic_of(rng, "transactional", delete_records=True)
@@ -156,7 +153,6 @@ def test_what_the_transaction_index_says_is_served_alike_once_it_is_made_anew(ka
 
 
 def test_times_are_found_again(kafka: Kafka, fast_dir: Path) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     for number in range(LOGS):
         rng = random.Random(f"{SEED} times {number}")
         traffic = traffic_of(rng, rng.choice(list(KINDS)))

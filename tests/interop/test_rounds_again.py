@@ -7,7 +7,6 @@ transactions leave the indexes with that; segments that shrank may merge, by Kaf
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.chance import SEED
 from tests.interop.kafka import Kafka, step_marker, step_roll
 from tests.interop.rounds import Case, Circumstances, Mode, Round
 from tests.interop.test_differential import keytail_round, measured_round
@@ -86,12 +86,10 @@ class Again:
 
 @pytest.mark.parametrize("mode", ["drift", "measured"])
 def test_rounds_again_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mode: Mode) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
         traffic = random_traffic(
-            random.Random(f"{seed}-{number}"),
+            random.Random(f"{SEED}-{number}"),
             transactional=number % 3 > 0, delete_records=False, far_jumps=False, keyless=False, codecs=["none"],
         )  # fmt: skip
         traffic.configs |= {"segment.index.bytes": 65_536, "delete.retention.ms": RETENTION_MS}
@@ -101,7 +99,7 @@ def test_rounds_again_end_where_nothing_changes(kafka: Kafka, fast_dir: Path, mo
         try:
             play(Again(kafka, fast_dir / f"log-{number}", traffic, mode), seen)
         except Exception as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}, mode {mode}")
+            problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}, mode {mode}")
             raise
         shutil.rmtree(fast_dir / f"log-{number}")
     print(dict(seen))

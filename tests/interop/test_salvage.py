@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import golden
+from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, keytail, repairs, start_client
@@ -20,7 +21,6 @@ from tests.maintenance.test_salvage import salvage
 
 pytestmark = pytest.mark.interop
 
-SEED = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) // 10 or 8
 
 
@@ -52,7 +52,6 @@ def is_lost(record: Record, losses: list[tuple[int, int | None]]) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kafkas_loader_takes_what_is_left_as_it_is(kafka: Kafka, fast_dir: Path, kind: str) -> None:
-    print(f"KEYTAIL_SEED={SEED}")
     lost = 0
     for number in range(LOGS):
         rng = random.Random(f"{SEED} {kind} {number}")
@@ -91,7 +90,6 @@ def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFa
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)
     rng = random.Random(SEED)
-    print(f"KEYTAIL_SEED={SEED}")
     for topic, number in PARTITIONS:
         [path] = [max((log_dir / f"{topic}-{number}").glob("*.log"), key=lambda one: one.stat().st_size)]
         data = bytearray(path.read_bytes())

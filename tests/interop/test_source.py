@@ -6,7 +6,6 @@ The topics have transactions of every kind, every codec, headers, tombstones, an
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from keytail.spark import delta
-from keytail.spark.session import local_session
+from keytail.spark.session import end_jvm, local_session
+from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
+from tests.spark.shared import end_shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -30,11 +30,12 @@ LEVELS = ("read_uncommitted", "read_committed")
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    # One JVM serves all sessions of a run of tests: what others need of it has to be there from the start.
-    session = local_session("local[2]", "source test", delta.session_settings(None), rows_in_jvm=True)
+    end_shared_session()
+    session = local_session("local[2]", "source test", rows_in_jvm=True)
     add_kafka_source(session)
     yield session
     session.stop()
+    end_jvm()
 
 
 def theirs(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> Any:
@@ -62,9 +63,7 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
 
 
 def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     properties = {"log.flush.interval.messages": "1", "replica.high.watermark.checkpoint.interval.ms": "100"}
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties=properties)
     with start_client() as client:

@@ -26,6 +26,7 @@ from keytail.maintenance.snapshots import (
     wanted_snapshots,
 )
 from keytail.spark.rebuild import Rebuild
+from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_stop
 from tests.crash.partitions import PARTITION
 from tests.crash.test_tail import CASES, ROWS
@@ -151,11 +152,10 @@ def forget_epochs(rng: random.Random, root: Path, point: int, end: int) -> None:
 
 
 def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         ours, theirs = fast_dir / f"{number}" / "ours", fast_dir / f"{number}" / "theirs"
         try:
             traffic = written(kafka, rng, number, ours)
@@ -184,7 +184,7 @@ def test_random_torn_logs_end_with_the_same_files(kafka: Kafka, fast_dir: Path) 
             assert found.records == expected.records and found.recovery_point == expected.recovery_point
             assert files_of(ours) == files_of(theirs)
         except BaseException as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}")
             raise
     print(dict(seen))
 
@@ -197,10 +197,9 @@ def known(loaded: Loaded) -> list[tuple[int, ...]]:
 def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) -> None:
     """Cut, indexes, epochs and snapshots, before any broker saw it; but for the snapshot at the log end, which a
     broker that recovers makes itself."""
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     for number in range(LOGS):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         ours, theirs = fast_dir / f"{number}" / "ours", fast_dir / f"{number}" / "theirs"
         try:
             traffic = written(kafka, rng, number, ours)
@@ -231,7 +230,7 @@ def test_the_whole_run_leaves_what_kafka_leaves(kafka: Kafka, fast_dir: Path) ->
                 else:
                     assert found[name] == expected[name], name
         except BaseException as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}")
             raise
 
 
@@ -254,11 +253,10 @@ def forgotten(path: Path, row: SnapshotRow, traffic: Traffic) -> set[int]:
 
 
 def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafka, fast_dir: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         root = fast_dir / str(number)
         try:
             traffic = written(kafka, rng, number, root)
@@ -294,18 +292,17 @@ def test_random_missing_snapshots_and_epochs_are_as_kafka_wrote_them(kafka: Kafk
             assert found.log_end_offset == expected.log_end_offset == end
             assert not [line for line in found.messages if "snapshot" in line and line.startswith("WARN")]
         except BaseException as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}")
             raise
     print(dict(seen))
 
 
 def test_the_snapshot_at_the_end_of_a_cleaned_log_is_the_one_that_kafka_makes(kafka: Kafka, fast_dir: Path) -> None:
     """From an older one and what cleaning left: the last batch of each producer is there."""
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS}")
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS}")
     seen: Counter[str] = Counter()
     for number in range(LOGS):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         root = fast_dir / str(number)
         try:
             traffic = written(kafka, rng, number, root)
@@ -337,6 +334,6 @@ def test_the_snapshot_at_the_end_of_a_cleaned_log_is_the_one_that_kafka_makes(ka
             )
             assert made == kafkas
         except BaseException as problem:
-            problem.add_note(f"KEYTAIL_SEED={seed}, log {number}")
+            problem.add_note(f"KEYTAIL_SEED={SEED}, log {number}")
             raise
     print(dict(seen))

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from keytail.app.cli import app
 from keytail.log.fs import LOCAL
 from tests import golden
+from tests.chance import SEED
 from tests.crash.compactions import find
 from tests.crash.driver import Counts, Failed, State, for_every_stop
-from tests.crash.test_undo import IN_ROUNDS, SEED, SHAPES, SOAK, undo_all
+from tests.crash.test_undo import IN_ROUNDS, SHAPES, SOAK, undo_all
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, repairs, start_client

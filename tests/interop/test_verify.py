@@ -25,6 +25,7 @@ from keytail.inspection.verify_log_dir import verify_log_dir
 from keytail.inspection.verify_scope import claims_of
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs
+from tests.chance import SEED
 from tests.interop import damages
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka, KafkaError
@@ -88,13 +89,12 @@ def test_nothing_is_found_on_healthy_logs(
 @pytest.mark.parametrize("cleaned", [False, True], ids=["as appended", "cleaned"])
 def test_each_damage_is_found_at_its_place(kafka: Kafka, fast_dir: Path, cleaned: bool) -> None:
     """And where Kafka looks for it too (recovery, its dump tool, its loader), it agrees that it is damage."""
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
     logs = max(3, LOGS // 75)
-    print(f"KEYTAIL_SEED={seed} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
+    print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={LOGS} cleaned={cleaned}", flush=True)
     done: Counter[str] = Counter()
     agreed: Counter[str] = Counter()
     for number in range(logs):
-        rng = random.Random(f"{seed}-{number}")
+        rng = random.Random(f"{SEED}-{number}")
         healthy = fast_dir / f"healthy-{number}"
         _write_log(kafka, healthy, rng, cleaned=cleaned)
         for damage in [*damages.ANYWHERE, *([] if cleaned else damages.NEVER_CLEANED)]:

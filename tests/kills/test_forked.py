@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chance import SEED
 from tests.crash.compactions import Found, LogDir, find
-from tests.crash.driver import SEED
 from tests.crash.test_compaction import SHAPES
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.chance import SEED
 from tests.crash import test_expire, test_import, test_rebuild, test_tail
-from tests.crash.driver import SEED, State
+from tests.crash.driver import State
 from tests.crash.explorer import digest_without_scratch
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.kills.forks import SlowFileSystem, run_in_child

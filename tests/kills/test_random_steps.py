@@ -16,7 +16,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from keytail.app.cli import app
-from tests.crash.driver import SEED
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.kills.forks import run_in_child
 from tests.reference import loader

@@ -19,8 +19,8 @@ import pytest
 from keytail.clean.rounds import _MARGIN_BYTES
 from keytail.log.lock import is_held
 from tests.app.test_stopping import inode_of
+from tests.chance import SEED
 from tests.crash.compactions import Found, LogDir, expect, find
-from tests.crash.driver import SEED
 from tests.kills.forks import compact_here
 from tests.kills.judging import Kills, contents, judge_ended, judge_killed
 from tests.kills.logs import flags, random_log_dir

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import pytest
 from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.readable import Readable, readable
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> GrowingLog:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    made = GrowingLog(random.Random(seed), tmp_path)
+    made = GrowingLog(random.Random(SEED), tmp_path)
     for _ in range(10):
         made.append(2)
     made.write()

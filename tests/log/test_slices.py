@@ -17,6 +17,7 @@ from keytail.log import slices as module
 from keytail.log.fs import LOCAL
 from keytail.log.slices import batches, records, slices_of
 from keytail.log.transactions import read_aborted
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.reference.batches import Rec
 
@@ -25,9 +26,7 @@ LOGS = int(os.environ.get("KEYTAIL_SLICED_LOGS", "60"))
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)
 
 
 def grown(rng: random.Random, path: Path, *, old: bool | None = None) -> GrowingLog:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import numpy as np
@@ -12,11 +11,11 @@ from keytail.format.batch import BATCH_TABLE, CONTROL, TRANSACTIONAL
 from keytail.log.transactions import NATIVE_ENTRY
 from keytail.maintenance import aborted
 from keytail.maintenance.aborted import Needed, asked_offsets, right_entries
+from tests.chance import SEED
 from tests.reference.cleaner import Aborted
 from tests.reference.transactions import Event, broker_entries
 from tests.reference.transactions import right_entries as twin
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 _CONTROL_TYPE = {"ABORT": 0, "COMMIT": 1, "other control": 2, "emptied control": -1}
 
 
@@ -81,7 +80,6 @@ def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_sta
 
 @pytest.mark.parametrize("case", range(60))
 def test_parts_say_together_what_the_twin_says_of_the_whole(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    print("KEYTAIL_SEED", SEED)
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(aborted, "_MANY_ROWS", rng.choice([3, 1 << 16]))
     events = random_events(rng, rng.randint(1, 120), cleaned=case % 2 == 1)
@@ -104,7 +102,6 @@ def test_parts_say_together_what_the_twin_says_of_the_whole(case: int, monkeypat
 
 
 def test_a_log_that_was_never_cleaned_needs_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    print("KEYTAIL_SEED", SEED)
     for case in range(40):
         rng = random.Random(f"{SEED} whole {case}")
         events = random_events(rng, 100, cleaned=False)

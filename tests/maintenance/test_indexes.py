@@ -12,11 +12,11 @@ from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.maintenance import indexes
 from keytail.maintenance.indexes import SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
+from tests.chance import SEED
 from tests.maintenance.logs import INTERVALS, random_segment, restarted_indexes, task_of, write_segment
 from tests.reference.batches import decode_log
 from tests.reference.indexing import index_files
 
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 BASE = 1000
 
 
@@ -38,7 +38,6 @@ def states(result: SegmentResult) -> list[str]:
 
 @pytest.mark.parametrize("interval", INTERVALS)
 def test_missing_files_are_made_as_the_twin_says(tmp_path: Path, interval: int) -> None:
-    print("KEYTAIL_SEED", SEED)
     rng = random.Random(f"{SEED} {interval}")
     log = random_segment(rng, BASE)
     write_segment(tmp_path, BASE, log)
@@ -53,7 +52,6 @@ def test_missing_files_are_made_as_the_twin_says(tmp_path: Path, interval: int) 
 @pytest.mark.parametrize("case", range(60))
 def test_slices_joined_are_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the index was by which the segment was cut: exact, of a restarted broker, of another interval."""
-    print("KEYTAIL_SEED", SEED)
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(indexes, "STRIDE_BYTES", rng.choice([100, 700, 1 << 20]))
     log = random_segment(rng, BASE, batches=rng.randint(1, 120), equal=rng.random() < 0.3)
@@ -113,7 +111,6 @@ def test_slices_that_do_not_fit_together_are_read_again_by_one_task(tmp_path: Pa
 
 @pytest.mark.parametrize("case", range(12))
 def test_files_of_a_restarted_broker_or_another_interval_are_sound(tmp_path: Path, case: int) -> None:
-    print("KEYTAIL_SEED", SEED)
     rng = random.Random(f"{SEED} {case}")
     log, interval = random_segment(rng, BASE), rng.choice([0, 60, 200])
     ours = restarted_indexes(rng, log, BASE, interval) if case % 2 else index_files(log, BASE, 1000)

@@ -24,6 +24,7 @@ from keytail.maintenance import salvage_scan
 from keytail.maintenance.salvage import Salvage, Settings, salvage_partition
 from keytail.maintenance.salvage_scan import read_around, scan_file
 from keytail.maintenance.salvage_write import NewPartition
+from tests.chance import SEED
 from tests.in_pieces import take_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -152,9 +153,8 @@ def serious(path: Path) -> list[str]:
 
 
 def seeded(number: int) -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed} log {number}")
-    return random.Random(f"{seed}-{number}")
+    print(f"KEYTAIL_SEED={SEED} log {number}")
+    return random.Random(f"{SEED}-{number}")
 
 
 def check_lists(found: Salvage, log: Log, contents: dict[int, bytes], kept: dict[int, list[bytes]]) -> None:

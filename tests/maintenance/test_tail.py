@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import struct
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL
 from keytail.maintenance.tail import cut_tail
+from tests.chance import SEED
 from tests.crash.partitions import PARTITION, log_of
 from tests.maintenance.torn import (
     AFTER,
@@ -161,9 +161,7 @@ def test_a_log_that_has_another_name_is_not_cut_under_it(tmp_path: Path) -> None
 
 
 def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    rng = random.Random(f"torn {seed}")
+    rng = random.Random(f"torn {SEED}")
     for number in range(60):
         logs, offset = {}, 0
         for base in (0, 40, 80):

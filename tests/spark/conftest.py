@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
-from keytail.spark import delta
-from keytail.spark.session import local_session
 from tests.spark.cluster import Cluster, cluster
+from tests.spark.shared import shared_session
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    session = local_session("local[2]", "keytail tests", delta.session_settings(None))
-    yield session
-    session.stop()
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    return shared_session()
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from keytail.inspection.audit import Alone, Audit, audit
 from keytail.log.fs import LOCAL
 from keytail.spark.audit import AuditJob, audit_all
 from keytail.spark.tasks import Outcome
+from tests.chance import SEED
 from tests.inspection.audit_logs import PLANTED, plant, random_segments, task_of, variants
 
 pytestmark = pytest.mark.spark
-SEED = int(os.environ.get("KEYTAIL_SEED", "0")) or random.SystemRandom().randrange(2**32)
 
 
 def of(result: Audit) -> Any:

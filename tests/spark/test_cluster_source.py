@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import pytest
 
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.spark.cluster import Cluster
 from tests.spark.test_cluster import run_driver
@@ -16,9 +16,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_slices_are_shared_by_two_hosts(two_workers: Cluster, tmp_path: Path) -> None:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    rng, records = random.Random(seed), 0
+    rng, records = random.Random(SEED), 0
     for partition in range(2):
         log = GrowingLog(rng, tmp_path / "logs", partition=partition)
         log.grow(150)

@@ -24,6 +24,7 @@ from keytail.spark import export_table as story_table
 from keytail.spark.export_columns import Format, Formats
 from keytail.values import to_bytes
 from tests.app.log_dirs import records_of
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.reference.batches import Rec
 from tests.spark.work import OpensWhereUnpickled
@@ -34,9 +35,7 @@ ROUNDS = int(os.environ.get("KEYTAIL_EXPORT_ROUNDS", "1"))
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from keytail.spark import import_cells, import_slices
 from keytail.spark.import_cells import Scratch, load, pack_slice, store_slice
 from keytail.spark.import_slices import SourceFile, _look_into, cut, rows_needed, rows_needed_by_types
 from keytail.spark.import_source import Columns, Source
+from tests.chance import SEED
 from tests.reference.murmur2 import partition as partition_of
 from tests.spark.test_import import HEADERS, found, go, in_this_session, log_dir, segment_files  # noqa: F401
 
@@ -39,8 +40,7 @@ Row = tuple[bytes | None, bytes | None, list[dict[str, Any]] | None, int | None,
 
 
 def seeds(count: int) -> list[int]:
-    given = os.environ.get("KEYTAIL_SEED")
-    return [int(given)] if given else [random.randrange(10**6) for _ in range(count)]
+    return [SEED + number for number in range(count)]
 
 
 def random_rows(rng: random.Random, count: int) -> list[Row]:
@@ -128,9 +128,9 @@ def test_both_ways_give_the_same_bytes(
     assert all(isinstance(one, import_slices.Slices) for one in told), told
     given = {number: [(rec.key, rec.value, rec.headers, rec.timestamp) for rec in recs]
              for number, recs in found(tmp_path, "past").items()}  # fmt: skip
-    assert given == {number: expected[number] for number in range(PARTITIONS)}, f"KEYTAIL_SEED={seed}"
-    assert segment_files(tmp_path / "past") == segment_files(tmp_path / "through"), f"KEYTAIL_SEED={seed}"
-    assert dry[0] == dry[1], f"KEYTAIL_SEED={seed}"
+    assert given == {number: expected[number] for number in range(PARTITIONS)}, f"seed {seed}"
+    assert segment_files(tmp_path / "past") == segment_files(tmp_path / "through"), f"seed {seed}"
+    assert dry[0] == dry[1], f"seed {seed}"
     assert [row.records for row in dry[0]] == [len(expected[number]) for number in range(PARTITIONS)]
 
 
@@ -167,7 +167,7 @@ def test_cells_in_the_order_of_their_places_are_the_source(
     for number, (key, given) in enumerate(zip(keys, own, strict=True)):
         turn = number % PARTITIONS if key is None else partition_of(key, PARTITIONS)
         expected[turn if given is None else given].append((key, number))
-    assert got == expected, f"KEYTAIL_SEED={seed}"
+    assert got == expected, f"seed {seed}"
     passed = split_by_hand(tmp_path / "s.parquet", passed=2)
     assert {partition for partition, _, _ in passed} == set(expected) - {2}
 

@@ -33,11 +33,11 @@ from keytail.spark.ledger_tables import Stamp, partition_fields
 from keytail.spark.replacing import planned_row
 from keytail.spark.rows import ResultRow, exit_status
 from tests.app.log_dirs import snapshot
+from tests.chance import SEED
 from tests.spark.test_compact import checkpoint, compaction, make
 
 pytestmark = pytest.mark.spark
 
-SEED = int(os.environ.get("KEYTAIL_SEED", random.randrange(2**32)))
 EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
 
 

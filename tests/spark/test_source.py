@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from keytail.spark.source_columns import batch_tables, record_batches
 from keytail.spark.source_options import EARLIEST, LATEST, Bound, parse_options
 from keytail.spark.source_plan import plan_read
 from keytail.spark.source_schema import BATCH_COLUMNS, RECORD_COLUMNS, schema_of
+from tests.chance import SEED
 from tests.growing_log import GrowingLog
 
 pytestmark = pytest.mark.spark
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = os.environ.get("KEYTAIL_SEED") or str(random.SystemRandom().randrange(2**32))
-    print(f"KEYTAIL_SEED={seed}")
-    return random.Random(seed)
+    return random.Random(SEED)
 
 
 @pytest.fixture
