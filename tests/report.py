@@ -25,8 +25,9 @@ def pytest_configure(config):
         config.option.hypothesis_seed = str(SEED)
 
 
-def pytest_report_header():
-    return f"seed: KEYTAIL_SEED={SEED}"
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):  # not in the processes that pytest-xdist starts
+        session.config.get_terminal_writer().line(f"seed: KEYTAIL_SEED={SEED}")
 
 
 def pytest_runtest_logreport(report):

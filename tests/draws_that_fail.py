@@ -1,0 +1,20 @@
+"""Not collected: what test_report.py runs, to see that a failure can be had again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.chance import chance
+
+
+@pytest.mark.parametrize("text", ["it's a [name] @ home"])
+def test_drawn(text: str) -> None:
+    raise AssertionError(f"drawn {chance().random()} for {text}")
+
+
+@settings(phases=[Phase.generate])  # what is shrunk would be the same for every seed
+@given(st.lists(st.integers(), min_size=50, max_size=50))
+def test_drawn_by_hypothesis(numbers: list[int]) -> None:
+    assert sum(numbers) % 3 == 0, f"drawn {sum(numbers)}"
