@@ -1,7 +1,7 @@
-"""The draws of the tests: all of them from one seed, so that what failed can be had again.
+"""Random draws of the tests: all from one seed, so that a failure can be repeated.
 
-KEYTAIL_SEED gives it. Without one a run draws its own, which its first line tells, and the line of each failure. What a
-test draws depends on the seed and on nothing else: not on the tests before it, nor on the process it runs in.
+KEYTAIL_SEED sets it. Without it each run draws a seed, which is printed at its start and with each failure. What a test
+draws depends only on the seed: not on the tests that ran before, nor on the process that runs it.
 """
 
 from __future__ import annotations

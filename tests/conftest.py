@@ -33,9 +33,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("P
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests run in one process, for what they share, unless a mark names another group that must not run side
-    by side. First come those that share a Spark session, then others that start a JVM: they are long, and at the end
-    there is something short for each core."""
+    """Each file is a group, run in one process, because its tests share fixtures. An xdist_group mark on a test
+    overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
+    finish at about the same time."""
     items.sort(key=_rank)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:

@@ -1,4 +1,4 @@
-"""A pytest plugin: the seed at the start; at the end time by folder, and of each failure the line that repeats it."""
+"""Pytest plugin: prints the seed, the time by folder, and for each failure the command that repeats it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.chance import SEED
 
-# What says how much is drawn, or of which: all of it belongs to a repetition.
+# The other KEYTAIL_ variables set what is drawn, and how much of it: a repetition needs them.
 _NOT_DRAWS = ("KEYTAIL_NO_SKIP", "KEYTAIL_CACHE_DIR", "KEYTAIL_SEED")
 _seconds: dict[str, float] = defaultdict(float)
 _tests: dict[str, int] = defaultdict(int)
@@ -26,7 +26,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionstart(session):
-    if not hasattr(session.config, "workerinput"):  # not in the processes that pytest-xdist starts
+    if not hasattr(session.config, "workerinput"):  # pytest-xdist's worker processes print nothing
         session.config.get_terminal_writer().line(f"seed: KEYTAIL_SEED={SEED}")
 
 
@@ -50,7 +50,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def repetition(test: str) -> str:
-    """One line for a shell: the seed and the other draws of this run, the command, the test."""
+    """One line for a shell: seed and amounts of this run, command, test."""
     more = {name: value for name, value in sorted(os.environ.items()) if name.startswith("KEYTAIL_")}
     draws = {"KEYTAIL_SEED": str(SEED)} | {name: value for name, value in more.items() if name not in _NOT_DRAWS}
     command = [os.path.relpath(sys.executable), "-m", "pytest", test]
@@ -58,5 +58,5 @@ def repetition(test: str) -> str:
 
 
 def _without_group(test: str) -> str:
-    """Without the name of the group that it ran in, which pytest-xdist puts behind an @."""
+    """`test` without the group name that pytest-xdist appends after an @."""
     return re.sub(r"@[^]@]*$", "", test)

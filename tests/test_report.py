@@ -1,4 +1,4 @@
-"""What a failure prints repeats it: the same draw, in a process of its own."""
+"""The command printed for a failure repeats it, with the same draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FAILING = "tests/draws_that_fail.py"
 
 
-def told(command: list[str] | str, **environ: str) -> str:
+def output_of(command: list[str] | str, **environ: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEYTAIL_SEED", "PYTEST_"))}
     done = subprocess.run(
         command, shell=isinstance(command, str), cwd=ROOT, env=kept | environ, stdout=subprocess.PIPE,
@@ -26,13 +26,13 @@ def drawn(output: str) -> set[str]:
     return set(re.findall(r"^E +AssertionError: (drawn .*)", output, re.MULTILINE))
 
 
-def test_a_failure_tells_the_line_that_repeats_it() -> None:
+def test_the_printed_command_repeats_a_failure() -> None:
     failing = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", FAILING]
-    output = told([*failing, "-n", "2"], KEYTAIL_KILLS="3 or 4")
+    output = output_of([*failing, "-n", "2"], KEYTAIL_KILLS="3 or 4")
     [seed] = re.findall(r"^seed: KEYTAIL_SEED=(\d+)$", output, re.MULTILINE)
     lines = [line for line in output.splitlines() if line.startswith(f"KEYTAIL_SEED={seed} KEYTAIL_KILLS='3 or 4' ")]
     assert len(lines) == 2, output
-    again = [drawn(told(line)) for line in lines]
+    again = [drawn(output_of(line)) for line in lines]
     assert [len(draws) for draws in again] == [1, 1]
     assert set().union(*again) == drawn(output)
-    assert drawn(told(failing)).isdisjoint(drawn(output)), "each run draws a seed of its own"
+    assert drawn(output_of(failing)).isdisjoint(drawn(output)), "each run draws a seed of its own"

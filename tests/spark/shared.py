@@ -1,7 +1,7 @@
-"""The Spark session that tests share: one in each process of tests, of two cores, with Delta.
+"""One Spark session for many tests: at most one in each test process, with two cores and Delta.
 
-A command line that is run in the process of the tests starts a session of its own and ends its JVM with it. Before such
-a test the shared one is ended (tests/conftest.py); the next file that asks for it has it started again.
+A command line that runs inside a test process starts its own session and ends its JVM afterwards. tests/conftest.py
+ends the shared session before such a test; it is started again when a later module asks for it.
 """
 
 from __future__ import annotations
