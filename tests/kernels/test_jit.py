@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -158,6 +160,94 @@ def test_a_link_in_the_cache_is_not_loaded_but_replaced(filled, tmp_path):
     results = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)]
     assert [result.stdout.split()[2] for result in results] == ["0", "1"]
     assert not code.is_symlink()
+
+
+def _start(code: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_until(is_so, process: subprocess.Popen) -> None:
+    end = time.monotonic() + 120
+    while not is_so():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _has_open(process: subprocess.Popen, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(entry.path) == str(path):
+                    return True
+    return False
+
+
+@pytest.fixture
+def while_another_compiles(filled, tmp_path):
+    """A cache without code, the lock of `add` in it, held by this process, and what the other one is going to save."""
+    cache = tmp_path / "cache"
+    shutil.copytree(filled, cache)
+    [lock] = cache.glob("*/*/test_jit.add-*.lock")
+    [index] = cache.glob("*/*/test_jit.add-*.nbi")
+    saved = index.rename(tmp_path / "index")
+    with open(lock, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield cache, lock, lambda: shutil.copy(saved, index), file.close
+
+
+def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another_compiles):
+    cache, lock, save, release = while_another_compiles
+    with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
+        _wait_until(lambda: _has_open(process, lock), process)
+        save()
+        release()
+        output, _ = process.communicate(timeout=120)
+    assert output.split()[1:] == ["10", "1"]
+
+
+def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_compiles):
+    cache, lock, _, release = while_another_compiles
+    with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
+        _wait_until(lambda: _has_open(process, lock), process)
+        release()
+        output, _ = process.communicate(timeout=120)
+    assert output.split()[1:] == ["10", "0"]
+    assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[1:] == ["10", "1"]
+
+
+def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_compiles):
+    cache, *_ = while_another_compiles
+    code = """
+        from keytail.kernels import jit
+        jit.MAX_WAIT_SECONDS = 0.2
+    """
+    again = """
+        jit.MAX_WAIT_SECONDS = 10**9
+        print(int(add(np.arange(5, dtype=np.uint8))))
+    """
+    result = _run(textwrap.dedent(code) + textwrap.dedent(_USE) + textwrap.dedent(again), KEYTAIL_CACHE_DIR=str(cache))
+    assert result.stdout.split()[1:] == ["10", "0", "10"], result.stderr
+
+
+def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
+    code = """
+        import os, numba
+        try:
+            add("no array")
+        except numba.TypingError:
+            print([os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n != "0"
+                   and os.path.exists(f"/proc/self/fd/{n}") and ".lock" in os.readlink(f"/proc/self/fd/{n}")])
+    """
+    result = _run(textwrap.dedent(_USE) + textwrap.dedent(code), KEYTAIL_CACHE_DIR=str(tmp_path))
+    assert result.stdout.split()[1:] == ["10", "0", "[]"], result.stderr
+    assert list(tmp_path.glob("*/*/test_jit.add-*.lock"))
 
 
 def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):
