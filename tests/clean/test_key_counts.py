@@ -38,7 +38,7 @@ from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out import some_log, write_indexes
 from tests.clean.test_fan_out_transactions import inside
@@ -62,7 +62,7 @@ def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
     return offset_map.put_all(low, high, ordinals, len(items), np.array([item[3] for item in items], np.uint32))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(
     rounds=st.lists(items_strategy, min_size=1, max_size=5),
     one_each=st.booleans(),
