@@ -82,7 +82,7 @@ def parts() -> list[Part]:
         Part("faults", (*PYTEST, "tests/crash", "tests/log/test_checkpoint.py"),
              {"KEYTAIL_FAULTS": "all", "KEYTAIL_SOAK": "1"},
              _of_table("protocol", "stops", "faults", "states", "distinct")),
-        Part("draws", (*PYTEST, *DRAWING), {"KEYTAIL_DRAWS": DRAWS},
+        Part("draws", (*PYTEST, *DRAWING), {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"},
              _always(f"random cases, {DRAWS} times each number")),
         Part("steps", (*PYTEST, "tests/kills/test_random_steps.py"),
              {"KEYTAIL_STEPS": "60", "KEYTAIL_LIVES": "20"}, _always("20 partitions of 60 random steps")),
