@@ -14,3 +14,11 @@ SEED = int(os.environ.setdefault("KEYTAIL_SEED", str(random.SystemRandom().randr
 
 def chance() -> random.Random:
     return random.Random(SEED)
+
+
+def draws(number: int) -> int:
+    """How many random cases a test takes: a quarter of `number`, or a dozen, as each run has another seed.
+
+    KEYTAIL_DRAWS gives another share; `make soak` takes all of them many times over.
+    """
+    return max(min(number, 12), round(number * float(os.environ.get("KEYTAIL_DRAWS", "0.25"))))

@@ -23,6 +23,10 @@ N = int(os.environ.get("N", "1000000"))
 KILLS = os.environ.get("KEYTAIL_KILLS", "1000")
 REAL_KILLS = os.environ.get("KEYTAIL_REAL_KILLS", "200")
 LOGS = os.environ.get("KEYTAIL_FUZZ_LOGS", "1000")
+DRAWS = os.environ.get("KEYTAIL_DRAWS", "20")
+DRAWING = tuple(f"tests/{name}" for name in (
+    "clean", "config", "format", "inspection", "kernels", "log", "maintenance", "reference",
+))  # fmt: skip
 PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-o", "timeout=0")
 
 
@@ -78,6 +82,8 @@ def parts() -> list[Part]:
         Part("faults", (*PYTEST, "tests/crash", "tests/log/test_checkpoint.py"),
              {"KEYTAIL_FAULTS": "all", "KEYTAIL_SOAK": "1"},
              _of_table("protocol", "stops", "faults", "states", "distinct")),
+        Part("draws", (*PYTEST, *DRAWING), {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"},
+             _always(f"random cases, {DRAWS} times each number")),
         Part("steps", (*PYTEST, "tests/kills/test_random_steps.py"),
              {"KEYTAIL_STEPS": "60", "KEYTAIL_LIVES": "20"}, _always("20 partitions of 60 random steps")),
         Part("owner", (*PYTEST, "tests/hostile/test_owner_attack.py"), {"KEYTAIL_ATTACKS": "40"},

@@ -18,7 +18,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.key_scan import KeyScanner
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
@@ -76,7 +76,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
     return [plain(b) for b in decode_log(ours)] == [plain(b) for b in decode_log(theirs)]
 
 
-@pytest.mark.parametrize("case", range(120))
+@pytest.mark.parametrize("case", range(draws(120)))
 def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)
@@ -270,7 +270,7 @@ def measured(kept: list[int], limit: int) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
     rng = random.Random(SEED * 1000 + case)
     print("seed", SEED, "case", case)

@@ -19,7 +19,7 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.stride import SegmentReader
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.test_rounds import random_task
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Batch, decode_log
@@ -30,7 +30,7 @@ def batches_of(path: str) -> dict[int, list[Batch]]:
     return {int(file.stem): decode_log(file.read_bytes()) for file in sorted(Path(path).glob("*.log"))}
 
 
-@pytest.mark.parametrize("case", range(25))
+@pytest.mark.parametrize("case", range(draws(25)))
 def test_records_and_horizons_by_source(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:

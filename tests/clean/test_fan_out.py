@@ -22,10 +22,10 @@ from keytail.errors import CorruptLog, KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL
 from keytail.log.recover import recover
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out_memory import task_of, write_segments
-from tests.clean.test_rounds import SOAK, files_of, random_task
+from tests.clean.test_rounds import files_of, random_task
 from tests.in_pieces import take_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.indexing import index_files
@@ -65,7 +65,7 @@ def sweep(path: Path) -> None:
         scratch.unlink()
 
 
-@pytest.mark.parametrize("case", range(400 if SOAK else 30))
+@pytest.mark.parametrize("case", range(draws(30)))
 def test_any_cut_gives_the_bytes_of_one_task(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:

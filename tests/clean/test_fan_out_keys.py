@@ -15,6 +15,7 @@ from keytail.clean.offset_map import OffsetMap
 from keytail.errors import KeytailError
 from keytail.kernels import fan_out as kernels
 from keytail.kernels import proof_table
+from tests.chance import draws
 from tests.reference import fan_out as twin
 
 FATES = {twin.DROPPED: 0, twin.KEPT: 1, twin.EXPIRED: 2, twin.PRESENT: 3}
@@ -27,7 +28,7 @@ def hashes(keys: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(
     keys=st.lists(st.integers(0, 60), max_size=400),
     shards=st.integers(1, 9),
@@ -64,7 +65,7 @@ def test_a_shard_has_all_of_its_keys_in_their_order(keys: list[int], shards: int
         assert mine == sorted(mine)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=draws(100))
 @given(st.lists(st.integers(0, 300), max_size=600), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_what_survives_is_what_dicts_say(keys: list[int], shards: int, rng: random.Random) -> None:
     """Slices that forget their keys now and then, probes in between."""
@@ -130,7 +131,7 @@ def place_one(slots: np.ndarray, entry: np.ndarray) -> None:
             return
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(st.randoms(use_true_random=False), st.integers(1, 6), st.integers(1, 40))
 def test_proofs_of_parts_say_together_what_one_would(rng: random.Random, parts: int, n_keys: int) -> None:
     """In any order, several times through shards, and those that were PRESENT settled later."""

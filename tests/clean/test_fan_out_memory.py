@@ -30,6 +30,7 @@ from tests.clean.test_memory import KEY_BYTES, NOW, key_names, sign_batches, tem
 from tests.reference.cleaner import Segment
 
 BUDGET_BYTES = 256 << 10
+pytestmark = pytest.mark.long
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 BATCH_RECORDS = 100
 

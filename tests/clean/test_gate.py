@@ -17,7 +17,7 @@ from keytail.errors import KeytailError
 from keytail.kernels import rows as row_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.in_process import InProcess
 from tests.clean.logs import RandomLog, task_for, write_log
 from tests.clean.test_fan_out import fan_out_rounds, sweep
@@ -89,7 +89,7 @@ def mixed_log(rng: random.Random) -> RandomLog:
     return RandomLog(segments, [s.base_offset for s in segments], base, {})
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_what_stays_is_what_the_twin_says_and_many_tasks_say_the_same(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)

@@ -38,11 +38,11 @@ from keytail.clean.task import CleaningTask, NeedsFanOut
 from keytail.errors import CorruptLog
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.in_process import InProcess
 from tests.clean.test_fan_out import some_log, write_indexes
 from tests.clean.test_fan_out_transactions import inside
-from tests.clean.test_rounds import SOAK, files_of, random_task, run_rounds
+from tests.clean.test_rounds import files_of, random_task, run_rounds
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference import key_counts as twin
 
@@ -62,7 +62,7 @@ def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
     return offset_map.put_all(low, high, ordinals, len(items), np.array([item[3] for item in items], np.uint32))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(
     rounds=st.lists(items_strategy, min_size=1, max_size=5),
     one_each=st.booleans(),
@@ -167,7 +167,7 @@ def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCount
     return KeyCounts(*sizes, tuple(hot))
 
 
-@pytest.mark.parametrize("case", range(300 if SOAK else 40))
+@pytest.mark.parametrize("case", range(draws(40)))
 def test_hottest_keys_of_a_log(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
@@ -211,7 +211,7 @@ def sweep_scratch(path: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("case", range(200 if SOAK else 25))
+@pytest.mark.parametrize("case", range(draws(25)))
 def test_a_fan_out_counts_as_one_task_does(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:

@@ -140,6 +140,7 @@ def clean_in_a_process(directory, data, log_end_offset, **overrides):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
@@ -152,6 +153,7 @@ def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
     assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
 def test_the_measure_sees_a_segment_read_at_once(tmp_path):
     data, end = uncompressed(BESIDE_THE_MAP_BYTES + MAP_BYTES, 100, 90, 1000)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.clean.offset_map import SLOT_BYTES, OffsetMap
+from tests.chance import draws
 from tests.reference.offset_map import DictMap
 
 MASK = 2**64 - 1
@@ -31,7 +32,7 @@ items_strategy = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(st.lists(items_strategy, max_size=6), st.integers(1, 80), st.integers(2, 120))
 def test_behaves_as_a_dictionary_until_it_is_full(rounds, max_entries, slots):
     offset_map = OffsetMap(slots * SLOT_BYTES * 3 // 2, max_entries)

@@ -19,6 +19,7 @@ from keytail.clean.plan import (
 )
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable
+from tests.chance import draws
 from tests.reference import selection as twin
 
 NOW = 1_700_000_000_000
@@ -501,7 +502,7 @@ def offsets_near(draw, segments):
     return max(0, near + draw(st.integers(-2, 45)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(st.data())
 def test_ranges_equal_the_twins(data):
     segments = data.draw(segment_lists())
@@ -510,7 +511,7 @@ def test_ranges_equal_the_twins(data):
     assert list(segments[a:b]) == twin.between(segments, start, end)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=draws(400))
 @given(st.data())
 def test_grouping_laws(data):
     """Checklist 37 to 39: the groups cover the range in order, within their bounds, as large as allowed."""
@@ -536,7 +537,7 @@ def test_grouping_laws(data):
             assert all(s.base_offset - members[0].base_offset <= INT_MAX for s in filled)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=draws(500))
 @given(st.data())
 def test_selection_equals_the_twins(data):
     """Checklist 54 to 57 and 69, over logs of any shape."""

@@ -15,6 +15,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from keytail.log.window import Window
+from tests.chance import draws
 from tests.clean.dull_cleaner import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import crc32c
@@ -695,14 +696,14 @@ def _cases(draw) -> Case:
     return Case(segments, groups, Round(dirty, end, offset, NOW, drop_keyless=True))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(_cases())
 def test_random_correct_compactions_pass(tmp_path_factory, case):
     report = case.prove(tmp_path_factory.mktemp("p"))
     assert report.records_kept == sum(len(o.records) for o in case.batches())
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(_cases(), st.data())
 def test_a_random_flipped_bit_is_found(tmp_path_factory, case, data):
     files = case.outputs()
@@ -718,7 +719,7 @@ def test_a_random_flipped_bit_is_found(tmp_path_factory, case, data):
         case.prove(tmp_path_factory.mktemp("p"))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(_cases(), st.data())
 def test_a_random_flipped_bit_under_a_right_checksum_is_found(tmp_path_factory, case, data):
     plain = [o for o in case.batches() if o.source.codec == 0 or not o.records]
@@ -733,7 +734,7 @@ def test_a_random_flipped_bit_under_a_right_checksum_is_found(tmp_path_factory, 
         case.prove(tmp_path_factory.mktemp("p"))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(_cases(), st.data())
 def test_a_record_too_few_is_found(tmp_path_factory, case, data):
     holding = [o for o in case.batches() if o.records]

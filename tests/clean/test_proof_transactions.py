@@ -10,6 +10,7 @@ import pytest
 from keytail.clean import proof_markers, proof_state
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.window import Window
+from tests.chance import draws
 from tests.clean.proof_case import NOW, RETENTION, Case
 from tests.reference import cleaner
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -480,7 +481,7 @@ def _random_transactional_log(rng: random.Random) -> tuple[list[Segment], dict]:
     return segments, {pid: where for pid, where in producers.items() if rng.random() < 0.7}
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", range(draws(60)))
 def test_random_rounds_pass_and_random_losses_do_not(tmp_path, number):
     seed = f"proof-transactions-{number}"
     print(seed)

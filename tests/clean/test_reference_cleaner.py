@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, KeylessRecords, Segment, build_map, clean
 from tests.reference.indexing import index_files
@@ -582,7 +583,7 @@ def random_segments(draw):
     return segments, offset
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(1, 4), st.integers(50, 400))
 def test_laws_of_a_round(made, max_entries, segment_bytes):
     """Checklist 12 to 16, 18: what may go, what must stay, and nothing appears or moves."""
@@ -607,7 +608,7 @@ def test_laws_of_a_round(made, max_entries, segment_bytes):
         assert (record in result) is stays
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(random_segments(), st.integers(50, 400))
 def test_a_second_round_changes_no_batch(made, segment_bytes):
     segments, end = made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from dataclasses import replace
@@ -19,7 +18,7 @@ from keytail.clean.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels import rewrite as kernels
 from keytail.log.fs import LOCAL, FileSystem
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.clean.logs import RandomLog, random_log, task_for, write_log
 from tests.clean.test_cleaner import snapshot_entry, write_snapshot
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -27,7 +26,6 @@ from tests.reference.batches import Rec, crc32c, decode_log, encode_batch
 from tests.reference.cleaner import Segment
 
 NOW = 1_750_000_000_000
-SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 
 
 def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
@@ -71,7 +69,7 @@ def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", range(200 if SOAK else 40))
+@pytest.mark.parametrize("case", range(draws(40)))
 def test_any_bound_gives_the_bytes_of_one_round(case: int, fast_dir: Path) -> None:  # noqa: F811
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)

@@ -11,7 +11,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.key_scan import KeyScanner
 from keytail.log.stride import SegmentReader
 from keytail.log.transactions import NATIVE_ENTRY, TransactionTracker
-from tests.chance import chance
+from tests.chance import chance, draws
 from tests.clean.logs import random_log, write_log
 from tests.reference.batches import decode_log
 from tests.reference.cleaner import build_map
@@ -19,7 +19,7 @@ from tests.reference.cleaner import build_map
 NOW = 1_750_000_000_000
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_bits_and_range_are_those_of_the_twin(case, tmp_path):
     rng = chance()
     log = random_log(rng, NOW, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]), keyless=rng.choice([0, 0.1]))

@@ -23,6 +23,7 @@ from keytail.log.transactions import (
     read_aborted,
     sorted_entries,
 )
+from tests.chance import draws
 from tests.clean.logs import RandomLog, task_for, write_log
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
@@ -110,7 +111,7 @@ def corrected(table: np.ndarray, entries: np.ndarray, log_start_offset: int = 0)
         return contradiction.entries
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(logs(), st.randoms(use_true_random=False))
 def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rng: random.Random) -> None:
     """Checklist 29 to 31. Whatever rounds left of the log, right indexes are believed to the last byte."""
@@ -133,7 +134,7 @@ def test_the_tracker_is_kafkas_whatever_rounds_took_away(events: list[Event], rn
     assert b"".join(files) == b"".join(entry.encode() for entry in kept)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(logs(), st.randoms(use_true_random=False))
 def test_without_any_index_the_log_says_all_of_it(events: list[Event], rng: random.Random) -> None:
     right = broker_entries(events)
@@ -167,7 +168,7 @@ def spoiled(entries: list[Aborted], events: list[Event], rng: random.Random) -> 
     return out
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=draws(400))
 @given(logs(), st.randoms(use_true_random=False))
 def test_whatever_entries_say_data_is_aborted_by_its_next_marker(events: list[Event], rng: random.Random) -> None:
     start = rng.choice([0, 0, rng.choice([e.last_offset for e in events] or [0])])

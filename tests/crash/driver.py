@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from keytail.errors import KeytailError, in_words, of_system
 from tests.crash.faults import CUT, GOES_ON, Fault, chosen
 from tests.crash.recorder import RecordingFileSystem
@@ -85,6 +87,13 @@ TABLE: list[Counts] = []
 
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
+def few_in_check(names: Iterable[str], *in_check: str) -> list[Any]:
+    """Parameters of a test: all, but `make check` takes one or some cheap ones of each protocol."""
+    marks = {name: () if name in in_check else (pytest.mark.long,) for name in names}
+    assert set(in_check) <= set(marks), in_check
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
 Start = Tree | Callable[[Path], object]  # what is there at first, or what makes it
 
 

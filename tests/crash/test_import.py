@@ -18,7 +18,7 @@ from keytail.maintenance.import_ import Rules, plan_import, refusals
 from keytail.spark.import_ import Import
 from keytail.spark.tasks import attempt_one
 from tests.chance import SEED
-from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.driver import Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
@@ -137,7 +137,7 @@ def check_of_two(case: Case, before: dict[int, bytes], after: dict[int, bytes]) 
     return check
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few_in_check(CASES, "one segment"))
 def test_all_or_nothing_at_every_stop(
     name: str,
     tmp_path: Path,
@@ -151,6 +151,7 @@ def test_all_or_nothing_at_every_stop(
     assert counts.distinct_states > 50
 
 
+@pytest.mark.long
 def test_replicas_never_differ_but_by_the_whole_import(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811
@@ -178,6 +179,7 @@ def test_all_or_nothing_at_every_fault(
     assert counts.faults > 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one_has_it", [False, True])
 def test_replicas_never_differ_but_by_the_whole_import_at_every_fault(
     one_has_it: bool,
@@ -271,6 +273,7 @@ def segment_files(case: Case, root: Path, number: int) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for kind in ("log", "index", "timeindex") for file in path.glob(f"*.{kind}")}
 
 
+@pytest.mark.long
 def test_every_stop_of_the_second_run_too(
     tmp_path: Path,
     fast_dir: Path,  # noqa: F811

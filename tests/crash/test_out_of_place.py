@@ -133,7 +133,7 @@ def make_again(root: Path) -> None:
     before.rmdir()
 
 
-@pytest.mark.parametrize("make", [make_first, make_again])
+@pytest.mark.parametrize("make", [pytest.param(make_first, marks=pytest.mark.long), make_again])
 def test_whatever_is_left_the_source_stands_and_the_next_run_finishes(
     make: Any,
     fast_dir: Path,  # noqa: F811

@@ -24,7 +24,7 @@ from tests.crash import compactions
 from tests.crash.compactions import Found, Log, LogDir, find
 from tests.crash.driver import Counts, Failed, for_every_fault
 from tests.crash.explorer import Explorer, Visit
-from tests.crash.test_compaction import SHAPES, SOAK, check_next_run, digest_after_a_run, judge
+from tests.crash.test_compaction import SHAPES, SOAK, Settled, check_next_run, digest_after_a_run, judge
 from tests.interop.conftest import fast_dir  # noqa: F401
 
 
@@ -60,6 +60,7 @@ SHAPES_OF_ROUNDS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHAPES_OF_ROUNDS if SOAK else list(SHAPES_OF_ROUNDS)[::2])
 def test_every_stop_and_fault_of_rounds(
     name: str,
@@ -68,7 +69,7 @@ def test_every_stop_and_fault_of_rounds(
 ) -> None:
     logs, join = SHAPES_OF_ROUNDS[name]
     log_dir, at_once = InRounds(logs, join), LogDir(logs, join)
-    undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), set[str]()
+    undisturbed, settled = digest_after_a_run(at_once, fast_dir / "undisturbed"), Settled()
     assert digest_after_a_run(log_dir, fast_dir / "rounds") == undisturbed, "not the bytes of one round"
     next_run = at_once if name == TRANSACTIONS else log_dir
 

@@ -22,7 +22,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.manifest import MANIFEST
 from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, read_checkpoint
-from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for_every_stop
+from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.test_rounds import InRounds
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.loader import load
@@ -100,7 +100,7 @@ def entry_of(root: Path, log: Log) -> Path:
     return root / KEPT / "r1" / log.name
 
 
-@pytest.mark.parametrize("name", ALL if SOAK else [COPIES, IN_ROUNDS])
+@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [COPIES, IN_ROUNDS], COPIES))
 def test_whatever_a_compaction_leaves_can_be_undone(
     name: str,
     fast_dir: Path,  # noqa: F811
@@ -139,7 +139,7 @@ def any_entry(root: Path) -> bool:
     return any(path.is_dir() for path in (root / KEPT / "r1").iterdir())
 
 
-@pytest.mark.parametrize("name", ALL if SOAK else [*MOST_CUTS, "random 0"])
+@pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [*MOST_CUTS, "random 0"], COPIES))
 def test_an_undo_that_was_stopped_loses_nothing_and_is_finished_by_the_next(
     name: str,
     fast_dir: Path,  # noqa: F811

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keytail.format.block_stream import compressor, decompressed
 from keytail.format.compression import SNAPPY, ZSTD, TooLarge, compress, decompress, of_library
 from keytail.limits import MAX_RECORD_VARIABLE
+from tests.chance import draws
 from tests.format.test_compression import ACCEPTED, REFUSED, TEXT, flipped
 
 
@@ -42,7 +43,7 @@ def outcome(open_it: object) -> bytes | None:
 
 
 @given(st.integers(1, 4), st.integers(0, 10**6), st.integers(0, 7), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_damage_is_found_as_in_a_whole_block(codec: int, position: int, bit: int, cut: int) -> None:
     data = flipped(compress(codec, TEXT), position % len(compress(codec, TEXT)), bit)
     data = data[: len(data) - cut % 7]
@@ -51,7 +52,7 @@ def test_damage_is_found_as_in_a_whole_block(codec: int, position: int, bit: int
 
 
 @given(st.integers(0, 4), st.lists(st.binary(max_size=70_000), max_size=5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 def test_what_is_made_in_parts_is_opened_as_a_whole(codec: int, parts: list[bytes]) -> None:
     packer = compressor(codec)
     packed = b"".join([*(packer.compress(part) for part in parts), packer.flush()])

@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keytail.format.compression import CODECS, GZIP, LZ4, SNAPPY, ZSTD, TooLarge, compress, decompress
+from tests.chance import draws
 from tests.reference import codecs
 
 TEXT = b"the same words again and again, " * 40
@@ -172,7 +173,7 @@ payloads = st.one_of(
 @given(payloads, st.integers(0, 4))
 @example(bytes(32768), 2)
 @example(bytes(65537), 3)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 def test_round_trips_and_the_twin_agrees(data: bytes, codec: int) -> None:
     packed = compress(codec, data)
     as_array = np.frombuffer(decompress(codec, packed, limit_bytes=len(data)), np.uint8)
@@ -185,7 +186,7 @@ def test_round_trips_and_the_twin_agrees(data: bytes, codec: int) -> None:
 
 
 @given(st.integers(1, 4), st.binary(max_size=200), st.sampled_from([b"", XERIAL, GZ[:10], LZ[:7], ZS[:6]]))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_any_bytes_give_bytes_or_a_reason(codec: int, data: bytes, header: bytes) -> None:
     try:
         assert len(memoryview(decompress(codec, header + data, limit_bytes=1 << 20))) <= 1 << 20
@@ -194,7 +195,7 @@ def test_any_bytes_give_bytes_or_a_reason(codec: int, data: bytes, header: bytes
 
 
 @given(st.integers(1, 4), st.integers(0, 10**6), st.integers(0, 7))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_a_flipped_bit_gives_bytes_or_a_reason(codec: int, position: int, bit: int) -> None:
     packed = compress(codec, TEXT)
     try:

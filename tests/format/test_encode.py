@@ -21,6 +21,7 @@ from keytail.kernels import batches as batch_kernels
 from keytail.log.fs import LOCAL
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
+from tests.chance import draws
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.encode import bytes_arrays, headers_arrays
 from tests.reference.encode import encode as twin
@@ -61,7 +62,7 @@ def encoded(records: Sequence[Rec], base_offset: int = 0, **options: Any) -> byt
     return b"".join(parts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(60))
 @given(rows, st.sampled_from(range(len(CODECS))), st.integers(1, 3000), st.integers(1, 5000), st.integers(0, 2**62))
 def test_the_twin_reads_what_went_in(drawn, codec, batch_bytes, chunk_bytes, base_offset):
     records = records_of(drawn, base_offset)

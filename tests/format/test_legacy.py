@@ -18,6 +18,7 @@ from keytail.format.compression import TooLarge
 from keytail.kernels import batches as batch_kernels
 from keytail.kernels import legacy as kernels
 from keytail.kernels import records as record_kernels
+from tests.chance import draws
 from tests.format.pages import blocks
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Batch, Rec, decode_records, encode_batch
@@ -95,7 +96,7 @@ def table_of(data: bytes, position: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return raw, table[: out[batch_kernels.ROWS]]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(messages())
 def test_summaries_and_records_equal_the_twins(case: tuple[int, list[Rec], bytes]) -> None:
     magic, expected, data = case
@@ -109,7 +110,7 @@ def test_summaries_and_records_equal_the_twins(case: tuple[int, list[Rec], bytes
     assert magic == twin.magic
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=draws(100))
 @given(messages(), st.integers(-5, 5), st.integers(-(2**40), 2**40))
 def test_deltas_count_from_whatever_is_asked(case: tuple[int, list[Rec], bytes], offset: int, time: int) -> None:
     assert read(case[2], offset=offset, timestamp=time)[1] == case[1]
@@ -127,7 +128,7 @@ def sequence(cases: list[tuple[int, list[Rec], bytes]]) -> tuple[bytes, list[Bat
     return data, decode_any_log(data)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(st.lists(messages(), min_size=1, max_size=8), st.booleans())
 def test_rows_of_a_stride_equal_the_twins_batches(cases: list[Any], small_arena: bool) -> None:
     data, twins = sequence(cases)
@@ -319,7 +320,7 @@ def test_no_message_is_shorter_than_its_fixed_fields(size: int) -> None:
         read(encode_wrapper([K], GZIP, inner=inner))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=draws(400))
 @given(messages(), st.data())
 def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, data: Any) -> None:
     message = bytearray(case[2])
@@ -347,7 +348,7 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
         assert records == expected or packed
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=120), st.data())
 def test_any_inner_bytes_end_in_a_code_without_a_read_past_the_end(block: bytes, data: Any) -> None:
     good = encode_message(0, b"a", b"1") + encode_message(1, None, None, magic=0)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from keytail.format import record as fmt
 from keytail.format.record import Record, decode_record, decode_records, encode_record
+from tests.chance import draws
 from tests.reference import varints as twin
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.batches import decode_records as twin_decode_records
@@ -51,7 +52,7 @@ def test_varints_round_trip(value: int, long_value: int) -> None:
 @example(b"\x80\x00")  # longer than needed
 @example(b"\xff" * 9 + b"\x7f")
 @example(b"\xff" * 10)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_any_bytes_are_read_as_the_twin_reads_them(data: bytes) -> None:
     for ours, theirs in ((fmt.decode_varint, twin.decode_varint), (fmt.decode_varlong, twin.decode_varlong)):
         try:
@@ -104,7 +105,7 @@ def test_cut_records_are_an_error(written: list[Record], cut: int) -> None:
 
 
 @given(st.binary(max_size=80), st.integers(0, 3))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_any_bytes_are_records_or_an_error(data: bytes, count: int) -> None:
     try:
         found = decode_records(data, count)
@@ -117,7 +118,7 @@ def test_any_bytes_are_records_or_an_error(data: bytes, count: int) -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.integers(0, 10**6), st.integers(0, 7))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 def test_damaged_records_are_judged_as_the_twin_judges_them(written: list[Record], at: int, bit: int) -> None:
     block = bytearray(b"".join(map(encode_record, written)))
     block[at % len(block)] ^= 1 << bit

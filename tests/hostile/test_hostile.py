@@ -18,8 +18,8 @@ from tests.hostile.mutator import Mutator, split
 from tests.hostile.parsers import read_log
 from tests.reference.batches import Rec
 
-INPUTS = int(os.environ.get("KEYTAIL_HOSTILE_INPUTS", "4000"))
-DIRECTORIES = int(os.environ.get("KEYTAIL_HOSTILE_DIRECTORIES", "40"))
+INPUTS = int(os.environ.get("KEYTAIL_HOSTILE_INPUTS", "1500"))
+DIRECTORIES = int(os.environ.get("KEYTAIL_HOSTILE_DIRECTORIES", "15"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from keytail.inspection.audit import Alone, Audit, audit
 from keytail.log.fs import LOCAL
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.inspection.audit_logs import (
     NOW,
     PLANTED,
@@ -26,8 +25,6 @@ from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment
 from tests.reference.varints import crc32c
 
-SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
-
 
 def found(replicas: list[Replica], home: Path, shards: int = 1) -> tuple[Audit, int]:
     task, first = task_of(replicas, home, shards=shards)
@@ -38,7 +35,7 @@ def counts(result: Audit) -> tuple:
     return dict(result.divergences), dict(result.explained), dict(result.early), result.common
 
 
-@pytest.mark.parametrize("case", range(1000 if SOAK else 60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_healthy_replicas_do_not_differ_and_all_that_is_missing_is_explained(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)
@@ -54,7 +51,7 @@ def test_healthy_replicas_do_not_differ_and_all_that_is_missing_is_explained(cas
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-@pytest.mark.parametrize("case", range(200 if SOAK else 8))
+@pytest.mark.parametrize("case", range(draws(8)))
 def test_every_planted_difference_is_found(kind: str, case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(f"{SEED} {case} {kind}")
@@ -75,7 +72,7 @@ def test_every_planted_difference_is_found(kind: str, case: int, tmp_path: Path)
         assert counts(result) == (dict(twin.divergences), dict(twin.explained), dict(twin.early), twin.common)
 
 
-@pytest.mark.parametrize("case", range(300 if SOAK else 15))
+@pytest.mark.parametrize("case", range(draws(15)))
 def test_many_differences_at_once_are_counted_as_the_twin_counts_them(case: int, tmp_path: Path) -> None:
     print("seed", SEED, "case", case)
     rng = random.Random(SEED * 1000 + case)

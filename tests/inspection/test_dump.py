@@ -13,6 +13,7 @@ from keytail.format.coordinator import offsets_text
 from keytail.inspection.dump import DumpOptions, dump
 from keytail.inspection.dump_report import MOST_GAPS, Report
 from keytail.log.fs import LOCAL
+from tests.chance import draws
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.indexing import index_files
@@ -49,7 +50,7 @@ def write(folder: Path, log: bytes) -> Path:
 spoil = st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 255)), max_size=3)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(spoil, st.integers(0, len(SOUND)), st.booleans(), st.binary(max_size=80))
 def test_spoiled_logs_end_in_lines(tmp_path_factory, changes, length, old, tail):
     data = bytearray(SOUND)

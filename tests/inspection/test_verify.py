@@ -21,6 +21,7 @@ from keytail.log.partition import survey_log_dirs
 from keytail.log.window import Window
 from keytail.spark.tasks import attempt_one
 from tests import golden
+from tests.chance import draws
 from tests.clean.dull_cleaner import index_bytes
 from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, encode_batch, encode_marker
@@ -367,7 +368,7 @@ def test_every_kind_says_what_helps():
         assert (kind.broker and kind.remedy) or name in {"more", "shrunk"}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(st.sampled_from([100, 130]), st.integers(0, 2**30), st.integers(0, 7), st.integers(0, 4))
 def test_a_flipped_bit_of_a_log_is_found(tmp_path_factory, base, where, bit, codec):
     directory = tmp_path_factory.mktemp("p")
@@ -388,7 +389,7 @@ def test_a_flipped_bit_of_a_log_is_found(tmp_path_factory, base, where, bit, cod
     assert any(f.byte_position == start and f.path.endswith(_name(base, ".log")) for f in findings)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(st.data())
 def test_whatever_the_bytes_are_there_is_no_exception(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("p")

@@ -21,6 +21,7 @@ from keytail.log.partition import survey_log_dirs
 from tests import golden
 from tests.app.log_dirs import BASE_MS as NOW
 from tests.app.log_dirs import random_records, write_partition
+from tests.chance import draws
 from tests.reference.batches import Rec
 
 END = 600
@@ -149,7 +150,7 @@ def test_beside_a_broker_nothing_is_said(log: Path) -> None:
     assert found(log, live=True) == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50), deadline=None)
 @given(gone=st.lists(st.integers(1, 4), unique=True, min_size=1, max_size=3), cleaner=st.integers(0, END))
 def test_no_cleaned_log_is_taken_for_one_with_a_segment_missing(
     gone: list[int], cleaner: int, tmp_path_factory: Any

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import batches as kernels
+from tests.chance import draws
 from tests.kernels.guard import guarded
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
@@ -120,7 +121,7 @@ def test_signed_nonsense_under_a_right_checksum(field, value, code):
     assert index(bytes(data))[1][kernels.CODE] == code
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(st.integers(0, 9), st.data())
 def test_any_flipped_bit_outside_offset_length_and_epoch_is_seen(seed, data):
     log = bytearray(log_of(seed, batches=2))
@@ -133,7 +134,7 @@ def test_any_flipped_bit_outside_offset_length_and_epoch_is_seen(seed, data):
     assert len(table) == 0 and out[kernels.CODE] in (kernels.CRC_MISMATCH, kernels.INVALID_MAGIC)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(st.binary(max_size=200))
 def test_any_bytes_end_in_a_code(data):
     index(data)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.kernels.blake2b import blake2b_128, blake2b_128_many
+from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 
 
@@ -41,7 +42,7 @@ def test_every_length_up_to_five_blocks_against_hashlib():
     assert [tuple(map(int, blake2b_128(data, s, n))) for s, n in spans] == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(st.lists(st.binary(max_size=200), max_size=40))
 def test_many_inputs_of_mixed_lengths(keys):
     data = np.frombuffer(b"".join(keys), dtype=np.uint8)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import encode
+from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.encode import MANY, bytes_arrays, headers_arrays
@@ -73,7 +74,7 @@ def encoded(columns, base_offset, batch_bytes, batch_records, *, stop_bytes, tab
     return batches
 
 
-@settings(max_examples=100)
+@settings(max_examples=draws(100))
 @given(
     rows,
     st.integers(1, 300) | st.sampled_from([1000, 9000, 10**6]),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -33,17 +36,9 @@ def _run(code: str, before: Sequence[str] = (), **environment: str) -> subproces
 _USE = """
     import numpy as np
     from keytail.kernels import jit
-    from tests.kernels.test_jit import add
+    from tests.kernels.a_kernel import add
     print(jit.CACHE_FOLDER, int(add(np.arange(5))), sum(add.stats.cache_hits.values()))
 """
-
-
-@kernel
-def add(a):
-    total = 0
-    for x in a:
-        total += x
-    return total
 
 
 @kernel(inline="always")
@@ -69,6 +64,7 @@ def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
     assert folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.long
 def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
     a_file = tmp_path / "file"
     a_file.write_bytes(b"")
@@ -85,6 +81,7 @@ def test_no_writable_folder_means_no_cache_and_no_error(tmp_path):
 _AS_ANY_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 
 
+@pytest.mark.long
 def test_a_folder_that_is_read_only_is_read(tmp_path):
     """As in an image: by a user who may not write there, of code that nobody else can have put there."""
     cache, settings = tmp_path / "cache", {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache"), "HOME": "/nonexistent"}
@@ -121,43 +118,164 @@ def filled(tmp_path_factory):
     return cache
 
 
-@pytest.mark.parametrize(
-    ("which", "way"),
-    [
-        ("", "another user's"),
-        ("*", "another user's"),
-        ("*", "writable for others"),
-        ("*/*", "writable for its group"),
-        ("*/*/test_jit*.nbi", "another user's"),
-        ("*/*/test_jit*.nbi", "writable for others"),
-        ("*/*/test_jit*.nbc", "another user's"),
-        ("*/*/test_jit*.nbc", "writable for its group"),
-    ],
-)
-def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, filled, tmp_path):
+WAYS = [
+    ("", "another user's"),
+    ("*", "another user's"),
+    ("*", "writable for others"),
+    ("*/*", "writable for its group"),
+    ("*/*/a_kernel*.nbi", "another user's"),
+    ("*/*/a_kernel*.nbi", "writable for others"),
+    ("*/*/a_kernel*.nbc", "another user's"),
+    ("*/*/a_kernel*.nbc", "writable for its group"),
+]
+# As in a process of its own for each cache: the module that looks for the cache is executed again.
+_USE_EACH = """
+    import importlib, json, os, sys
+    import numpy as np
+    from keytail import telling
+    from keytail.kernels import jit
+    said, results = [], []
+    telling.say = lambda text, *_: said.append(text)
+    for cache in json.loads(sys.argv[1]):
+        os.environ["KEYTAIL_CACHE_DIR"] = cache
+        said.clear()
+        importlib.reload(jit)
+        sys.modules.pop("tests.kernels.a_kernel", None)
+        add = importlib.import_module("tests.kernels.a_kernel").add
+        results.append([int(add(np.arange(5))), sum(add.stats.cache_hits.values()), [*said]])
+    print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def used(filled, tmp_path_factory):
+    """By which and way: the path that is not trusted, and what a process makes of the cache."""
+    paths, caches = {}, {}
+    for which, way in [*WAYS, ("", "")]:
+        cache = caches[which, way] = tmp_path_factory.mktemp("ways") / "cache"
+        shutil.copytree(filled, cache)
+        [path] = cache.glob(which) if which else [cache]
+        paths[which, way] = path
+        if way == "another user's":
+            if os.geteuid() == 0:
+                os.chown(path, 65534, 65534)
+        elif way:
+            path.chmod(path.stat().st_mode | (0o002 if way == "writable for others" else 0o020))
+    command = [sys.executable, "-c", textwrap.dedent(_USE_EACH), json.dumps([str(cache) for cache in caches.values()])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=600)
+    results = dict(zip(caches, json.loads(done.stdout), strict=True))
+    assert results["", ""] == [10, 1, []]
+    return {key: (paths[key], *results[key]) for key in WAYS}
+
+
+@pytest.mark.parametrize(("which", "way"), WAYS)
+def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, used):
     """Loading compiled code runs it."""
-    shutil.copytree(filled, tmp_path / "cache")
-    [path] = (tmp_path / "cache").glob(which) if which else [tmp_path / "cache"]
-    if way == "another user's":
-        if os.geteuid() != 0:
-            pytest.skip("gives files to other users, which only root may")
-        os.chown(path, 65534, 65534)
-    else:
-        path.chmod(path.stat().st_mode | (0o002 if way == "writable for others" else 0o020))
-    result = _run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path / "cache"))
-    assert result.stdout.split()[1:] == ["10", "0"], result.stderr
-    assert result.stderr.count("the cache of compiled kernels is not used") == 1
-    assert f"{path} belongs to user id" in result.stderr
-    assert "set KEYTAIL_CACHE_DIR" in result.stderr
+    if way == "another user's" and os.geteuid() != 0:
+        pytest.skip("gives files to other users, which only root may")
+    path, total, hits, said = used[which, way]
+    assert (total, hits) == (10, 0)
+    [text] = said
+    assert "the cache of compiled kernels is not used" in text
+    assert f"{path} belongs to user id" in text
+    assert "set KEYTAIL_CACHE_DIR" in text
 
 
 def test_a_link_in_the_cache_is_not_loaded_but_replaced(filled, tmp_path):
     shutil.copytree(filled, tmp_path / "cache")
-    [code] = tmp_path.glob("cache/*/*/test_jit*.nbc")
+    [code] = tmp_path.glob("cache/*/*/a_kernel*.nbc")
     code.symlink_to(code.rename(tmp_path / "code"))
     results = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path / "cache")) for _ in range(2)]
     assert [result.stdout.split()[2] for result in results] == ["0", "1"]
     assert not code.is_symlink()
+
+
+def _start(code: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _wait_until(is_so, process: subprocess.Popen) -> None:
+    end = time.monotonic() + 120
+    while not is_so():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _has_open(process: subprocess.Popen, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{process.pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(entry.path) == str(path):
+                    return True
+    return False
+
+
+@pytest.fixture
+def while_another_compiles(filled, tmp_path):
+    """A cache without code, the lock of `add` in it, held by this process, and what the other one is going to save."""
+    cache = tmp_path / "cache"
+    shutil.copytree(filled, cache)
+    [lock] = cache.glob("*/*/a_kernel.add-*.lock")
+    [index] = cache.glob("*/*/a_kernel.add-*.nbi")
+    saved = index.rename(tmp_path / "index")
+    with open(lock, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield cache, lock, lambda: shutil.copy(saved, index), file.close
+
+
+def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another_compiles):
+    cache, lock, save, release = while_another_compiles
+    with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
+        _wait_until(lambda: _has_open(process, lock), process)
+        save()
+        release()
+        output, _ = process.communicate(timeout=120)
+    assert output.split()[1:] == ["10", "1"]
+
+
+def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_compiles):
+    cache, lock, _, release = while_another_compiles
+    with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
+        _wait_until(lambda: _has_open(process, lock), process)
+        release()
+        output, _ = process.communicate(timeout=120)
+    assert output.split()[1:] == ["10", "0"]
+    assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[1:] == ["10", "1"]
+
+
+def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_compiles):
+    cache, *_ = while_another_compiles
+    code = """
+        from keytail.kernels import jit
+        jit.MAX_WAIT_SECONDS = 0.2
+    """
+    again = """
+        jit.MAX_WAIT_SECONDS = 10**9
+        print(int(add(np.arange(5, dtype=np.uint8))))
+    """
+    result = _run(textwrap.dedent(code) + textwrap.dedent(_USE) + textwrap.dedent(again), KEYTAIL_CACHE_DIR=str(cache))
+    assert result.stdout.split()[1:] == ["10", "0", "10"], result.stderr
+
+
+def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
+    code = """
+        import os, numba
+        try:
+            add("no array")
+        except numba.TypingError:
+            print([os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if n != "0"
+                   and os.path.exists(f"/proc/self/fd/{n}") and ".lock" in os.readlink(f"/proc/self/fd/{n}")])
+    """
+    result = _run(textwrap.dedent(_USE) + textwrap.dedent(code), KEYTAIL_CACHE_DIR=str(tmp_path))
+    assert result.stdout.split()[1:] == ["10", "0", "[]"], result.stderr
+    assert list(tmp_path.glob("*/*/a_kernel.add-*.lock"))
 
 
 def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):

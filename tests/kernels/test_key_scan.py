@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import batches, key_scan, records
+from tests.chance import draws
 from tests.kernels.guard import guarded
 from tests.kernels.test_records import rec_strategy, scan_rows
 from tests.reference.batches import Rec, encode_batch
@@ -37,7 +38,7 @@ def table_of(data):
     return raw, table[: out[0]]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(
     st.lists(st.lists(rec_strategy, min_size=1, max_size=8), min_size=1, max_size=9),
     st.integers(0, 2000),
@@ -68,7 +69,7 @@ def test_keys_are_those_of_the_records_found_and_hashed(logs, from_offset, where
     assert set(np.flatnonzero(np.unpackbits(nulls, bitorder="little")).tolist()) == {3 + row for row in rows}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(st.lists(rec_strategy, min_size=1, max_size=4), st.data())
 def test_damaged_records_have_the_code_that_the_other_walk_gives(batch, data):
     block = bytearray(encode_batch([Rec(i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))

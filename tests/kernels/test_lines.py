@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from keytail.inspection.lines import Buffers, LineWriter, Literals, Rows, Span, Template
 from keytail.kernels import lines as kernels
+from tests.chance import draws
 from tests.reference.varints import encode_varint
 
 
@@ -39,7 +40,7 @@ def test_numbers(values):
     assert written(line, literals, Rows(len(values), {"n": np.array(values, np.int64)})) == expected
 
 
-@settings(max_examples=400)
+@settings(max_examples=draws(400))
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
 @example("aé鍵🔑".encode() * 4)
 @example(b'"\\\n\x00\x1f\x7f "' * 3)
@@ -57,7 +58,7 @@ def test_json_of_null():
     assert one_span(kernels.JSON, None, json_name="key") == b',"key":null'
 
 
-@settings(max_examples=400)
+@settings(max_examples=draws(400))
 @given(st.text(max_size=30))
 def test_text_that_is_utf_8_stays(text):
     assert one_span(kernels.TEXT, text.encode()) == text.encode()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from keytail.kernels import fallback, native
 from keytail.kernels.jit import kernel
+from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference import hashing
 
@@ -65,7 +66,7 @@ def test_native_functions_are_in_use_unless_switched_off():
     assert native.HASH_NAME == ("xxh3-128" if wanted else "keytail-fallback-128")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(inputs)
 def test_kernels_equal_the_wheels_and_the_twins(case):
     data, start, seed = case

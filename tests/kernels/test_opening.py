@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keytail.format.compression import compress, decompress
 from keytail.kernels import native, opening
 from keytail.kernels.jit import kernel
-from tests.chance import chance
+from tests.chance import chance, draws
 from tests.kernels.guard import guarded
 
 CODECS = [opening.GZIP, opening.SNAPPY, opening.LZ4, opening.ZSTD]
@@ -75,7 +75,7 @@ def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
             assert opened(codec, packed, size) == want
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(st.sampled_from(CODECS), st.integers(1, 700), st.integers(0, 2**32 - 1))
 def test_what_is_damaged_is_opened_as_by_the_reader_or_not_at_all(codec, size, seed):
     rng = random.Random(seed)

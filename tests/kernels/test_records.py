@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from keytail.format.batch import BATCH_TABLE
 from keytail.kernels import batches, records
+from tests.chance import draws
 from tests.kernels.guard import guarded
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import encode_varint, encode_varlong
@@ -43,7 +44,7 @@ def scan_rows(raw, table, capacity, where=records.IN_RAW):
     return found[: out[1]], out
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(
     st.lists(st.lists(rec_strategy, min_size=1, max_size=8), min_size=1, max_size=4),
     st.booleans(),
@@ -150,7 +151,7 @@ def test_damage_gives_its_code(block, count, code):
     assert len(found) == 0 and out[records.CODE] == code, out
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(st.integers(0, 40), st.data())
 def test_any_record_bytes_end_in_a_code_without_a_read_past_the_end(count, data):
     good = GOOD + raw_record(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from keytail.kernels import verify as columns
 from keytail.kernels import verify_producers as kernels
+from tests.chance import draws
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
 from tests.reference.producers import Producers
 
@@ -54,7 +55,7 @@ def _rows(batches: list[Batch]) -> np.ndarray:
     return rows
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(histories())
 def test_it_knows_what_a_broker_knows(batches: list[Batch]) -> None:
     rows = _rows(batches)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keytail.kernels import proof, verify, walk
 from keytail.kernels.jit import kernel
 from keytail.kernels.opening import TOOLS
+from tests.chance import draws
 from tests.kernels.guard import guarded, guarded_front
 from tests.reference.batches import Rec, encode_batch, encode_record
 from tests.reference.varints import encode_varint, encode_varlong
@@ -46,7 +47,7 @@ _bytes = st.one_of(st.none(), st.binary(max_size=150))
 _headers = st.lists(st.tuples(st.binary(max_size=5), st.one_of(st.none(), st.binary(max_size=5))), max_size=3)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(_int32, _int64)
 def test_numbers_of_every_length(small, large):
     for read, data, value in (
@@ -70,7 +71,7 @@ def test_numbers_that_are_too_long():
     assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=draws(300))
 @given(_int64, st.integers(0, 2**31 - 1), _bytes, _bytes, _headers)
 def test_records(delta, offset_delta, key, value, headers):
     record = Rec(offset_delta, delta, key, value, tuple(headers))
@@ -111,7 +112,7 @@ def test_headers_that_differ():
     assert _same_headers(overlong, len(overlong), blocks[1], len(blocks[1]))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=draws(400))
 @given(st.binary(max_size=60), st.sampled_from([guarded, guarded_front]))
 def test_any_bytes_stay_inside_their_bounds(data, place):
     array = place(data)

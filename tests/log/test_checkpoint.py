@@ -17,6 +17,7 @@ from keytail.errors import CorruptLog
 from keytail.log import checkpoint
 from keytail.log.checkpoint import read_epochs, read_offsets, update_offset, update_offsets, write_offsets
 from keytail.log.fs import LOCAL, FileSystem
+from tests.chance import draws
 from tests.crash.driver import Counts, State, for_every_stop_and_fault
 
 
@@ -106,7 +107,7 @@ _entries = st.dictionaries(
 
 
 @given(entries=_entries)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(50))
 def test_what_was_written_is_read(entries: dict, tmp_path: Path) -> None:
     path = str(tmp_path / "checkpoint")
     write_offsets(LOCAL, path, entries)
@@ -120,7 +121,7 @@ _odd_lines = st.text("ab1 0+-9\t\x0b.é", max_size=14) | st.builds(
 
 
 @given(lines=st.lists(_odd_lines, max_size=4))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=draws(200))
 def test_plain_lines_are_read_as_all_others_are(lines: list[str], tmp_path: Path) -> None:
     """Nearly every line is plain, and read by one expression; here all are looked at field by field, too."""
     path = _write(tmp_path, "".join(f"{line}\n" for line in ["0", str(len(lines)), *lines]))

@@ -23,6 +23,7 @@ from keytail.log.index_files import (
     TimeIndex,
     TransactionIndex,
 )
+from tests.chance import draws
 from tests.crash.recorder import RecordingFileSystem, Stopped
 from tests.crash.trees import write_tree
 
@@ -30,7 +31,9 @@ BASE = 1000
 FAR = 2**31 - 1
 steps = st.integers(1, 9)
 # The examples of a class share a directory of their own, so that no fixture is needed between them.
-STATEFUL = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+STATEFUL = settings(
+    max_examples=draws(40), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 class _Machine(RuleBasedStateMachine):

@@ -14,6 +14,7 @@ from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
 from tests import golden
+from tests.chance import draws
 from tests.reference import metadata as dull
 from tests.reference.metadata import MetadataLog
 
@@ -302,7 +303,7 @@ def test_a_cut_at_any_byte_is_refused_or_an_older_state(log: MetadataLog) -> Non
                 read(log.path)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=draws(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_changed_bytes_never_crash_it(log: MetadataLog, data: st.DataObject) -> None:
     if not log.end_offset:

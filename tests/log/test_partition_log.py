@@ -16,12 +16,15 @@ from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition_log import Closed, PartitionLog
 from keytail.log.rolling import AppendConfig
+from tests.chance import draws
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
 NOW_MS = 1_700_000_000_000
 CONFIG = AppendConfig(segment_bytes=1000, index_bytes=240, index_interval_bytes=100)
-STATEFUL = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+STATEFUL = settings(
+    max_examples=draws(25), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 def batch(count: int = 2, base: int = 0, **fields: int) -> bytes:

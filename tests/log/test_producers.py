@@ -14,6 +14,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import first_unstable, load_producers, newest_snapshot
 from keytail.log.stride import SegmentReader
+from tests.chance import draws
 from tests.reference import producers as twin
 from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
 
@@ -114,7 +115,7 @@ def as_loaded(entries: list[ProducerEntry]) -> dict[int, twin.Producer]:
     }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=draws(200))
 @given(logs(), st.randoms(use_true_random=False), st.booleans(), st.sampled_from([1, HOUR_MS, 24 * HOUR_MS]))
 def test_the_state_is_that_of_a_broker_that_loads_the_log(
     tmp_path_factory: pytest.TempPathFactory,

@@ -12,6 +12,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.record_table import BytesColumn
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
+from tests.chance import draws
 from tests.reference.batches import Rec, decode_log, encode_batch
 
 maybe = st.none() | st.binary(max_size=40)
@@ -20,7 +21,7 @@ record = st.tuples(maybe, maybe, st.lists(header, max_size=3))
 log = st.lists(st.tuples(st.integers(0, 4), st.lists(record, min_size=1, max_size=6)), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 @given(log)
 def test_columns_are_the_twins_records(tmp_path_factory, batches):
     parts, offset = [], 0

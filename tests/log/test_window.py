@@ -7,10 +7,10 @@ from keytail.errors import KeytailError
 from keytail.log import window
 from keytail.log.fs import LOCAL
 from keytail.log.window import Window
-from tests.chance import chance
+from tests.chance import chance, draws
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_shows_the_bytes_of_the_file(tmp_path, monkeypatch, case):
     rng = chance()
     monkeypatch.setattr(window, "_HEADROOM_BYTES", rng.choice([1, 7, 64]))

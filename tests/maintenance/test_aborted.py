@@ -11,7 +11,7 @@ from keytail.format.batch import BATCH_TABLE, CONTROL, TRANSACTIONAL
 from keytail.log.transactions import NATIVE_ENTRY
 from keytail.maintenance import aborted
 from keytail.maintenance.aborted import Needed, asked_offsets, right_entries
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.reference.cleaner import Aborted
 from tests.reference.transactions import Event, broker_entries
 from tests.reference.transactions import right_entries as twin
@@ -78,7 +78,7 @@ def in_parts(rng: random.Random, events: list[Event], known: np.ndarray, log_sta
     return parts
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_parts_say_together_what_the_twin_says_of_the_whole(case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(f"{SEED} {case}")
     monkeypatch.setattr(aborted, "_MANY_ROWS", rng.choice([3, 1 << 16]))

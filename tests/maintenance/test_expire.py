@@ -25,6 +25,7 @@ from keytail.maintenance.expire import (
     removable,
     remove,
 )
+from tests.chance import draws
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.legacy import encode_single
 from tests.reference.retention import Seg, expired
@@ -74,7 +75,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Seg], int]:
     return segs, end
 
 
-@settings(max_examples=500)
+@settings(max_examples=draws(500))
 @given(
     logs(),
     st.sampled_from([{"delete"}, {"delete"}, {"compact", "delete"}, {"compact"}, set()]),

@@ -12,7 +12,7 @@ from keytail.errors import CorruptLog, Refused
 from keytail.log.fs import LOCAL
 from keytail.maintenance import indexes
 from keytail.maintenance.indexes import SegmentResult, SegmentTask, Slice, cut, finish, index_segment, scan
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.maintenance.logs import INTERVALS, random_segment, restarted_indexes, task_of, write_segment
 from tests.reference.batches import decode_log
 from tests.reference.indexing import index_files
@@ -49,7 +49,7 @@ def test_missing_files_are_made_as_the_twin_says(tmp_path: Path, interval: int) 
     assert result.next_offset == decode_log(log)[-1].last_offset + 1
 
 
-@pytest.mark.parametrize("case", range(60))
+@pytest.mark.parametrize("case", range(draws(60)))
 def test_slices_joined_are_one_pass(tmp_path: Path, case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the index was by which the segment was cut: exact, of a restarted broker, of another interval."""
     rng = random.Random(f"{SEED} {case}")
@@ -109,7 +109,7 @@ def test_slices_that_do_not_fit_together_are_read_again_by_one_task(tmp_path: Pa
         assert made(task, result) == index_files(log, BASE, 60)
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(draws(12)))
 def test_files_of_a_restarted_broker_or_another_interval_are_sound(tmp_path: Path, case: int) -> None:
     rng = random.Random(f"{SEED} {case}")
     log, interval = random_segment(rng, BASE), rng.choice([0, 60, 200])

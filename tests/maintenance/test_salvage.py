@@ -24,7 +24,7 @@ from keytail.maintenance import salvage_scan
 from keytail.maintenance.salvage import Salvage, Settings, salvage_partition
 from keytail.maintenance.salvage_scan import read_around, scan_file
 from keytail.maintenance.salvage_write import NewPartition
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.in_pieces import take_in_pieces
 from tests.reference import legacy
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -257,7 +257,7 @@ def decodes(data: bytes) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(draws(10)))
 def test_a_healthy_partition_comes_out_with_the_same_bytes(number: int, tmp_path: Path) -> None:
     rng = seeded(number)
     log = random_log(rng, compacted=number % 2 == 0)

@@ -22,6 +22,7 @@ from keytail.maintenance.snapshots import (
     survey_snapshots,
     wanted_snapshots,
 )
+from tests.chance import draws
 from tests.log.test_producers import as_loaded, batch, entries_of, logs, write
 from tests.reference import producers as twin
 from tests.reference.batches import Batch, decode_log
@@ -56,7 +57,7 @@ def made(
     return survey, {row.offset: (row, data) for row, data in rows}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=draws(150))
 @given(logs(), st.randoms(use_true_random=False), st.booleans())
 def test_each_is_the_state_by_the_twin_or_is_refused_for_a_gap(
     tmp_path_factory: pytest.TempPathFactory, raw_batches: list[bytes], rng: random.Random, first_gone: bool

@@ -23,7 +23,7 @@ from keytail.log.originals import Originals, keep
 from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput, commit_group
 from keytail.maintenance.undo import Decision, Found, bytes_to_copy, check_originals, decide, look, restore
-from tests.chance import SEED
+from tests.chance import SEED, draws
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, Group, Partition, log_of, txn_index, write_segment
 from tests.reference.loader import load
 
@@ -363,7 +363,7 @@ def random_partition(rng: random.Random) -> Partition:
     return Partition(segments, tuple(groups), {0: txn_index(1)} if rng.random() < 0.3 else {})
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(draws(20)))
 def test_random_partitions(tmp_path: Path, number: int) -> None:
     """Whatever was replaced comes back; whatever one file of it is changed into is in the way."""
     rng = random.Random(f"{SEED} {number}")

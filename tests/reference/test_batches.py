@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chance import draws
 from tests.reference import codecs
 from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.varints import crc32c, decode_varint, decode_varlong, encode_varint, encode_varlong
@@ -82,7 +83,7 @@ def test_varints_round_trip(number: int, long_number: int) -> None:
 
 
 @given(st.binary(max_size=70000), st.integers(0, 4))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 def test_codecs_round_trip(data: bytes, codec: int) -> None:
     assert codecs.decompress(codec, codecs.compress(codec, data)) == data
 

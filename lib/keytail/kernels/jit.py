@@ -8,6 +8,9 @@ or to the user that started this process, and nobody else may write to it; each 
 it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. Where this user may not
 write, what is there already is used all the same, as in an image.
 
+A process that needs a kernel which another one is compiling waits for that one's file rather than compile it too. The
+lock of a kernel also keeps two processes from giving two of its signatures the same file name, which Numba does not.
+
 Numba takes from the folder only what was compiled for the same CPU: name and features, or those that NUMBA_CPU_NAME and
 NUMBA_CPU_FEATURES say in its place.
 """
@@ -15,12 +18,15 @@ NUMBA_CPU_FEATURES say in its place.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import hashlib
 import io
 import os
 import pickle
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata, resources
 from typing import Any
@@ -28,6 +34,7 @@ from typing import Any
 import numba
 from numba import njit
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 
 from keytail import telling
 from keytail.acting_user import as_caller
@@ -35,6 +42,9 @@ from keytail.kernels import native
 
 UNTRUSTED: list[str] = []  # the first folder or file that others can have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+# For another process that compiles the same kernel: one takes seconds, on a busy machine some tens.
+MAX_WAIT_SECONDS = 60.0
+_LOOK_AGAIN_SECONDS = 0.05
 
 
 def _digest() -> str:
@@ -140,6 +150,58 @@ class _Results(caching.CompileResultCacheImpl):
     _locator_classes = (_Folder, *caching.CompileResultCacheImpl._locator_classes[1:])
 
 
+class _Lock:
+    """That of one kernel, among processes; Numba lets only one thread of a process compile.
+
+    A lock of the process, not of the open file: a fork does not have it, and it ends with the process. Nothing rests on
+    it but time: where there is none to be had, each process compiles.
+    """
+
+    _can_wait = True  # of the class: a process waits in vain only once
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        """Whether it was taken now: not if this process has it already, or has waited for too long."""
+        if self._fd is not None:
+            return False
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            taken = self._take(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        if not taken:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def _take(self, fd: int) -> bool:
+        end = time.monotonic() + MAX_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except (BlockingIOError, PermissionError):  # POSIX has both for a lock that another process holds
+                if not _Lock._can_wait or time.monotonic() > end:
+                    _Lock._can_wait = False
+                    return False
+                time.sleep(_LOOK_AGAIN_SECONDS)
+            except OSError:  # a file system without locks
+                return False
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
 class _TrustedCache(caching.FunctionCache):
     """The cache is of the user that started this process, also where that works as another one."""
 
@@ -149,12 +211,20 @@ class _TrustedCache(caching.FunctionCache):
         super().__init__(function)
         locator, base = self._impl.locator, self._impl.filename_base
         self._cache_file = _TrustedFiles(self._cache_path, base, locator.get_source_stamp())
+        self._lock = _Lock(os.path.join(self._cache_path, f"{base}.lock"))
         if not _is_trusted_folder(self._cache_path):
             self.disable()
 
     @as_caller()
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        return super().load_overload(sig, target_context)
+        """None: to be compiled, under the lock of the kernel, until `end_of_compiling`."""
+        found = super().load_overload(sig, target_context)
+        if found is None and self._enabled and self._lock.acquire():
+            found = super().load_overload(sig, target_context)  # another process can have saved it meanwhile
+        return found
+
+    def end_of_compiling(self) -> None:
+        self._lock.release()
 
     @as_caller()
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -175,6 +245,10 @@ class _ReadOnlyResults(caching.CompileResultCacheImpl):
 
 class _ReadOnlyCache(_TrustedCache):
     _impl_class = _ReadOnlyResults
+
+    @as_caller()
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        return caching.FunctionCache.load_overload(self, sig, target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         pass
@@ -210,8 +284,23 @@ def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         made = njit(**options)(function)
         made._cache = _TrustedCache(function) if IS_WRITABLE else _ReadOnlyCache(function)
+        made.compile = _released_after(made.compile, made._cache)
         return made
     except RuntimeError:  # "no locator available": sources that Numba cannot stamp
         return njit(**options)(function)
     finally:
         numba.config.CACHE_DIR = previous
+
+
+def _released_after(compile_for: Callable[[Any], Any], cache: _TrustedCache) -> Callable[[Any], Any]:
+    """Numba's `compile`, which loads, or else compiles and saves; then the lock of the kernel is given back."""
+
+    @functools.wraps(compile_for)
+    def compile_(sig: Any) -> Any:
+        with global_compiler_lock:  # Numba's own, of this process: taken before any lock of a kernel
+            try:
+                return compile_for(sig)
+            finally:
+                cache.end_of_compiling()
+
+    return compile_
