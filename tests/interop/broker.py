@@ -7,12 +7,10 @@ process. Talking to it is left to broker_client.py, and what should be true of i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import Any, NamedTuple
 
 from tests import class_archives
 from tests.interop.kafka import KafkaUnavailable, class_path
+from tests.ports import free_ports
 
 CLUSTER_ID = "a2V5dGFpbC1nb2xkZW4tMQ"
 NODE_ID = 1
@@ -99,7 +98,7 @@ class Broker:
         self._heap = heap
         self._user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         self._java_options = class_archives.options("kafka") if java_options is None else tuple(java_options)
-        self._ports = _free_ports(2)
+        self._ports = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0  # position in the log file
 
@@ -219,12 +218,3 @@ def tool(name: str) -> str:
     if path is None or not Path(path).exists():
         raise KafkaUnavailable(f"no {name}: neither JAVA_HOME nor PATH has one")
     return path
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different: the sockets are open at the same time."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

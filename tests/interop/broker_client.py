@@ -45,17 +45,11 @@ class BrokerClient:
     """Producers, consumers and an admin client in one JVM. A context manager; `connect` comes first."""
 
     def __init__(self, heap: str = "512m") -> None:
-        # Kafka's jars first, as in the archive of its classes.
-        path = os.pathsep.join([class_path(with_logging=True), str(_client_classes())])
-        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         self._process = subprocess.Popen(
-            [
-                tool("java"), f"-Xmx{heap}", *JVM_FLAGS, *class_archives.options("kafka"), quiet, "-cp", path,
-                "BrokerClient",
-            ],
+            client_command("BrokerClient", heap),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-        )  # fmt: skip
+        )
         atexit.register(self.close)
 
     def connect(self, broker: Broker) -> None:
@@ -284,8 +278,11 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def _client_classes() -> Path:
-    """The folder of the client's compiled classes, one for each state of its source."""
+def client_command(main_class: str, heap: str) -> list[str]:
+    """Of one of the programs in broker_java/, which are compiled once for each state of them."""
     path = class_path(with_logging=True)
     with compiling():
-        return compiled([HERE / "broker_java" / "BrokerClient.java"], path)
+        classes = compiled(sorted((HERE / "broker_java").glob("*.java")), path)
+    path = os.pathsep.join([path, str(classes)])  # Kafka's jars first, as in the archive of its classes
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    return [tool("java"), f"-Xmx{heap}", *JVM_FLAGS, *class_archives.options("kafka"), quiet, "-cp", path, main_class]
