@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ import pytest
 
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL
-from keytail.spark.session import end_jvm, local_session
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
-from tests.spark.shared import end_shared_session
+from tests.spark.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -32,13 +30,10 @@ LEVELS = ("read_uncommitted", "read_committed")
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    end_shared_session()
-    session = local_session("local[2]", "source test", rows_in_jvm=True)
+def spark() -> Any:
+    session = shared_session()
     add_kafka_source(session)
-    yield session
-    session.stop()
-    end_jvm()
+    return session
 
 
 def theirs(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> Any:
