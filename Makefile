@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 
-.PHONY: browser help venv airflow-venv test check kernels lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
+.PHONY: browser help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -38,7 +38,7 @@ lint: venv  ## ruff, mypy, import-linter
 JOBS ?= $(shell nproc)
 TESTS ?= tests
 test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
-	$(MAKE) --no-print-directory -j2 lint kernels
+	$(MAKE) --no-print-directory -j2 lint kernels archives
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
 
 check: venv  ## before each commit: lint, types and the tests that need no JVM
@@ -47,6 +47,9 @@ check: venv  ## before each commit: lint, types and the tests that need no JVM
 
 kernels: venv  ## compile the kernels that most tests need, once, before processes of tests would each
 	$(BIN)/keytail doctor --warm >/dev/null
+
+archives: venv  ## the classes of Spark and Kafka, as the JVMs of tests map them, and start in half of the time
+	$(BIN)/python -m tests.class_archives
 
 demo: venv  ## compact a copy of the golden logs and say what happened
 	$(BIN)/python -m tests.demo

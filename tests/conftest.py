@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 import keytail
+from tests import class_archives
 from tests.spark.shared import end_shared_session
 
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
@@ -28,7 +29,7 @@ settings.load_profile("keytail")
 # test starts them, find the tests by this.
 ROOT = str(Path(__file__).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))
-
+class_archives.use_for_spark()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks

@@ -79,7 +79,7 @@ def parts() -> list[Part]:
         Part("real-kills", (*PYTEST, "tests/kills/test_real.py"), {"KEYTAIL_REAL_KILLS": REAL_KILLS}, kills),
         Part("cluster", (*PYTEST, "tests/spark/test_cluster.py", "tests/spark/test_cluster_import.py"),
              {"KEYTAIL_SOAK": "1"}, _always("duplicates, retries, a lost executor")),
-        Part("faults", (*PYTEST, "tests/crash", "tests/log/test_checkpoint.py"),
+        Part("faults", (*PYTEST, "tests/crash", "tests/log/test_checkpoint.py", "tests/spark/test_ledger.py"),
              {"KEYTAIL_FAULTS": "all", "KEYTAIL_SOAK": "1"},
              _of_table("protocol", "stops", "faults", "states", "distinct")),
         Part("draws", (*PYTEST, *DRAWING), {"KEYTAIL_DRAWS": DRAWS, "KEYTAIL_SOAK": "1"},

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.rolls import Airflow
-from tests.interop.broker import Broker, _free_ports
+from tests.interop.broker import Broker
 from tests.interop.broker_story import KEYTAIL, newest_of, start_client
 from tests.interop.kafka import class_path
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.interop
 
@@ -51,7 +52,7 @@ class Cluster:
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
-        controller_port, *ports = _free_ports(count + 1)
+        controller_port, *ports = free_ports(count + 1)
         apart = count > 1
         common = {
             "controller.quorum.voters": f"{100 if apart else 1}@127.0.0.1:{controller_port}",

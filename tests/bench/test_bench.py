@@ -11,19 +11,19 @@ from tests.interop.conftest import kafka  # noqa: F401 (skips, with the reason, 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("kafka")]
 
 SMALL = [
-    "--records=20000",
+    "--records=5000",
     "--batch-records=10",
-    "--keys=2000",
-    "--segment-bytes=1000000",
+    "--keys=500",
+    "--segment-bytes=250000",
     "--runs=2",
     "--no-command",
 ]
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_a_small_run_has_figures_and_the_result_of_kafka(codec, tmp_path, capsys):
+def test_a_small_run_has_figures_and_the_result_of_kafka(tmp_path, capsys):
+    """Of what is not compressed, the next two have runs."""
     report = tmp_path / "figures.json"
-    status = run.main([*SMALL, f"--codec={codec}", f"--dir={tmp_path}", f"--json={report}", "--seed=5"])
+    status = run.main([*SMALL, "--codec=lz4", f"--dir={tmp_path}", f"--json={report}", "--seed=5"])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "--seed=5" in printed
@@ -35,7 +35,7 @@ def test_a_small_run_has_figures_and_the_result_of_kafka(codec, tmp_path, capsys
         assert figure["min_s"] <= figure["median_s"] <= figure["max_s"]
     assert set(answer["figures"][2]["phases_median_s"]) >= {"map", "write", "prove", "replace"}
     assert answer["private_memory"]["peak_bytes"] < answer["private_memory"]["map_bytes"] + (512 << 20)
-    assert 0 < answer["kafka_round"]["records_after"] <= 2000
+    assert 0 < answer["kafka_round"]["records_after"] <= 500
     assert list(tmp_path.iterdir()) == [report]
 
 

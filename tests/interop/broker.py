@@ -7,12 +7,10 @@ process. Talking to it is left to broker_client.py, and what should be true of i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from tests import class_archives
 from tests.interop.kafka import KafkaUnavailable, class_path
+from tests.ports import free_ports
 
 CLUSTER_ID = "a2V5dGFpbC1nb2xkZW4tMQ"
 NODE_ID = 1
@@ -86,8 +86,10 @@ class Broker:
         cluster_id: str = CLUSTER_ID,
         heap: str = "512m",
         uid: int | None = None,
+        java_options: Sequence[str] | None = None,
     ) -> None:
-        """`uid`: the user and group that the process runs as; only root may say so."""
+        """`uid`: the user and group that the process runs as; only root may say so. `java_options` None: it starts with
+        an archive of its classes, where there is one."""
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
         self._work_dir = work_dir
@@ -95,7 +97,8 @@ class Broker:
         self._cluster_id = cluster_id
         self._heap = heap
         self._user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
-        self._ports = _free_ports(2)
+        self._java_options = class_archives.options("kafka") if java_options is None else tuple(java_options)
+        self._ports = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0  # position in the log file
 
@@ -114,7 +117,7 @@ class Broker:
             self._format(config)
         with self.log_file.open("ab") as log:
             self._started_at = log.tell()
-            command = self._java(f"-Xmx{self._heap}", "kafka.Kafka", str(config))
+            command = self._java(f"-Xmx{self._heap}", *self._java_options, "kafka.Kafka", str(config))
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._user)
         atexit.register(self.kill)
         self._wait_until_ready()
@@ -179,7 +182,7 @@ class Broker:
     def _format(self, config: Path) -> None:
         arguments = ("kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(config))
         done = subprocess.run(
-            self._java("-Xmx128m", *arguments, "--ignore-formatted"),
+            self._java("-Xmx128m", *class_archives.options("kafka"), *arguments, "--ignore-formatted"),
             capture_output=True,
             text=True,
             check=False,
@@ -215,12 +218,3 @@ def tool(name: str) -> str:
     if path is None or not Path(path).exists():
         raise KafkaUnavailable(f"no {name}: neither JAVA_HOME nor PATH has one")
     return path
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different: the sockets are open at the same time."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -9,18 +9,17 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests import class_archives
 from tests.interop.broker import JVM_FLAGS, NODE_ID, Broker, tool
-from tests.interop.kafka import TARGET, class_path
+from tests.interop.kafka import class_path, compiled, compiling
 
 HERE = Path(__file__).parent
 
@@ -46,10 +45,8 @@ class BrokerClient:
     """Producers, consumers and an admin client in one JVM. A context manager; `connect` comes first."""
 
     def __init__(self, heap: str = "512m") -> None:
-        path = os.pathsep.join([str(_client_classes()), class_path(with_logging=True)])
-        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         self._process = subprocess.Popen(
-            [tool("java"), f"-Xmx{heap}", *JVM_FLAGS, quiet, "-cp", path, "BrokerClient"],
+            client_command("BrokerClient", heap),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -281,19 +278,11 @@ def _bytes(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def _client_classes() -> Path:
-    """target/broker-classes, compiled once for each state of the client's source."""
-    source = HERE / "broker_java" / "BrokerClient.java"
-    classes = TARGET / "broker-classes"
-    stamp = classes / "stamp"
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
-        return classes
-    shutil.rmtree(classes, ignore_errors=True)
-    classes.mkdir(parents=True)
-    command = [tool("javac"), "-encoding", "UTF-8", "-d", str(classes), "-cp", class_path(with_logging=True)]
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the broker's client does not compile:\n{done.stdout}{done.stderr}")
-    stamp.write_text(digest)
-    return classes
+def client_command(main_class: str, heap: str) -> list[str]:
+    """Of one of the programs in broker_java/, which are compiled once for each state of them."""
+    path = class_path(with_logging=True)
+    with compiling():
+        classes = compiled(sorted((HERE / "broker_java").glob("*.java")), path)
+    path = os.pathsep.join([path, str(classes)])  # Kafka's jars first, as in the archive of its classes
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    return [tool("java"), f"-Xmx{heap}", *JVM_FLAGS, *class_archives.options("kafka"), quiet, "-cp", path, main_class]

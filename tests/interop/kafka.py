@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -507,15 +507,22 @@ def class_path(*, with_logging: bool = False) -> str:
     The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker
     process: without the harness and with a binding that writes to standard error.
     """
-    TARGET.mkdir(exist_ok=True)
-    with (TARGET / "lock").open("w") as lock:  # two processes of tests begin at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with compiling():
         jars = sorted(_jars().glob("*.jar"))
         if with_logging:
             return os.pathsep.join(str(jar) for jar in jars)
         jars = [jar for jar in jars if not jar.name.startswith("slf4j-simple")]
-        classes = _compiled(jars)
+        classes = compiled(sorted((HERE / "java").rglob("*.java")), os.pathsep.join(map(str, jars)))
     return os.pathsep.join(str(path) for path in [classes, *jars])
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """One process at a time: two begin at once."""
+    TARGET.mkdir(exist_ok=True)
+    with (TARGET / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _java() -> str:
@@ -549,9 +556,8 @@ def _jars() -> Path:
     return jars
 
 
-def _compiled(jars: Sequence[Path]) -> Path:
-    """target/classes/<digest of java/>, compiled by javac once; a JVM at work keeps the classes it began with."""
-    sources = sorted((HERE / "java").rglob("*.java"))
+def compiled(sources: Sequence[Path], path: str) -> Path:
+    """target/classes/<digest of the sources>, compiled by javac once; a JVM at work keeps the classes it began with."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     classes = TARGET / "classes" / digest[:16]
     if classes.is_dir():
@@ -562,17 +568,12 @@ def _compiled(jars: Sequence[Path]) -> Path:
     if not javac:
         raise KafkaUnavailable("no javac: a JDK is needed, a JRE is not enough")
     classes.parent.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join(str(jar) for jar in jars)
     with tempfile.TemporaryDirectory(dir=TARGET) as work:
         command = [javac, "-nowarn", "-encoding", "UTF-8", "-d", f"{work}/classes", "-cp", path]
         done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"the Java harness does not compile:\n{done.stdout}{done.stderr}")
-        try:
-            Path(work, "classes").rename(classes)
-        except OSError:
-            if not classes.is_dir():  # else another process was first, with the same
-                raise
+            raise RuntimeError(f"the Java of the tests does not compile:\n{done.stdout}{done.stderr}")
+        Path(work, "classes").rename(classes)
     return classes
 
 

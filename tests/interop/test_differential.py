@@ -37,7 +37,7 @@ from tests.interop.traffic import DAY_MS, random_traffic
 
 pytestmark = pytest.mark.interop
 
-LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "150"))
 NEVER_MISSED = (
     "rounds that merged segments",
     "rounds with a full map",
@@ -127,7 +127,7 @@ def test_a_wrong_transaction_index_changes_nothing_for_consumers(kafka: Kafka, f
             damages[damage_index(rng, log_dir / "t-0", outcome.end_offset)] += 1
         return keytail_round(log_dir, now)
 
-    logs = max(1, round(LOGS * 0.1))
+    logs = max(1, round(LOGS * 0.14))
     run_cases(kafka, fast_dir, round_with_damage, logs=logs, mode="damaged", transactional=True)
     print(dict(damages))
     assert logs < 20 or len(damages) > 5 or os.environ.get("KEYTAIL_FUZZ_LOG")

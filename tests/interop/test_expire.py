@@ -24,7 +24,7 @@ from tests.reference.legacy import encode_single
 
 pytestmark = pytest.mark.interop
 
-LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 75
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "0")) or 35
 DRAWS = 4  # of settings, clocks and high watermarks for one log
 
 

@@ -24,13 +24,12 @@ from keytail.config.keys import KEYS, TOPIC_KEYS, file_names
 from keytail.format.names import parse_metadata_snapshot
 from keytail.log.fs import LOCAL
 from keytail.log.metadata import METADATA_DIR, ClusterMetadata, read_metadata
-from tests.interop.broker import JVM_FLAGS, NODE_ID, Broker, tool
-from tests.interop.broker_client import BrokerClient
-from tests.interop.kafka import KafkaUnavailable, class_path
+from tests.interop.broker import NODE_ID, Broker
+from tests.interop.broker_client import BrokerClient, client_command
+from tests.interop.kafka import KafkaUnavailable
 
 pytestmark = pytest.mark.interop
 
-ADMIN = Path(__file__).parent / "broker_java" / "MetadataAdmin.java"
 OFTEN = {
     "internal.metadata.log.segment.bytes": "8192",
     "metadata.log.max.record.bytes.between.snapshots": "2000",
@@ -112,8 +111,7 @@ class Story:
 
 
 def change(broker: Broker, *commands: str) -> None:
-    command = [tool("java"), "-Xmx128m", *JVM_FLAGS, "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
-    command += ["-cp", class_path(with_logging=True), str(ADMIN), broker.bootstrap, *commands]
+    command = [*client_command("MetadataAdmin", "128m"), broker.bootstrap, *commands]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

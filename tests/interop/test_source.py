@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keytail.spark.session import end_jvm, local_session
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL
 from tests.chance import SEED
 from tests.interop.broker import Broker
+from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
-from tests.spark.shared import end_shared_session
+from tests.spark.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -29,13 +30,10 @@ LEVELS = ("read_uncommitted", "read_committed")
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    end_shared_session()
-    session = local_session("local[2]", "source test", rows_in_jvm=True)
+def spark() -> Any:
+    session = shared_session()
     add_kafka_source(session)
-    yield session
-    session.stop()
-    end_jvm()
+    return session
 
 
 def theirs(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> Any:
@@ -50,7 +48,9 @@ def ours(spark: Any, broker: Broker, topic: str, level: str, **options: object) 
 
 
 def rows(frame: Any) -> list[Any]:
-    return [row.asDict(recursive=True) for row in frame.orderBy("topic", "partition", "offset").collect()]
+    """Sorted here: Spark would read the source twice for it."""
+    found = [row.asDict(recursive=True) for row in frame.collect()]
+    return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
 def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: object) -> list[Any]:
@@ -60,6 +60,16 @@ def check_same(spark: Any, broker: Broker, topic: str, level: str, **options: ob
     wanted = rows(expected)
     assert rows(found) == wanted
     return wanted
+
+
+def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
+    """Until they are in their file."""
+    partitions = [*((TOPIC, number) for number in range(PARTITIONS)), (BY_BROKER, 0)]
+    path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
+    ends = {name: end for name, (_, end) in client.offsets(partitions).items()}
+    while not ends.items() <= {f"{topic}-{n}": end for (topic, n), end in read_offsets(LOCAL, path).items()}.items():
+        assert time.monotonic() < give_up, "the broker wrote no high watermarks"
+        time.sleep(0.02)
 
 
 def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
@@ -80,7 +90,7 @@ def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
             headers = (("h\u00e4", b"\xff"), ("", None))
             client.produce("plain", BY_BROKER, 0, [(5, b"k", b"v", headers), (6, None, b"", ())], codec="lz4")
             client.produce("plain", BY_BROKER, 0, [(7, b"", None, ())])
-            time.sleep(1)  # until the high watermarks are in their file
+            wait_for_high_watermarks(broker, client)
             uncommitted, committed = (check_same(spark, broker, TOPIC, level) for level in LEVELS)
             assert len(uncommitted) > len(committed) > 0
             assert {len(check_same(spark, broker, BY_BROKER, level)) for level in LEVELS} == {3}
@@ -99,7 +109,7 @@ def test_the_rows_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
         with broker:
             client.connect(broker)
             compact_past(broker, client)
-            time.sleep(1)
+            wait_for_high_watermarks(broker, client)
             cleaned = check_same(spark, broker, TOPIC, "read_committed")
             assert len(cleaned) < len(committed)
             expected = [rows(theirs(spark, broker, TOPIC, level)) for level in LEVELS]

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,8 @@ import pyspark
 
 import keytail
 from keytail.spark.java import require_java
+from tests import class_archives
+from tests.ports import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,6 @@ LEAN_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 EXECUTOR = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": LEAN_JAVA,
     "spark.driver.memory": "512m",
 }
 # As conf/spark-defaults.conf has it; each cluster adds a secret.
@@ -51,6 +51,14 @@ SECURE = {
 # Who is not root may be so in a user namespace of its own.
 _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
+
+
+def _java_options() -> str:
+    return " ".join([LEAN_JAVA, *class_archives.options("spark")])
+
+
+def _executor() -> dict[str, str]:
+    return {**EXECUTOR, "spark.executor.extraJavaOptions": _java_options()}
 
 
 @dataclass
@@ -76,20 +84,20 @@ class Cluster:
 
     def environment(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
         """For a driver: `settings` are those of a spark-defaults.conf."""
-        conf = self._conf("conf", {**EXECUTOR, **self._secure, **(settings or {})})
-        return self._environment() | {"SPARK_CONF_DIR": str(conf), "SPARK_SUBMIT_OPTS": LEAN_JAVA}
+        conf = self._conf("driver", {**_executor(), **self._secure, **(settings or {})})
+        arguments = f"--properties-file {conf} pyspark-shell"
+        return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": _java_options()}
 
     @property
     def _secure(self) -> dict[str, str]:
         return {**SECURE, "spark.authenticate.secret": self.secret}
 
     def _conf(self, name: str, settings: Mapping[str, str]) -> Path:
-        """A folder for SPARK_CONF_DIR; what is empty is left out."""
-        conf = self.work_dir / name
-        conf.mkdir(exist_ok=True)
-        lines = "".join(f"{key} {value}\n" for key, value in settings.items() if value)
-        (conf / "spark-defaults.conf").touch(mode=0o600)
-        (conf / "spark-defaults.conf").write_text(lines)
+        """A file in the place of spark-defaults.conf; what is empty is left out. A folder for SPARK_CONF_DIR would be
+        on the class path, and no JVM could use the archive of its classes."""
+        conf = self.work_dir / f"{name}.conf"
+        conf.touch(mode=0o600)
+        conf.write_text("".join(f"{key} {value}\n" for key, value in settings.items() if value))
         return conf
 
     def executors(self) -> list[int]:
@@ -112,13 +120,14 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.work_dir / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": LEAN_JAVA,
+            "SPARK_DAEMON_JAVA_OPTS": _java_options(),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGES))),
         }
 
     def _start(self, name: str, *arguments: str, apart: bool = False) -> None:
-        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}",
+                   "--properties-file", str(self._conf("daemons", self._secure)), *arguments[1:]]  # fmt: skip
         if apart:
             command = [*_APART, "sh", "-c", f'hostname {ELSEWHERE} && exec "$@"', "sh", *command]
         with (self.work_dir / f"{name}.txt").open("wb") as log:
@@ -126,7 +135,7 @@ class Cluster:
                 command,
                 stdout=log,
                 stderr=log,
-                env=self._environment() | {"SPARK_CONF_DIR": str(self._conf("daemons", self._secure))},
+                env=self._environment(),
                 cwd=self.work_dir,
                 start_new_session=True,
             )
@@ -166,7 +175,7 @@ class Cluster:
 def cluster(work_dir: Path) -> Iterator[Cluster]:
     """Started when it is handed over, gone afterwards."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    made = Cluster(work_dir, _free_port(), _free_port(), namespaces=may_unshare())
+    made = Cluster(work_dir, *free_ports(2), namespaces=may_unshare())
     try:
         require_java()
         made.start()
@@ -180,9 +189,3 @@ def may_unshare() -> bool:
     with contextlib.suppress(OSError):
         return subprocess.run([*_APART, "hostname", ELSEWHERE], capture_output=True, check=False).returncode == 0
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

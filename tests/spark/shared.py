@@ -17,7 +17,9 @@ def shared_session() -> Any:
     from keytail.spark.session import local_session
 
     if not _session:
-        _session.append(local_session("local[2]", "keytail tests", delta.session_settings(None)))
+        # Small data needs no 200 tasks for each shuffle, which is Spark's default.
+        settings = {**delta.session_settings(None), "spark.sql.shuffle.partitions": "2"}
+        _session.append(local_session("local[2]", "keytail tests", settings))
     return _session[0]
 
 

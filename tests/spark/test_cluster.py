@@ -17,7 +17,7 @@ from keytail.log.lock import is_held
 from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.spark.cluster import ELSEWHERE, ROOT, Cluster
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
 
 PARTITIONS = 4
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"

@@ -22,7 +22,7 @@ from tests.spark.cluster import ROOT, Cluster
 from tests.spark.disturbed import wait_for
 from tests.spark.test_import import TOPIC_ID, log_dir, unknown_topics
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
 
 SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
 PARTITIONS = 3

@@ -12,7 +12,7 @@ from tests.growing_log import GrowingLog
 from tests.spark.cluster import Cluster
 from tests.spark.test_cluster import run_driver
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
 
 
 def test_slices_are_shared_by_two_hosts(two_workers: Cluster, tmp_path: Path) -> None:

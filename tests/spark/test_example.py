@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import class_archives
 from tests.documentation.pages import ROOT, blocks, find_in_order, squeezed
+from tests.spark.cluster import LEAN_JAVA
 
 pytestmark = pytest.mark.spark
 
@@ -32,6 +34,9 @@ def test_every_block(tmp_path: Path) -> None:
     lines += _run(program, tmp_path, lines)
     environment = dict(os.environ, WORK=str(tmp_path / "work"), PATH=_with_interpreter(), COLUMNS="120")
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # For the tests' time; the page prints the same without.
+    environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
+    environment["SPARK_SUBMIT_OPTS"] = " ".join([LEAN_JAVA, *class_archives.options("spark")])
     run = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,

@@ -19,6 +19,7 @@ import pytest
 from keytail.errors import KeytailError
 from keytail.spark import isolation
 from keytail.spark.isolation import LocalDirs, configured_parents, remove_abandoned
+from tests import class_archives
 from tests.app.log_dirs import random_records, write_log_dir
 from tests.spark.cluster import PACKAGES, Cluster
 from tests.spark.test_submit import JOB, submit
@@ -48,6 +49,7 @@ with contextlib.ExitStack() as run:
 
 def environment(temporary: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
+    clean["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # for the tests' time
     return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
 
 
@@ -221,6 +223,7 @@ def test_the_ports_of_the_driver_take_nothing_without_the_secret(spark: Any) -> 
 
 
 @pytest.mark.spark
+@pytest.mark.xdist_group("cluster")
 def test_nor_does_the_master_of_a_cluster_with_these_settings(two_workers: Cluster) -> None:
     assert b"Expected SaslMessage" in _answer_to_an_object(two_workers.port)
 

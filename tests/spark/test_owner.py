@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tests import class_archives
 from tests.app.log_dirs import random_records, write_log_dir
 from tests.owned import (
     BROKER,
@@ -103,25 +104,19 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
         assert BROKER not in ids_of(status)["Groups"]
 
 
-def test_a_compaction_with_a_ledger_where_only_root_reads(case: Case) -> None:
+def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case) -> None:
+    """Of one task, test_a_job_of_spark_submit_works_as_the_owner."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger", "--master", "local[2]")
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
     rebuilt = keytail("rebuild-index", *flags)
     assert rebuilt.returncode == 0, rebuilt.stderr
     assert rebuilt.stderr.count(SAID) == 1
-    done = keytail("compact", *COMPACT, *flags, "--report", case.private / "report.html")
+    done = keytail("compact", *COMPACT, *flags, "--fan-out", "always", "--report", case.private / "report.html")
     assert done.returncode == 0, done.stderr
     told = keytail("history", "--ledger", case.private / "ledger", "--output", "json")
     assert [run["status"] for run in json.loads(told.stdout)] == ["done", "done"]
     assert foreign(case.log_dir, BROKER) == []
     assert foreign(case.private, 0) == []
-
-
-def test_a_fan_out_is_the_owners(case: Case) -> None:
-    given = ("--log-dirs", case.log_dir, *COMPACT, "--execute", "--fan-out", "always", "--master", "local[2]")
-    done = keytail("compact", *given)
-    assert done.returncode == 0, done.stderr
-    assert foreign(case.log_dir, BROKER) == []
 
 
 def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) -> None:
@@ -171,31 +166,38 @@ def test_an_import_reads_what_only_root_reads(case: Case, kind: str) -> None:
 
 
 SOURCE = """
-import json, sys
+import json, os, sys
+from keytail.acting_user import as_caller
 from keytail.spark.session import end_jvm, local_session
 spark = local_session("local[2]")
-frame = spark.read.format("kafka-log").option("logDirs", sys.argv[1]).option("topic", "orders").load()
-try:
-    found = frame.count()
-except Exception as problem:
-    found = str(problem)
-print(json.dumps(found))
+def count():
+    frame = spark.read.format("kafka-log").option("logDirs", sys.argv[1]).option("topic", "orders").load()
+    try:
+        return frame.count()
+    except Exception as problem:
+        return str(problem)
+found = count()
+with as_caller():
+    os.chown(sys.argv[2], 0, 0)
+    os.chmod(sys.argv[2], 0o600)
+print(json.dumps([found, count()]))
 spark.stop()
 end_jvm()
 """
 
 
 def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
-    assert python(SOURCE, case.log_dir) == 800
+    """What is his, and not what is root's alone."""
     log = case.log_dir / "orders-0" / "00000000000000000100.log"
-    os.chown(log, 0, 0)
-    log.chmod(0o600)
-    assert "Permission denied" in str(python(SOURCE, case.log_dir))
+    found, told = python(SOURCE, case.log_dir, log)
+    assert found == 800
+    assert "Permission denied" in str(told)
 
 
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # for the tests' time
     submit = Path(sys.executable).with_name("spark-submit")
     command = [submit, "--master", "local[2]", REPOSITORY / "jobs" / "compact.py", "--log-dirs", case.log_dir, *COMPACT]
     command += ["--execute", "--output", "json", "--rows-file", case.private / "rows.json"]

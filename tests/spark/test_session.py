@@ -73,7 +73,7 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
     [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
-    heard, last_s = "", time.monotonic() + 10
+    heard, last_s = "", time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.02)
         heard = capfd.readouterr().err
@@ -82,7 +82,7 @@ def test_what_the_jvm_of_spark_submit_says_comes_through_us(
         jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
         session._unheard.set()
         jvm.close()
-        passing.join(10)
+        passing.join(60)
         assert not passing.is_alive()
         assert capfd.readouterr().err == ""
     finally:
@@ -93,7 +93,7 @@ def test_a_jvm_that_ends_already_says_nothing_more() -> None:
     before = set(threading.enumerate())
     session._hear(SimpleNamespace())
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
 
 

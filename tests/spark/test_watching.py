@@ -66,7 +66,7 @@ def _file(tmp_path: Path, name: str) -> str:
 
 
 def _wait_for(heard: list[Sign], count: int) -> None:
-    last_s = time.monotonic() + 5
+    last_s = time.monotonic() + 60
     while sum(sign.is_over for sign in heard) < count:
         assert time.monotonic() < last_s, heard
         time.sleep(0.01)
@@ -154,7 +154,7 @@ def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         for data in (*bad, good):
             out.sendto(data, (channel.host, channel.port))
-    last_s = time.monotonic() + 5
+    last_s = time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.01)
     assert heard == [Sign("t-0", "a", "map", 7)]
@@ -164,7 +164,7 @@ def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: 
     """Between hosts anybody on the way reads what is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind((LOOPBACK, 0))
-        listener.settimeout(5)
+        listener.settimeout(60)
         send_to(replace(watch.channel, port=listener.getsockname()[1]))
         try:
             with telling(str(tmp_path / "t-0"), "a", "map"):
@@ -176,7 +176,7 @@ def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         for one in (forged, data):
             out.sendto(one, (watch.channel.host, watch.channel.port))
-    last_s = time.monotonic() + 5
+    last_s = time.monotonic() + 60
     while not heard and time.monotonic() < last_s:
         time.sleep(0.01)
     assert [sign.name for sign in heard] == ["t-0"]

@@ -1,0 +1,136 @@
+"""Archives of the classes that the JVMs of tests load, which then are mapped instead of read from jars and verified.
+
+    python -m tests.class_archives    write those that are missing: about a minute
+
+A JVM writes such an archive where it ends (-XX:ArchiveClassesAtExit), after it has done a little of all that tests do.
+With it Spark's JVM takes 6 s of a processor to start instead of 13. One whose class path is another, or whose jars are
+not those of the archive, starts as it does without, and says nothing of it. Where there is no archive, tests take
+longer, and are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyspark
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "tests" / "interop" / "target" / "archives"
+SPARK_JARS = Path(pyspark.__file__).parent / "jars"
+_QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+
+_SPARK = """
+import sys
+from keytail.spark import delta
+from keytail.spark.session import local_session
+from tests.class_archives import same
+try:
+    settings = delta.session_settings(None)
+    spark = local_session("local[2]", "classes of Spark", settings)
+except Exception:  # Delta's jars cannot be had
+    settings = {}
+    spark = local_session("local[2]", "classes of Spark")
+jvm = spark.sparkContext._gateway.proc
+frame = spark.range(10).selectExpr("id", "cast(id AS string) key").mapInArrow(same, "id long, key string")
+for kind in ("parquet", "json", *(["delta"] if settings else [])):
+    frame.write.format(kind).save(f"{sys.argv[1]}/{kind}")
+    spark.read.format(kind).load(f"{sys.argv[1]}/{kind}").groupBy("key").count().orderBy("key").collect()
+spark.sparkContext.parallelize([1, 2], 2).map(str).collect()
+spark.stop()
+jvm.stdin.close()  # at which it ends by itself
+sys.exit(jvm.wait())
+"""
+
+
+def same(batches: Iterator[object]) -> Iterator[object]:
+    yield from batches
+
+
+def options(name: str) -> tuple[str, ...]:
+    """Of a JVM that uses the archive; none where it is missing."""
+    path = path_of(name)
+    return (f"-XX:SharedArchiveFile={path}", *_QUIET) if path.exists() else ()
+
+
+def use_for_spark() -> None:
+    """In sessions that this process starts, and those that it starts: Spark gives these to no JVM but the driver's."""
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *options("spark")]).strip()
+
+
+def path_of(name: str) -> Path:
+    """An archive is good for one Java and one state of the jars."""
+    java = os.path.realpath(shutil.which("java", path=_path()) or "")
+    folder = SPARK_JARS if name == "spark" else FOLDER.parent / "jars"
+    facts = [java, os.path.getmtime(java) if java else 0, str(folder)]
+    with contextlib.suppress(OSError):
+        facts += sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(folder))
+    return FOLDER / f"{name}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.jsa"
+
+
+def write(name: str, run: Callable[[str], object]) -> None:
+    """`run` has a JVM start with the option that it is given, do its work, and end."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = path_of(name)
+        if path.exists():
+            return
+        for old in FOLDER.glob(f"{name}-*"):
+            old.unlink()
+        part = path.with_suffix(".part")
+        run(" ".join((f"-XX:ArchiveClassesAtExit={part}", *_QUIET)))
+        part.rename(path)
+
+
+def _path() -> str:
+    home = os.environ.get("JAVA_HOME")
+    return os.path.join(home, "bin") if home else os.environ.get("PATH", "")
+
+
+def run_spark(option: str) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryDirectory() as work:
+        command = [sys.executable, "-c", _SPARK, work]
+        environment = clean | {"SPARK_SUBMIT_OPTS": option, "PYTHONPATH": path}
+        subprocess.run(command, env=environment, check=True, stdout=sys.stderr, timeout=600)
+
+
+def run_kafka(option: str) -> None:
+    """A broker that is formatted, written to in transactions too, and read."""
+    from tests.interop.broker import Broker
+    from tests.interop.broker_client import BrokerClient
+
+    with tempfile.TemporaryDirectory() as work, BrokerClient() as client:
+        broker = Broker(Path(work, "logs"), Path(work, "work"), java_options=option.split())
+        with broker:
+            client.connect(broker)
+            client.create_topic("t", 1, {"cleanup.policy": "compact"})
+            for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+                client.produce(f"plain-{codec}", "t", 0, [(1, b"k", b"v")], codec=codec)
+            client.transaction("txn", "begin", "txn")
+            client.produce("txn", "t", 0, [(1, b"k", b"v")], transactional_id="txn")
+            client.transaction("txn", "commit")
+            client.wait_until_decided([("t", 0)])
+            client.consume([("t", 0)], isolation="read_committed")
+            client.offsets_for_times("t", 0, [0])
+
+
+if __name__ == "__main__":
+    write("spark", run_spark)
+    from tests.interop.kafka import KafkaUnavailable, class_path
+
+    try:
+        class_path()
+        write("kafka", run_kafka)
+    except KafkaUnavailable as reason:
+        print(f"no archive of Kafka's classes: {reason}", file=sys.stderr)

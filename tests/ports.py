@@ -1,0 +1,36 @@
+"""Ports of the loopback address for servers of tests. No other process of tests and no connection takes them between
+the choice and the start, or while a server is down for a moment."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import socket
+import tempfile
+from pathlib import Path
+
+# Below those that Linux gives to sockets that ask for none.
+FIRST, LAST = 20_000, 32_000
+_held: list[int] = []
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different; this process has them until it ends."""
+    folder = Path(tempfile.gettempdir(), f"keytail-ports-{os.geteuid()}")
+    folder.mkdir(exist_ok=True)
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(FIRST, LAST), LAST - FIRST):
+        if len(found) == count:
+            return found
+        lock = os.open(folder / str(port), os.O_CREAT | os.O_RDWR)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            one.bind(("127.0.0.1", port))
+            found.append(port)
+            _held.append(lock)
+            continue
+        os.close(lock)
+    raise AssertionError("no port is free")
