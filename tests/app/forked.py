@@ -3,6 +3,7 @@ Python and the imports, which take a second. Spark cannot be started in it."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -14,8 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 from keytail import telling
-from keytail.app.cli import main
+from keytail.app.cli import app, main
+from tests.app.log_dirs import random_records, write_log_dir
+from tests.no_spark import without_spark
 
 CLOSED = "closed"
 
@@ -25,16 +30,28 @@ def keytail(
 ) -> subprocess.CompletedProcess[str]:
     """`streams`: a standard descriptor to the path or descriptor that it leads to, or CLOSED; others are captured."""
     words = list(map(str, arguments))
+    _load_kernels()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:
-            _be_the_command_line(words, {0: os.devnull, 1: out.fileno(), 2: err.fileno()} | dict(streams or {}), variables)
+            captured: dict[int, int | str] = {0: os.devnull, 1: out.fileno(), 2: err.fileno()}
+            _be_the_command_line(words, captured | dict(streams or {}), variables)
         _, status = os.waitpid(child, 0)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode())
     return subprocess.CompletedProcess(words, os.waitstatus_to_exitcode(status), *texts)
+
+
+@functools.cache
+def _load_kernels() -> None:
+    """In this process, once: each fork and each of its workers has them then."""
+    with tempfile.TemporaryDirectory() as folder, without_spark():
+        log_dir = write_log_dir(Path(folder) / "logs", {"orders-0": random_records(0, 100)})
+        config = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact")
+        for command in (("compact", *config, "--execute"), ("verify",)):
+            CliRunner().invoke(app, [*command, "--log-dirs", str(log_dir)])
 
 
 def _be_the_command_line(words: list[str], streams: Mapping[int, int | str], variables: Mapping[str, str]) -> None:

@@ -19,9 +19,9 @@ from keytail import acting_user
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.owner import work_as_owner
+from tests import owned
 from tests.app.forked import keytail
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
-from tests import owned
 from tests.owned import (
     BROKER,
     OTHER,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,12 +35,17 @@ def run(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(shell, capture_output=True, text=True, timeout=300, check=False)
 
 
-def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
+def streams_of(redirection: str) -> dict[int, int | str]:
+    """For a fork, what a shell would do."""
+    found = re.findall(r"(\d?)([<>])(&-|/dev/full)", redirection)
+    return {int(fd or ">" in sign): CLOSED if target == "&-" else target for fd, sign, target in found}
+
+
+def without_reader(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     nobody, out = os.pipe()
     os.close(nobody)
     try:
-        command = [str(KEYTAIL), *map(str, arguments)]
-        return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        return keytail(*arguments, streams={1: out})
     finally:
         os.close(out)
 
@@ -74,12 +80,18 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
     """On each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
 
     def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
+        """In a process of its own, where streams are closed before Python starts."""
         log_dir = write_logs(tmp_path / name / "logs")
         if damaged:
             damage(log_dir)
         rows = tmp_path / name / "rows.json"
         flags = ("--log-dirs", log_dir, *CONFIG, *NOW, "--execute", "--output", output, "--rows-file", rows)
-        done = without_reader("compact", *flags) if redirection is None else run(redirection, "compact", *flags)
+        if redirection is None:
+            done = without_reader("compact", *flags)
+        elif "closed" in name and not damaged:
+            done = run(redirection, "compact", *flags)
+        else:
+            done = keytail("compact", *flags, streams=streams_of(redirection))
         return done.returncode, contents(log_dir), rows_of(rows), done.stderr
 
     status, files, rows, _ = compacted("plain", "json", "")
