@@ -317,7 +317,7 @@ def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: p
         stop_with_parent(1)
         time.sleep(0.1)
         with pytest.raises(Stopped), stoppable():
-            for _ in range(500):
+            for _ in range(6000):
                 time.sleep(0.01)
     finally:
         signal.signal(signal.SIGTERM, handler)

@@ -140,7 +140,7 @@ def _workers(group: int, directory: Path) -> list[int]:
 
 def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done(large: Path, tmp_path: Path) -> None:
     untouched = snapshot(large / "orders-0")
-    words = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
+    words = ["--log-dirs", str(large), *CONFIG, "--throttle", "2m", "--execute", "--output", "json"]
     run = start([str(KEYTAIL), "compact", *words], tmp_path)
     killed = set[int]()
     while run.poll() is None:
