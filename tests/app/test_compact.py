@@ -28,7 +28,6 @@ def keytail(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         env=environment | variables,
-        timeout=300,
         check=False,
     )
 
