@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from keytail.app.cli import app
 from tests.app.log_dirs import random_records, write_log_dir
+from tests.spark.shared import lend_session, shared_session
 
 Run = Callable[..., Result]
 
@@ -23,6 +24,17 @@ def run() -> Run:
         return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
 
     return invoke
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    return shared_session()
+
+
+@pytest.fixture
+def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that start Spark get the session that tests share; how one starts and ends is for tests of processes."""
+    lend_session(monkeypatch)
 
 
 @pytest.fixture

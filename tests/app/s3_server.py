@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import re
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 ACCESS_KEY, SECRET_KEY = "AKTESTACCESS", "testsecretthatnobodymaysee"
-_START_LIMIT_S = 60
+_START_LIMIT_S = 300
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,21 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
-    try:
-        give_up = time.monotonic() + _START_LIMIT_S
-        while True:
-            assert process.poll() is None, "the S3 server has ended"
-            assert time.monotonic() < give_up, "the S3 server does not answer"
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5).close()
-                break
-            time.sleep(0.05)
-        yield S3Server(port)
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]  # it prints the port that it got
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        try:
+            give_up = time.monotonic() + _START_LIMIT_S
+            while (found := re.search(r"Running on http://127\.0\.0\.1:(\d+)", _text_of(said))) is None:
+                assert process.poll() is None, f"the S3 server has ended: {_text_of(said)}"
+                assert time.monotonic() < give_up, "the S3 server does not answer"
+                time.sleep(0.05)
+            yield S3Server(int(found[1]))
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _text_of(file: IO[str]) -> str:
+    """By position: the descriptor's own is where the server writes."""
+    return os.pread(file.fileno(), 1 << 16, 0).decode()

@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.app import forked
+from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
-
-pytestmark = pytest.mark.spark
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
 CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
@@ -30,16 +28,17 @@ def keytail(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         env=environment | variables,
-        timeout=300,
         check=False,
     )
 
 
+def flags(log_dir: Path) -> tuple[str | Path, ...]:
+    return "--log-dirs", log_dir, *CONFIG, "--execute", "--master", "local[2]", "--output", "json"
+
+
 def execute(log_dir: Path, *more: str) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Exit status, rows by partition, and standard error of an executing run."""
-    done = keytail(
-        "compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--master", "local[2]", "--output", "json", *more
-    )
+    done = keytail("compact", *flags(log_dir), *more)
     rows = json.loads(done.stdout) if done.stdout else []
     return done.returncode, {f"{row['topic']}-{row['partition']}": row for row in rows}, done.stderr
 
@@ -57,6 +56,7 @@ def assert_kept(before: list[Any], partition: Path) -> None:
     assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
 
 
+@pytest.mark.spark
 def test_good_partitions_are_done_beside_one_that_is_corrupt(log_dir: Path) -> None:
     """A flipped byte, a leftover of a killed run, a checkpoint past the end, a topic that is not compacted."""
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-2")}
@@ -95,10 +95,10 @@ def test_good_partitions_are_done_beside_one_that_is_corrupt(log_dir: Path) -> N
     assert noise == [], "Spark must be quiet"
 
     again = snapshot(log_dir)
-    status, rows, errors = execute(log_dir, "--topic", "orders", "--partitions", "orders-0,orders-2")
-    assert status == 0, errors
-    assert {row["status"] for row in rows.values()} == {"clean"}
-    assert "starting Spark" not in errors
+    done = forked.keytail("compact", *flags(log_dir), "--topic", "orders", "--partitions", "orders-0,orders-2")
+    assert done.returncode == 0, done.stderr
+    assert {row["status"] for row in json.loads(done.stdout)} == {"clean"}
+    assert "starting Spark" not in done.stderr
     assert snapshot(log_dir) == again
 
 
@@ -107,27 +107,22 @@ def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
     before = snapshot(log_dir)
     with (log_dir / ".lock").open("r+") as lock:  # closing any descriptor of the file gives this lock up
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        status, rows, errors = execute(log_dir)
-    assert (status, rows) == (1, {})
-    assert str(log_dir / ".lock") in errors
+        done = forked.keytail("compact", *flags(log_dir))
+    assert (done.returncode, json.loads(done.stdout)) == (1, [])
+    assert str(log_dir / ".lock") in done.stderr
     assert snapshot(log_dir) == before
 
 
 def test_without_java_nothing_is_touched(log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(log_dir)
-    done = keytail(
-        "compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--master", "local[2]", PATH=str(tmp_path),
-        JAVA_HOME=str(tmp_path / "no"),
-    )  # fmt: skip
+    done = forked.keytail("compact", *flags(log_dir), PATH=str(tmp_path), JAVA_HOME=str(tmp_path / "no"))
     assert done.returncode == 2
     assert "JAVA_HOME is" in done.stderr
     assert snapshot(log_dir) == before
 
 
 def test_a_table_for_people(log_dir: Path) -> None:
-    done = keytail(
-        "compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--master", "local[1]", "--map-memory", "64m"
-    )
+    done = forked.keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--map-memory", "64m")
     assert done.returncode == 0, done.stderr
     assert "orders-0" in done.stdout
     assert "->" in done.stdout
@@ -136,34 +131,19 @@ def test_a_table_for_people(log_dir: Path) -> None:
     assert "keytail verify" in done.stderr
 
 
-def test_keyless_records_are_refused_unless_they_may_go(tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_keyless_records_are_refused_unless_they_may_go(run: Run, on_spark: None, tmp_path: Path) -> None:
     records = random_records(1, 200)
     records[30] = type(records[30])(30, records[30].timestamp, None, b"no key")
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": records})
     before = snapshot(log_dir / "orders-0")
-    status, rows, _ = execute(log_dir)
-    assert status == 1
-    assert rows["orders-0"]["status"] == "refused"
-    assert "--drop-keyless" in rows["orders-0"]["error"]
-    assert "offset 30" in rows["orders-0"]["error"]
+    done = run("compact", *flags(log_dir))
+    assert done.exit_code == 1
+    [row] = rows_of(done).values()
+    assert row["status"] == "refused"
+    assert "--drop-keyless" in row["error"]
+    assert "offset 30" in row["error"]
     assert snapshot(log_dir / "orders-0") == before
-    status, rows, _ = execute(log_dir, "--drop-keyless")
-    assert (status, rows["orders-0"]["status"]) == (0, "compacted")
+    done = run("compact", *flags(log_dir), "--drop-keyless")
+    assert (done.exit_code, rows_of(done)["orders-0"]["status"]) == (0, "compacted")
     assert 30 not in {record.offset for record in records_of(log_dir / "orders-0")}
-
-
-def test_an_interrupted_run_lets_go_of_everything(log_dir: Path) -> None:
-    before = snapshot(log_dir)
-    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[*]"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert run.stderr is not None
-    for line in run.stderr:
-        if "starting Spark" in line:
-            break
-    time.sleep(1)
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=20)  # ends only when the JVM has let go of the pipes too
-    assert run.returncode == 130
-    assert "interrupted" in errors
-    assert "Traceback" not in errors
-    assert snapshot(log_dir) == before

@@ -236,11 +236,9 @@ def test_hosts_that_differ() -> None:
 
 
 @pytest.mark.spark
-def test_executors(tmp_path: Path) -> None:
-    """In a process of its own: it ends the JVM that it has started."""
+def test_executors(run: Run, on_spark: None, tmp_path: Path) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
-    command = [Path(sys.executable).with_name("keytail"), "doctor", "--output", "json", "--log-dirs", log_dir]
-    done = subprocess.run([*command, "--master", "local[2]"], capture_output=True, text=True, timeout=300, check=False)
+    done = run("doctor", "--output", "json", "--log-dirs", log_dir, "--master", "local[2]")
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     assert rows[f"executor on {os.uname().nodename}"]["status"] == "ok", done.stderr
     assert "the same log dirs" in rows[f"executor on {os.uname().nodename}"]["found"]

@@ -1,4 +1,4 @@
-"""`--ledger` and `history` as an operator runs them: processes of their own, two at once on a new ledger."""
+"""`--ledger` and `history`: two processes at once on a new ledger, as operators run them, and other commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from keytail.spark.ledger_read import read_rows
+from tests.app.conftest import Run
+from tests.app.forked import keytail
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
-from tests.app.test_compact import CONFIG, KEYTAIL, keytail
-
-pytestmark = pytest.mark.spark
+from tests.app.test_compact import CONFIG, KEYTAIL
 
 
 def history(ledger: Path, *more: str) -> list[dict[str, Any]]:
@@ -24,6 +24,7 @@ def history(ledger: Path, *more: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.spark
 def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [
@@ -40,7 +41,7 @@ def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
         )
         for log_dir in log_dirs
     ]  # fmt: skip
-    told = [run.communicate(timeout=300) for run in runs]
+    told = [run.communicate() for run in runs]
     assert [run.returncode for run in runs] == [0, 0], told
     known = history(ledger)
     assert [row["status"] for row in known] == ["done", "done"]
@@ -65,17 +66,18 @@ def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
         assert said in (tmp_path / "page.html").read_text()
 
 
-def test_rebuild_index_and_expire_are_in_it_too(tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_rebuild_index_and_expire_are_in_it_too(run: Run, on_spark: None, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(0, 400), "users-0": random_records(1, 100)})
     (log_dir / "orders-0" / f"{100:020d}.timeindex").unlink()
     flags = ("--log-dirs", log_dir, "--execute", "--ledger", ledger, "--output", "json")
-    done = keytail("rebuild-index", *flags)
-    assert done.returncode == 0, done.stderr
+    done = run("rebuild-index", *flags)
+    assert done.exit_code == 0, done.stderr
     policies = ("--topics-have-no-overrides", "--topic-config", "retention.ms=1", "--topic-config",
                 "orders:cleanup.policy=delete", "--topic-config", "users:cleanup.policy=delete")  # fmt: skip
-    done = keytail("expire", *flags, *policies)
-    assert done.returncode == 0, done.stderr
+    done = run("expire", *flags, *policies)
+    assert done.exit_code == 0, done.stderr
     removed = json.loads(done.stdout)
     assert {row["status"] for row in removed} == {"expired"}
     runs = [(row["command"], row["status"]) for row in history(ledger)]

@@ -17,6 +17,7 @@ from tests import golden
 from tests.app.conftest import Run, rows_of
 from tests.app.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
 from tests.log.test_listing import Counting
+from tests.no_spark import without_spark
 from tests.reference import metadata as dull
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.metadata import T0, MetadataLog
@@ -416,15 +417,12 @@ def test_secrets_in_the_metadata_log_are_not_shown(run: Run, log_dir: Path, log:
     assert "hunter2" not in result.output
 
 
-@pytest.mark.spark
 def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_dir: Path, log: MetadataLog) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = [snapshot(log_dir / name) for name in ("users-0", METADATA)]
     (log_dir.parent / "server.properties").write_text(f"log.dirs={log_dir}\nnode.id=1\n")
-    result = run(
-        "compact", "--config", log_dir.parent / "server.properties", "--execute", "--master", "local[1]",
-        "--output", "json",
-    )  # fmt: skip
+    with without_spark():
+        result = run("compact", "--config", log_dir.parent / "server.properties", "--execute", "--output", "json")
     assert result.exit_code == 0, result.output
     assert statuses(rows_of(result)) == {"orders-0": "compacted", "orders-1": "compacted", "users-0": "skipped"}
     assert [snapshot(log_dir / name) for name in ("users-0", METADATA)] == untouched

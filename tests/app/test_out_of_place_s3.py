@@ -13,6 +13,7 @@ import pytest
 
 from keytail.errors import UsageProblem
 from keytail.spark.object_store import Store, StoreProblem, is_store, shown
+from tests.app import forked
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.app.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 from tests.app.test_compact import CONFIG, keytail
@@ -49,7 +50,7 @@ def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: P
     scratch, mounted = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
     before = snapshot(source)
-    done = keytail("compact", "--log-dirs", source, "--output-dir", mounted, *CONFIG, *NOW, "--execute")
+    done = forked.keytail("compact", "--log-dirs", source, "--output-dir", mounted, *CONFIG, *NOW, "--execute")
     assert done.returncode == 0, done.stderr
     wanted = {name: data for name, (data, _) in snapshot(mounted).items() if not name.endswith(RECORD)}
 

@@ -19,6 +19,8 @@ from keytail import acting_user
 from keytail.errors import UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.owner import work_as_owner
+from tests import owned
+from tests.app.forked import keytail
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.owned import (
     BROKER,
@@ -28,7 +30,6 @@ from tests.owned import (
     give,
     ids_as,
     ids_of,
-    keytail,
     open_directory,
     private_directory,
     python,
@@ -102,7 +103,8 @@ def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) ->
         ("audit", "--replica", case.log_dir, "--replica", case.own / "saved", "--report", case.private / "audit"),
     ]
     for command in runs:
-        done = keytail(*command)
+        # Two of them start from nothing, and load modules while they work as the owner.
+        done = (owned.keytail if command[0] in ("compact", "verify") else keytail)(*command)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert done.stderr.count(SAID) == 1, (command, done.stderr)
     for verb in ("rebuild-index", "compact", "verify"):

@@ -10,7 +10,6 @@ import os
 import pty
 import select
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -30,6 +29,7 @@ from keytail.app.cli import VERBS, app
 from keytail.app.progress import PACE_S, WAITING, Reporter, Standing
 from keytail.spark.watching import Sign
 from keytail.telling import Manner
+from tests.app.forked import keytail
 from tests.chance import chance
 from tests.clean.test_fan_out_memory import BATCH_RECORDS, write_segments
 
@@ -216,12 +216,6 @@ def test_quiet_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "keytail: [2/2] t-1 refused (1 B, at 1 min 40 s): why\n"
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*KEYTAIL, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_the_flags(verb: str) -> None:
     told = CliRunner().invoke(app, [verb, "--help"]).stdout
@@ -231,11 +225,11 @@ def test_every_verb_has_the_flags(verb: str) -> None:
 
 
 def test_flags_that_contradict_each_other_or_mean_nothing_are_refused(tmp_path: Path) -> None:
-    both = _run("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
+    both = keytail("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
     assert (both.returncode, both.stdout) == (2, "")
     assert "--quiet and --verbose contradict each other" in both.stderr
-    assert _run("plan", "--log-dirs", str(tmp_path), "--log-format", "xml").returncode == 2
-    missing = _run("plan", "--log-dirs", str(tmp_path / "none"), "--log-format", "json", "--quiet")
+    assert keytail("plan", "--log-dirs", str(tmp_path), "--log-format", "xml").returncode == 2
+    missing = keytail("plan", "--log-dirs", str(tmp_path / "none"), "--log-format", "json", "--quiet")
     [line] = missing.stderr.splitlines()
     assert json.loads(line)["level"] == "error"
     assert missing.returncode == 2
@@ -305,7 +299,7 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
 def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
     """Of what is left by the test before, or of the whole log."""
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")
-    done = _run("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
+    done = keytail("compact", "--log-dirs", str(log_dir), *COMPACT, *how)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stderr.splitlines()]
     for name in ("orders-0", "orders-1"):
@@ -319,20 +313,18 @@ def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
 @pytest.mark.parametrize("kind", ["full", "closed"])
 def test_a_run_that_cannot_be_heard_goes_on(kind: str, log_dir: Path) -> None:
     """Also where its disk is full, or its terminal gone: the rows and the status are as of any run."""
-    command = [*KEYTAIL, "verify", "--log-dirs", str(log_dir), "--output", "json"]
-    heard = subprocess.run([*command, "--verbose"], capture_output=True, text=True, timeout=120, check=False)
+    command = ("verify", "--log-dirs", log_dir, "--output", "json", "--verbose")
+    heard = keytail(*command)
     assert "orders-0 " in heard.stderr
     if kind == "full":
-        out = os.open("/dev/full", os.O_WRONLY)
+        done = keytail(*command, streams={2: "/dev/full"})
     else:
         nobody, out = os.pipe()
         os.close(nobody)
-    try:
-        done = subprocess.run(
-            [*command, "--verbose"], stdout=subprocess.PIPE, stderr=out, text=True, timeout=120, check=False
-        )
-    finally:
-        os.close(out)
+        try:
+            done = keytail(*command, streams={2: out})
+        finally:
+            os.close(out)
     assert done.returncode == heard.returncode
     assert [row["findings"] for row in json.loads(done.stdout)] == [row["findings"] for row in json.loads(heard.stdout)]
     assert [row["topic"] for row in json.loads(done.stdout)] == ["orders", "orders"]

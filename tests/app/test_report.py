@@ -31,6 +31,7 @@ from keytail.spark.rows import ResultRow
 from tests import golden
 from tests.app.log_dirs import BASE_MS, snapshot, write_log_dir
 from tests.app.test_compact import keytail
+from tests.no_spark import without_spark
 from tests.reference import key_counts as twin
 from tests.reference.batches import Rec
 
@@ -132,8 +133,9 @@ def test_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
     arguments = ("compact", *flags_of(broker), "--force", "--output-dir", target, "--report", file)
     assert run(*arguments).exit_code == 0
     assert "18 of 23 partitions would be compacted" in said(file.read_text())
-    done = keytail(*map(str, arguments), "--execute", "--topic", "none|lz4|zstd")
-    assert done.returncode == 3, done.stderr
+    with without_spark():
+        done = run(*arguments, "--execute", "--topic", "none|lz4|zstd")
+    assert done.exit_code == 3, done.stderr
     assert "3 of 4 partitions compacted" in said(file.read_text())
     assert known(json.loads(done.stdout)) == raw_rows(file.read_text())
     assert "live</li>" in file.read_text()
@@ -174,17 +176,28 @@ SETTINGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.poli
             "users:cleanup.policy=compact")  # fmt: skip
 
 
-@pytest.mark.parametrize("way", ["in place", "elsewhere", "fan-out"])
+@pytest.mark.parametrize("way", ["in place", "elsewhere"])
 @pytest.mark.parametrize("show", [False, True])
-def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, tmp_path: Path) -> None:
+def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, run: Run, tmp_path: Path) -> None:
+    with without_spark():
+        check_hottest_keys(way, show, run, tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("show", [False, True])
+def test_hottest_keys_of_a_fan_out(show: bool, run: Run, on_spark: None, tmp_path: Path) -> None:
+    check_hottest_keys("fan-out", show, run, tmp_path)
+
+
+def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
     log_dir, partitions = secret_log_dir(tmp_path / "logs")
     file, rows_file = tmp_path / "page.html", tmp_path / "rows.json"
     flags = {"elsewhere": ["--output-dir", tmp_path / "target"], "fan-out": ["--fan-out", "always"]}.get(way, [])
     flags += ["--show-keys"] if show else []
     arguments = ("compact", "--log-dirs", log_dir, *SETTINGS, "--force", "--execute", *flags, "--output", "json",
                  "--report", file, "--rows-file", rows_file)  # fmt: skip
-    done = keytail(*map(str, arguments))
-    assert done.returncode == 0, done.stderr
+    done = run(*arguments)
+    assert done.exit_code == 0, done.stderr
     page = file.read_text()
     ends = {name: max(int(log.stem) for log in (log_dir / name).glob("*.log")) for name in partitions}
     expected = sorted(

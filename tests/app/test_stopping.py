@@ -27,14 +27,15 @@ from keytail.log.lock import is_held
 from keytail.log.recover import recover
 from keytail.spark.ended import SparkEnded
 from keytail.spark.rows import ResultRow
+from tests.app.forked import keytail
 from tests.app.log_dirs import BASE_MS, newest_by_key, records_of, snapshot, write_log_dir
-from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept, execute
+from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept
 from tests.chance import SEED
 from tests.reference.batches import Rec
 from tests.spark.test_submit import JOB, ROOT, SUBMIT
 
 SEGMENT = "orders:segment.bytes=1048576"
-ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes", "2200k", "--throttle", "20m")
+ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes", "2200k", "--throttle", "4m")
 
 
 def large_records(count: int = 400) -> list[Rec]:
@@ -117,6 +118,33 @@ def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
         assert_kept(records, log_dir / name)
 
 
+def jvm_of(group: int) -> int | None:
+    """Of a process group: a child that is about to become one has not Java's program yet."""
+    for pid in group_members(group):
+        try:
+            if os.readlink(f"/proc/{pid}/exe").endswith("/java"):
+                return pid
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.spark
+def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path: Path) -> None:
+    before = snapshot(log_dir)
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[*]"]
+    run = start(command, tmp_path)
+    wait_for(lambda: jvm_of(run.pid), run)
+    os.killpg(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)  # ends only when the JVM has let go of the pipes too
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 130, errors
+    assert "starting Spark" in errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert snapshot(log_dir) == before
+
+
 @pytest.mark.spark
 def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
@@ -125,7 +153,9 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     run = start([str(KEYTAIL), "compact", *flags], tmp_path)
     first = log_dir / "orders-0" / f"{0:020d}.log"
     inode = first.stat().st_ino
+    began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first round is done
+    longest_s = max(20, time.monotonic() - began_s)  # where the machine is busy, no longer than it took to get here
     time.sleep(random.Random(SEED).uniform(0, 1))
     os.killpg(run.pid, signal.SIGINT)
     rows, seconds = ended(run)
@@ -134,7 +164,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     assert "interrupted by SIGINT" in errors
     assert "Traceback" not in errors
     assert "Exception" not in errors
-    assert seconds < 20
+    assert seconds < longest_s
     check_left(log_dir, before)
     [row] = [row for row in rows if row["partition"] == 0]
     assert row["status"] == "skipped", row
@@ -142,9 +172,9 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
     assert 0 < row["bytes_after"] < bytes_before
     assert "orders 0" not in ((log_dir / "cleaner-offset-checkpoint").read_text() if
                               (log_dir / "cleaner-offset-checkpoint").exists() else "")  # fmt: skip
-    status, again, errors = execute(log_dir)
-    assert status == 0, errors
-    assert again["orders-0"]["status"] == "compacted"
+    done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in json.loads(done.stdout) if row["partition"] == 0] == ["compacted"]
     for name, records in before.items():
         assert_kept(records, log_dir / name)
 
@@ -188,7 +218,8 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
     flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
     run = start([str(KEYTAIL), "compact", *flags, "--output", "json"], tmp_path)
     wait_for(lambda: list(log_dir.rglob("*.clean")), run)
-    [jvm] = [pid for pid in group_members(run.pid) if os.readlink(f"/proc/{pid}/exe").endswith("/java")]
+    jvm = jvm_of(run.pid)
+    assert jvm is not None
     os.kill(jvm, signal.SIGKILL)
     rows, _ = ended(run)
     errors = (tmp_path / "stderr").read_text()
@@ -286,7 +317,7 @@ def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: p
         stop_with_parent(1)
         time.sleep(0.1)
         with pytest.raises(Stopped), stoppable():
-            for _ in range(500):
+            for _ in range(6000):
                 time.sleep(0.01)
     finally:
         signal.signal(signal.SIGTERM, handler)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.app.forked import CLOSED, keytail
 from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL
 
@@ -33,12 +35,17 @@ def run(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(shell, capture_output=True, text=True, timeout=300, check=False)
 
 
-def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
+def streams_of(redirection: str) -> dict[int, int | str]:
+    """For a fork, what a shell would do."""
+    found = re.findall(r"(\d?)([<>])(&-|/dev/full)", redirection)
+    return {int(fd or ">" in sign): CLOSED if target == "&-" else target for fd, sign, target in found}
+
+
+def without_reader(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     nobody, out = os.pipe()
     os.close(nobody)
     try:
-        command = [str(KEYTAIL), *map(str, arguments)]
-        return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+        return keytail(*arguments, streams={1: out})
     finally:
         os.close(out)
 
@@ -73,12 +80,18 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
     """On each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
 
     def compacted(name: str, output: str, redirection: str | None) -> tuple[int, dict[str, bytes], object, str]:
+        """In a process of its own, where streams are closed before Python starts."""
         log_dir = write_logs(tmp_path / name / "logs")
         if damaged:
             damage(log_dir)
         rows = tmp_path / name / "rows.json"
         flags = ("--log-dirs", log_dir, *CONFIG, *NOW, "--execute", "--output", output, "--rows-file", rows)
-        done = without_reader("compact", *flags) if redirection is None else run(redirection, "compact", *flags)
+        if redirection is None:
+            done = without_reader("compact", *flags)
+        elif "closed" in name and not damaged:
+            done = run(redirection, "compact", *flags)
+        else:
+            done = keytail("compact", *flags, streams=streams_of(redirection))
         return done.returncode, contents(log_dir), rows_of(rows), done.stderr
 
     status, files, rows, _ = compacted("plain", "json", "")
@@ -96,25 +109,26 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
 
 
 def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
+    """In forks, whose streams are opened as Python opens them; those of real processes are in the test above."""
     flags = ("--log-dirs", log_dir, "--output", "json")
+    full = "/dev/full"
     for arguments in (("verify", *flags), ("dump", log_dir / "orders-0" / f"{100:020d}.log"), ("--help",)):
-        for redirection, status in ((">&-", 0), (">/dev/full", 1), (">&- 2>&-", 0)):
-            done = run(redirection, *arguments)
-            assert done.returncode == status, (arguments, redirection, done.stderr)
+        for streams, status in (({1: CLOSED}, 0), ({1: full}, 1), ({1: CLOSED, 2: CLOSED}, 0)):
+            done = keytail(*arguments, streams=streams)
+            assert done.returncode == status, (arguments, streams, done.stderr)
             assert "Traceback" not in done.stderr
-            lost = redirection in (">&-", ">/dev/full")
-            assert done.stderr.count("standard output cannot be written") == lost
+            assert done.stderr.count("standard output cannot be written") == (2 not in streams)
             if status:
                 assert "No space left on device" in done.stderr
         gone = without_reader(*arguments)
         assert gone.returncode == (141 if arguments[0] == "dump" else 1), gone.stderr
         assert "Traceback" not in gone.stderr
     damage(log_dir)
-    for redirection in (">&-", ">/dev/full", "2>&-"):
-        assert run(redirection, "verify", *flags).returncode == 1, "that something was found"
-    for redirection in ("2>&-", "2>/dev/full"):
-        assert run(redirection, "verify", "--no-such-flag").returncode == 2
-        assert run(redirection, "verify", "--log-dirs", log_dir / "none").returncode == 2
+    for streams in ({1: CLOSED}, {1: full}, {2: CLOSED}):
+        assert keytail("verify", *flags, streams=streams).returncode == 1, "that something was found"
+    for streams in ({2: CLOSED}, {2: full}):
+        assert keytail("verify", "--no-such-flag", streams=streams).returncode == 2
+        assert keytail("verify", "--log-dirs", log_dir / "none", streams=streams).returncode == 2
 
 
 # Opens as the command line does, and writes down each file that gets the number of a standard stream.

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.app import forked
+from tests.app.conftest import Run
 from tests.app.log_dirs import random_records, records_of, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL, assert_kept, keytail
 from tests.app.test_stopping import (
@@ -24,6 +26,7 @@ from tests.app.test_stopping import (
     large_records,
     start,
     wait_for,
+    wait_until_gone,
 )
 from tests.chance import SEED
 
@@ -41,9 +44,12 @@ def make(path: Path) -> Path:
     return log_dir
 
 
-def compact(log_dir: Path, *more: str, **variables: str) -> tuple[int, list[dict[str, Any]], str]:
-    flags = ("--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json", *more)
-    done = keytail("compact", *flags, **variables)
+def flags(log_dir: Path) -> tuple[str | Path, ...]:
+    return "--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json"
+
+
+def compact(log_dir: Path, *more: str) -> tuple[int, list[dict[str, Any]], str]:
+    done = forked.keytail("compact", *flags(log_dir), *more)
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
@@ -54,19 +60,20 @@ def without_times(rows: list[dict[str, Any]], root: Path) -> str:
 
 
 @pytest.mark.spark
-def test_the_same_files_rows_and_status_as_with_spark(tmp_path: Path) -> None:
+def test_the_same_files_rows_and_status_as_with_spark(run: Run, on_spark: None, tmp_path: Path) -> None:
     print("seed", SEED)
     with_spark, without = make(tmp_path / "spark"), tmp_path / "none"
     shutil.copytree(with_spark, without, copy_function=shutil.copy2)
     now = ("--now", str(time.time_ns() // 1_000_000), "--unsafe-clock")
-    status, rows, errors = compact(without, *now, PATH="/nowhere", JAVA_HOME="/nowhere")
-    assert "without Spark" in errors
-    assert "[3/3]" in errors
-    assert status == 3
-    there = compact(with_spark, *now, "--master", "local[2]")
-    assert "starting Spark" in there[2]
-    assert there[0] == status
-    assert without_times(there[1], with_spark) == without_times(rows, without)
+    done = keytail("compact", *flags(without), *now, PATH="/nowhere", JAVA_HOME="/nowhere")
+    assert "without Spark" in done.stderr
+    assert "[3/3]" in done.stderr
+    assert done.returncode == 3
+    rows = json.loads(done.stdout)
+    there = run("compact", *flags(with_spark), *now, "--master", "local[2]")
+    assert "starting Spark" in there.stderr
+    assert there.exit_code == done.returncode
+    assert without_times(json.loads(there.stdout), with_spark) == without_times(rows, without)
     assert {row["status"] for row in rows} == {"compacted", "corrupt", "skipped"}
     assert {name: data for name, (data, _) in snapshot(without).items()} == {
         name: data for name, (data, _) in snapshot(with_spark).items()
@@ -83,19 +90,21 @@ def large(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
-    flags = ["--log-dirs", str(large), *CONFIG, *ROUNDS, "--execute", "--output", "json"]
-    flags += ["--report", str(tmp_path / "page.html")]
-    run = start([str(KEYTAIL), "compact", *flags], tmp_path)
+    words = ["--log-dirs", str(large), *CONFIG, *ROUNDS, "--execute", "--output", "json"]
+    words += ["--report", str(tmp_path / "page.html")]
+    run = start([str(KEYTAIL), "compact", *words], tmp_path)
     first = large / "orders-0" / f"{0:020d}.log"
     inode = first.stat().st_ino
+    began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
+    longest_s = max(10, time.monotonic() - began_s)  # where the machine is busy, no longer than it took to get here
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()
     assert run.returncode == 128 + signal_number, errors
     assert f"interrupted by {signal_number.name}" in errors
     assert "Traceback" not in errors
-    assert seconds < 10
+    assert seconds < longest_s
     check_left(large, before)
     [row] = [row for row in rows if row["partition"] == 0]
     assert "groups done, safe to start the broker" in row["error"], row
@@ -131,8 +140,8 @@ def _workers(group: int, directory: Path) -> list[int]:
 
 def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done(large: Path, tmp_path: Path) -> None:
     untouched = snapshot(large / "orders-0")
-    flags = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
-    run = start([str(KEYTAIL), "compact", *flags], tmp_path)
+    words = ["--log-dirs", str(large), *CONFIG, "--throttle", "2m", "--execute", "--output", "json"]
+    run = start([str(KEYTAIL), "compact", *words], tmp_path)
     killed = set[int]()
     while run.poll() is None:
         for pid in set(_workers(run.pid, large / "orders-0")) - killed - {run.pid}:
@@ -151,15 +160,12 @@ def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done
 
 def test_a_killed_driver_takes_its_workers_and_locks_with_it(large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
-    flags = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
-    run = start([str(KEYTAIL), "compact", *flags], tmp_path)
+    words = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
+    run = start([str(KEYTAIL), "compact", *words], tmp_path)
     wait_for(lambda: list(large.rglob("*.clean")), run)
     os.kill(run.pid, signal.SIGKILL)
-    run.communicate(timeout=10)
-    last_s = time.monotonic() + 5
-    while group_members(run.pid):
-        assert time.monotonic() < last_s, "a worker outlives its driver"
-        time.sleep(0.01)
+    run.communicate(timeout=60)
+    wait_until_gone(run.pid)
     status, _, errors = compact(large)
     assert status == 0, errors
     assert not list(large.rglob("*.clean"))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.documentation.pages import ROOT, Block, blocks, pages
 from tests.documentation.prepared import place, unpacked
 from tests.documentation.running import Host, run_block
+from tests.spark.shared import lend_session, shared_session
 
 # Of these another test runs every command.
 HELD_BY = {
@@ -32,6 +34,11 @@ def _worked(page: str) -> list[Block]:
 WORKED = [page for page in pages() if page == "README.md" or (page.startswith("lib/keytail/guide/") and _worked(page))]
 ON_SPARK = [page for page in WORKED if any(block.mark("spark") is not None for block in _worked(page))]
 OTHERS = [page for page in pages() if page not in WORKED and page not in HELD_BY and _commands(page)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    return shared_session()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,10 @@ def test_its_commands_do_what_it_says(page: str, golden: Path, tmp_path: Path) -
 
 @pytest.mark.spark
 @pytest.mark.parametrize("page", ON_SPARK)
-def test_its_commands_do_what_it_says_on_spark(page: str, golden: Path, tmp_path: Path) -> None:
+def test_its_commands_do_what_it_says_on_spark(
+    page: str, spark: Any, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lend_session(monkeypatch)
     work(page, golden, tmp_path / "host")
 
 

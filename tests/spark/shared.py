@@ -1,13 +1,16 @@
 """One Spark session for many tests: at most one in each test process, with two cores and Delta.
 
-A command line that runs inside a test process starts its own session and ends its JVM afterwards. tests/conftest.py
-ends the shared session before such a test; it is started again when a later module asks for it.
+A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless `lend_session`
+gives it the shared one. tests/conftest.py ends the shared session before such a test; it is started again when a later
+module asks for it.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+import pytest
 
 _session: list[Any] = []
 
@@ -27,3 +30,11 @@ def end_shared_session() -> None:
     if _session:
         _session.pop().stop()
         sys.modules["keytail.spark.session"].end_jvm()
+
+
+def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command lines in this process use the shared session, and leave it as it is."""
+    session = sys.modules["keytail.spark.session"]
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
+    monkeypatch.setattr(session, "_stop", lambda spark: None)
+    monkeypatch.setattr(session, "end_jvm", lambda: None)
