@@ -5,9 +5,10 @@ Where it is missing they are skipped with the reason, or fail if KEYTAIL_NO_SKIP
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
+import sqlite3
 import subprocess
 import sys
 import types
@@ -112,7 +113,13 @@ def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]
 def empty_database(airflow: Airflow) -> Path:
     """A copy of what Airflow has from here on, as no DAG has run with it."""
     airflow.ask("migrate", log=airflow.home / "migrate.log")
-    return Path(shutil.copy(airflow.home / "airflow.db", airflow.home / "airflow.db.new"))
+    copied = airflow.home / "empty.db"
+    with (  # a part of it is in a write-ahead log
+        contextlib.closing(sqlite3.connect(airflow.home / "airflow.db")) as origin,
+        contextlib.closing(sqlite3.connect(copied)) as copy,
+    ):
+        origin.backup(copy)
+    return copied
 
 
 @pytest.fixture(scope="session")
