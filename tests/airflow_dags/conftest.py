@@ -5,19 +5,21 @@ Where it is missing they are skipped with the reason, or fail if KEYTAIL_NO_SKIP
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import shutil
+import sqlite3
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.airflow_dags.rolls import Airflow, write_inventory
+from tests.airflow_dags.rolls import write_inventory
 from tests.spark.cluster import LEAN_JAVA
 
 ROOT = Path(__file__).parents[2]
@@ -49,47 +51,100 @@ def keytail_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(
     airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory, keytail_home: Path
 ) -> dict[str, str]:
-    """Of Airflow's processes: a home of their own with a database, and nothing of Spark or an activated environment."""
+    """Of Airflow's processes: a home of their own, and nothing of Spark or an activated environment."""
     made = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_", "AIRFLOW_"))}
-    made |= {
+    return made | {
         "AIRFLOW_HOME": str(tmp_path_factory.mktemp("airflow")),
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         "KEYTAIL_HOME": str(keytail_home),
+        "KEYTAIL_ROLL_RETRY_SECONDS": "0",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_SUBMIT_OPTS": LEAN_JAVA,  # for the tests' time
     }
-    migrated = subprocess.run(
-        [str(airflow_bin / "airflow"), "db", "migrate"], env=made, capture_output=True, text=True, timeout=300,
-        check=False,
-    )
-    assert migrated.returncode == 0, migrated.stderr[-3000:]
-    home = Path(made["AIRFLOW_HOME"])
-    shutil.copy(home / "airflow.db", home / "airflow.db.new")  # for who wants one that nothing has run with
-    return made
+
+
+class Airflow:
+    """A process that has imported Airflow and answers questions (in_airflow.py)."""
+
+    def __init__(self, airflow_bin: Path, environment: Mapping[str, str]) -> None:
+        self.home = Path(environment["AIRFLOW_HOME"])
+        self.errors = self.home / "in_airflow.log"
+        with self.errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [str(airflow_bin / "python"), str(Path(__file__).with_name("in_airflow.py"))], env=environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+            )  # fmt: skip
+
+    def ask(self, what: str, *arguments: Any, log: Path, **environ: str) -> Any:
+        """The answer; what is said besides is in the file `log`, and is told where there is no answer."""
+        path = self.home / "answer.json"
+        path.unlink(missing_ok=True)
+        question = {"what": what, "arguments": arguments, "env": environ, "answer": str(path), "log": str(log)}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+        status = self._process.stdout.readline()
+        assert status, self.errors.read_text(errors="replace")[-5000:]
+        assert status == "0\n", log.read_text(errors="replace")[-5000:]
+        return json.loads(path.read_text())
+
+    def rolls(self, asked: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return self.ask("rolls", str(DAGS), *asked, log=self.home / "rolls.log")
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def airflow(airflow_bin: Path, environment: dict[str, str]) -> Iterator[Airflow]:
+    """Airflow without a database: it reads DAGs, and runs none."""
+    made = Airflow(airflow_bin, environment)
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def empty_database(airflow: Airflow) -> Path:
+    """A copy of what Airflow has from here on, as no DAG has run with it."""
+    airflow.ask("migrate", log=airflow.home / "migrate.log")
+    copied = airflow.home / "empty.db"
+    with (  # a part of it is in a write-ahead log
+        contextlib.closing(sqlite3.connect(airflow.home / "airflow.db")) as origin,
+        contextlib.closing(sqlite3.connect(copied)) as copy,
+    ):
+        origin.backup(copy)
+    return copied
+
+
+@pytest.fixture(scope="session")
+def airflow_runs(airflow: Airflow, empty_database: Path) -> Airflow:
+    """Airflow with a database."""
+    return airflow
 
 
 Ask = Callable[..., Any]
 
 
 @pytest.fixture
-def ask(airflow_bin: Path, environment: dict[str, str], tmp_path: Path) -> Ask:
-    """What in_airflow.py answers; what it says besides is told where it fails, and is in `ask.log` else."""
+def ask(airflow: Airflow, tmp_path: Path) -> Ask:
+    """What in_airflow.py answers; what it says besides is in `ask.log`."""
+    return partial(airflow.ask, log=tmp_path / "ask.log")
 
-    def answer(what: str, *arguments: str, **more: str) -> Any:
-        path = tmp_path / "answer.json"
-        script = str(Path(__file__).with_name("in_airflow.py"))
-        done = subprocess.run(
-            [str(airflow_bin / "python"), script, what, *arguments], env=environment | more | {"ANSWER": str(path)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        (tmp_path / "ask.log").write_text(done.stdout)
-        assert done.returncode == 0, done.stdout[-5000:]
-        return json.loads(path.read_text())
 
-    return answer
+@pytest.fixture
+def run_dag(airflow_runs: Airflow, tmp_path: Path) -> Ask:
+    """One run of a DAG, with its Params, and variables as keywords."""
+
+    def run(dag_id: str, conf: Mapping[str, Any], **environ: str) -> Any:
+        return airflow_runs.ask("test", dag_id, json.dumps(conf), log=tmp_path / "ask.log", **environ)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -128,14 +183,6 @@ def imported(name: str) -> Any:
         return __import__(name)
     finally:
         sys.path.remove(str(DAGS))
-
-
-@pytest.fixture(scope="session")
-def airflow(airflow_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Airflow:
-    """Airflow with a database, for rolls."""
-    made = Airflow(airflow_bin, tmp_path_factory.mktemp("airflow"))
-    made.prepare()
-    return made
 
 
 @pytest.fixture(scope="session")

@@ -1,37 +1,116 @@
-"""What tests ask of Airflow, in its own environment: `.venv-airflow/bin/python in_airflow.py WHAT ...`, JSON as answer.
+"""Answers what tests ask of Airflow: a process of `.venv-airflow/bin/python`, which reads questions from its input.
 
-`structure`: errors of imports, modules that the DAG files brought in, and of each DAG its tasks, params and settings.
-`render DAG TASK[,TASK] CONF...`: the templates of each task, once for each of the Params in CONF.
-`test DAG CONF`: one run of a DAG in this process: states of its tasks, and their XComs.
+A question is a line of JSON: `what` (a function of `ANSWERS`), its `arguments`, `env` (variables), and the files for
+`answer` (JSON) and `log`. After each answer the process prints the exit status of whoever gave it.
+
+DAGs are run by this process, one after the other: the first run of a process takes seconds longer. What reads DAGs is
+answered by forks of another one, which has imported Airflow and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import itertools
 import json
 import os
 import sys
-from typing import Any
+import time
+import traceback
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 FORBIDDEN = ("pyspark", "numba", "keytail", "numpy", "pyarrow")
+ROLLING = "keytail_rolling_maintenance"
 
 
 def main() -> None:
-    what, *arguments = sys.argv[1:]
-    answer = {"structure": structure, "render": render, "test": test}[what](*arguments)
-    with open(os.environ["ANSWER"], "w") as file:
-        json.dump(answer, file, default=str)
+    ready = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import_airflow()
+    here, there = Pipe()
+    if os.fork() == 0:
+        here.close()
+        answer_in_forks(there)
+    there.close()
+    while line := sys.stdin.readline():
+        question = json.loads(line)
+        if question["what"] in IN_A_FORK:
+            here.send(question)
+            status = here.recv()
+        else:
+            status = answer(question)
+        print(status, file=ready, flush=True)
 
 
-def dag_bag() -> Any:
+def answer_in_forks(questions: Connection) -> NoReturn:
+    with contextlib.suppress(EOFError):
+        while True:
+            question = questions.recv()
+            child = os.fork()
+            if child == 0:
+                os._exit(answer(question))
+            questions.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os._exit(0)
+
+
+def import_airflow() -> None:
+    from airflow import settings
+    from airflow.api_fastapi.execution_api import routes  # noqa: F401
+    from airflow.api_fastapi.execution_api.app import InProcessExecutionAPI  # noqa: F401
+    from airflow.dag_processing.dagbag import DagBag  # noqa: F401
+    from airflow.models.xcom import XComModel  # noqa: F401
+    from airflow.sdk import dag  # noqa: F401
+    from airflow.sdk.execution_time.supervisor import run_task_in_process  # noqa: F401
+    from airflow.serialization.serialized_objects import DagSerialization  # noqa: F401
+
+    assert settings.engine is not None
+
+
+def answer(question: dict[str, Any]) -> int:
+    """The exit status. Variables and standard files are afterwards as they were."""
+    variables, own = dict(os.environ), [os.dup(number) for number in range(3)]
+    try:
+        with open(question["log"], "wb") as log, open(os.devnull, "rb") as nothing:
+            for number, file in enumerate((nothing, log, log)):
+                os.dup2(file.fileno(), number)
+        os.environ.update(question["env"])
+        made = ANSWERS[question["what"]](*question["arguments"])
+        with open(question["answer"], "w") as file:
+            json.dump(made, file, default=str)
+        return 0
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, before in enumerate(own):
+            os.dup2(before, number)
+            os.close(before)
+
+
+def migrate() -> None:
+    """A database with Airflow's tables."""
+    from airflow.utils import db
+
+    db.upgradedb()
+
+
+def dag_bag(path: str | None = None) -> Any:
+    """All DAGs, or those of one file."""
     from airflow.dag_processing.dagbag import DagBag
 
-    return DagBag(os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
+    return DagBag(path or os.environ["AIRFLOW__CORE__DAGS_FOLDER"])
 
 
 def structure() -> dict[str, Any]:
+    """Errors of imports, modules that the DAG files brought in, and of each DAG its tasks, params and settings."""
     bag = dag_bag()
     loaded = {name.partition(".")[0] for name in sys.modules}
     return {
@@ -65,6 +144,7 @@ def structure() -> dict[str, Any]:
 
 
 def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
+    """The templates of each task, once for each of the Params in `confs`."""
     import types
 
     dag = dag_bag().dags[dag_id]
@@ -80,31 +160,134 @@ def render(dag_id: str, task_ids: str, *confs: str) -> list[dict[str, Any]]:
 
 
 def test(dag_id: str, conf: str) -> dict[str, Any]:
+    """One run of a DAG: states of its tasks, and their XComs."""
     dag = dag_bag().dags[dag_id]
     for task in dag.tasks:  # a retry is waited for
         task.retry_delay, task.retry_exponential_backoff = datetime.timedelta(0), 0
         task.retries = min(task.retries, 1)
-    run = dag.test(run_conf=json.loads(conf))
+    run = run_of(dag, json.loads(conf))
+    return {
+        "state": str(run.state),
+        "tasks": {name_of(one): str(one.state) for one in run.get_task_instances()},
+        "tries": {name_of(one): one.try_number for one in run.get_task_instances()},
+        "xcoms": [
+            {"task": one.task_id, "index": one.map_index, "key": one.key, "value": value}
+            for one, value in xcoms_of(run)
+        ],
+    }
+
+
+def rolls(folder: str, *asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each roll the structure of its DAG and, if it has `conf` (its Params), what became of its run. Each has `env`
+    (variables), and `retries`, the most of a task.
+    """
+    return [roll(f"{folder}/rolling_maintenance.py", **one) for one in asked]
+
+
+def roll(path: str, env: dict[str, str], conf: Any = None, retries: int = 1) -> dict[str, Any]:
+    os.environ.update(env)
+    bag = dag_bag(path)
+    assert not bag.import_errors, bag.import_errors
+    dag = bag.dags[ROLLING]
+    tasks = {
+        task.task_id: {
+            "upstream": sorted(task.upstream_task_ids),
+            "rule": task.trigger_rule.value,
+            "setup": task.is_setup,
+            "teardown": task.is_teardown,
+            "fails_run": task.on_failure_fail_dagrun,
+            "retries": task.retries,
+        }
+        for task in dag.tasks
+    }
+    made: dict[str, Any] = {
+        "tasks": tasks,
+        "params": {name: dag.params.get_param(name).dump() for name in dag.params},
+        "max_active_runs": dag.max_active_runs,
+        "catchup": dag.catchup,
+        "doc": dag.doc_md,
+    }
+    if conf is None:
+        return made
+    for task in dag.tasks:
+        task.retries = min(task.retries, retries)
+    run = run_of(dag, conf)
+    instances = run.get_task_instances()
+    return {
+        **made,
+        "state": str(run.state),
+        "states": {one.task_id: str(one.state) for one in instances},
+        "tries": {one.task_id: one.try_number for one in instances},
+        "xcoms": {f"{one.task_id} {one.key}": value for one, value in xcoms_of(run)},
+    }
+
+
+def run_of(dag: Any, conf: Any) -> Any:
+    with without_what_takes_time(dag):
+        return dag.test(run_conf=conf)
+
+
+@contextlib.contextmanager
+def without_what_takes_time(dag: Any) -> Iterator[None]:
+    """dag.test() reads all DAG files again and sleeps a second for each level of tasks that it finds nothing to do for;
+    each copy of a Param checks its JSON schema against the schema of schemas."""
+    from unittest.mock import patch
+
+    from airflow.dag_processing import dagbag
+    from jsonschema import Draft202012Validator
+
+    def only_this_file(dag_folder: Any, bundle_path: Any, bundle_name: str) -> Any:
+        return real_bag(dag_folder=dag.fileloc, bundle_path=bundle_path, bundle_name=bundle_name)
+
+    def sleep_less(seconds: float) -> None:
+        real_sleep(0.01 if seconds == 1 else seconds)
+
+    def check_once(schema: Any, **more: Any) -> None:
+        key = json.dumps(schema, sort_keys=True)
+        if key not in checked:
+            real_check(schema, **more)
+            checked.add(key)
+
+    real_bag, real_sleep, real_check = dagbag.BundleDagBag, time.sleep, Draft202012Validator.check_schema
+    checked: set[str] = set()
+    with (
+        patch.object(dagbag, "BundleDagBag", only_this_file),
+        patch.object(time, "sleep", sleep_less),
+        patch.object(Draft202012Validator, "check_schema", check_once),
+    ):
+        yield
+
+
+def xcoms_of(run: Any) -> list[tuple[Any, Any]]:
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
     with create_session() as session:
-        found = session.scalars(select(XComModel).where(XComModel.run_id == run.run_id, XComModel.dag_id == dag_id))
-        xcoms = [
-            {"task": one.task_id, "index": one.map_index, "key": one.key, "value": XComModel.deserialize_value(one)}
-            for one in found
-        ]
-    return {
-        "state": str(run.state),
-        "tasks": {name_of(one): str(one.state) for one in run.get_task_instances()},
-        "tries": {name_of(one): one.try_number for one in run.get_task_instances()},
-        "xcoms": xcoms,
-    }
+        found = session.scalars(
+            select(XComModel).where(XComModel.run_id == run.run_id, XComModel.dag_id == run.dag_id)
+        ).all()
+        return [(one, XComModel.deserialize_value(one)) for one in found]
 
 
 def name_of(instance: Any) -> str:
     return f"{instance.task_id}[{instance.map_index}]" if instance.map_index >= 0 else instance.task_id
+
+
+def trigger(dag_id: str, run_id: str, conf: str, database: str) -> None:
+    """As `airflow dags trigger` does, in a database that others work with."""
+    from airflow import settings
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.utils.types import DagRunTriggeredByType
+
+    settings.dispose_orm()
+    settings.SQL_ALCHEMY_CONN = f"sqlite:///{database}"
+    settings.configure_orm()
+    trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id, conf=json.loads(conf))
+
+
+IN_A_FORK = ("structure", "render", "trigger")
+ANSWERS: dict[str, Any] = {one.__name__: one for one in (migrate, structure, render, test, rolls, trigger)}
 
 
 if __name__ == "__main__":

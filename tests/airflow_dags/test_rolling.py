@@ -14,6 +14,8 @@ import pytest
 from tests.airflow_dags.conftest import imported
 from tests.chance import SEED
 
+pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers them all
+
 rolling: Any = imported("keytail_rolling")
 
 LOSES = {"what": "w", "path": "/p", "byte_position": 3, "offset": 9, "broker": "deletes", "remedy": "mend",

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from tests.airflow_dags.rolls import Airflow
+from tests.airflow_dags.conftest import Airflow
 from tests.interop.broker import Broker
 from tests.interop.broker_story import KEYTAIL, newest_of, start_client
 from tests.interop.kafka import class_path
 from tests.ports import free_ports
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("airflow")]
 
 BROKERS = int(os.environ.get("KEYTAIL_ROLL_BROKERS", "1"))
 NOW = 1_700_000_000_000
@@ -141,11 +141,10 @@ def until_it_works(words: Sequence[str]) -> None:
         time.sleep(0.2)
 
 
-def test_a_roll_over_real_brokers(airflow: Airflow, tmp_path: Path) -> None:
+def test_a_roll_over_real_brokers(airflow_runs: Airflow, tmp_path: Path) -> None:
     with start_client() as client, cluster(tmp_path) as brokers:
         configs = [word for key, value in TOPIC_CONFIGS.items() for word in ("--config", f"{key}={value}")]
         create = ["--create", "--topic", "users", "--partitions", "2", "--replication-factor", str(BROKERS), *configs]
-        until_it_works(brokers.tool("BrokerApiVersionsCommand", port=brokers.ports[-1]))
         until_it_works(brokers.tool("TopicCommand", *create))
         client.connect(brokers)  # type: ignore[arg-type]  # it asks for `bootstrap` alone
         for number in range(120):
@@ -157,7 +156,7 @@ def test_a_roll_over_real_brokers(airflow: Airflow, tmp_path: Path) -> None:
         pids = {name: (brokers.folder / name / "pid").read_text() for name in brokers.brokers}
         env = {"KEYTAIL_BROKERS": str(brokers.inventory()), "KEYTAIL_ALERT": ""}
         conf = {"poll_seconds": 0.3, "stop_minutes": 1, "wait_for_sync_minutes": 1.5}
-        [answer] = airflow.rolls([{"env": env, "conf": conf, "retries": 0}])
+        [answer] = airflow_runs.rolls([{"env": env, "conf": conf, "retries": 0}])
         assert answer["state"] == "success", (answer["states"], answer["xcoms"])
         names = [f"b{number}" for number in range(1, BROKERS + 1)]
         assert answer["xcoms"]["roll return_value"] == dict.fromkeys(names, "up")
@@ -167,7 +166,6 @@ def test_a_roll_over_real_brokers(airflow: Airflow, tmp_path: Path) -> None:
             assert compacted["bytes_after"] < compacted["bytes_before"] / 2
             assert answer["xcoms"][f"{name}.verify verdict"]["ran"]
             assert (brokers.folder / name / "pid").read_text() != pids[name]
-        until_it_works(brokers.tool("BrokerApiVersionsCommand", port=brokers.ports[0]))
         after = client.consume(partitions)
         assert newest_of(after) == newest_of(before)
         assert len(after) < len(before) / 2

@@ -1,16 +1,21 @@
-"""Whole runs of the DAGs in one process of Airflow each, with the real keytail, on real logs."""
+"""Whole runs of the DAGs by `dag.test()`, with the real keytail, on real logs; test_scheduler.py has one more."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.airflow_dags.conftest import Ask
 from tests.airflow_dags.test_structure import BROKERS, LEDGER, REBUILD, SNAPSHOTS
-from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
+from tests.app.log_dirs import random_records, write_log_dir
 from tests.golden import unpack
+
+pytestmark = pytest.mark.xdist_group("airflow")
 
 ROOT = Path(__file__).parents[2]
 ORDERS = ["orders:cleanup.policy=compact"]
@@ -44,16 +49,18 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
     return value
 
 
-def test_snapshots_by_spark_with_one_that_is_damaged(ask: Ask, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
     """A real broker's logs by a real spark-submit: the others are compacted and verified, the task is green and not
-    tried again, the ledger has all of it, and the last one says which is damaged, where."""
+    tried again, the ledger has all of it, and the last one says which is damaged, where. Then the ledger is maintained.
+    """
     log_dir = unpack(tmp_path)
     damage(log_dir, "gzip-0")
     conf = {
         "config": f"{tmp_path}/server.properties", "least_bytes": 1000, "topic_list": ["gzip", "zstd", "lz4"],
         "ledger": str(tmp_path / "ledger"), "properties_file": str(ROOT / "conf" / "spark-delta.conf"),
     }  # fmt: skip
-    found = ask("test", SNAPSHOTS, json.dumps(conf))
+    found = run_dag(SNAPSHOTS, conf)
     assert found["tasks"] == {
         "plan": "success", "gate": "success", "compact": "success", "verify": "success", "ledger": "success",
         "tell_partial": "failed", "done": "upstream_failed",
@@ -78,48 +85,66 @@ def test_snapshots_by_spark_with_one_that_is_damaged(ask: Ask, tmp_path: Path) -
     assert planned["due"] == 3
     assert 0 < planned["dirty_ratio"] <= 1
 
-
-def test_brokers_each_on_its_host_with_a_ledger(ask: Ask, tmp_path: Path, keytail_home: Path) -> None:
-    """One broker is compacted, verified and read back from the ledger, through a shell that stands for a host's; of the
-    other too little is due, so that all but its plan is skipped. Then the ledger is maintained."""
-    worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
-    path = inventory(
-        tmp_path / "b.toml", keytail_home,
-        b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
-    )  # fmt: skip
-    before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
-    untouched = records_of(little / "orders-2")
-    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "ledger": str(tmp_path / "ledger")}
-    gate = sum(log.stat().st_size for log in worth.glob("*/*.log")) // 2
-    found = ask("test", BROKERS, json.dumps({**conf, "least_bytes": gate}), KEYTAIL_BROKERS=path)
-    steps = ("plan", "gate", "compact", "verify", "ledger")
-    assert found["tasks"] == {
-        "choose": "success", **{f"broker.{step}[0]": "success" for step in steps},
-        "broker.plan[1]": "success", **{f"broker.{step}[1]": "skipped" for step in steps[1:]},
-        "tell_partial": "skipped", "done": "success",
-    }  # fmt: skip
-    assert found["state"] == "success"
-    for n in range(2):
-        after = records_of(worth / f"orders-{n}")
-        assert len(after) < len(before[n])
-        newest = newest_by_key(before[n])
-        assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
-    assert records_of(little / "orders-2") == untouched
-    assert left(found, "choose") == ["b1", "b2"]
-    compacted, recorded = left(found, "broker.compact", 0), left(found, "broker.ledger", 0)
-    assert compacted["counts"] == recorded["counts"] == {"compacted": 2}
-    assert compacted["bytes_after"] == recorded["bytes_after"] > 0
-    assert recorded["run"]["run_id"] == compacted["run_id"]
-    assert recorded["run"]["status"] == "done"
-    assert "the gate is closed: 1 of 1 partitions are due" in (tmp_path / "ask.log").read_text()
-    assert not {x["key"] for x in found["xcoms"]} - {"return_value", "skipmixin_key"}
-
-    found = ask("test", LEDGER, json.dumps({"ledger": str(tmp_path / "ledger"), "broker": "b1"}), KEYTAIL_BROKERS=path)
+    path = inventory(tmp_path / "b.toml", keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
+    found = run_dag(LEDGER, {"ledger": conf["ledger"], "broker": "b1"}, KEYTAIL_BROKERS=path)
     assert found["state"] == "success"
     assert left(found, "maintain")["counts"] == {"maintained": 3}
 
 
-def test_indexes_of_brokers_of_which_one_runs(ask: Ask, tmp_path: Path, keytail_home: Path) -> None:
+# A keytail for brokers that keeps no ledger and knows one run of it. $0 and the name of the broker, then its words.
+STAND_IN = """
+import json, sys
+folder, name, verb, *words = sys.argv[1:]
+with open(f"{folder}/{name}", "a") as file:
+    file.write(json.dumps([verb, *words]) + "\\n")
+row = {"topic": "orders", "partition": 0, "log_dir": "/d", "error": ""}
+if verb == "compact":
+    print(f"keytail: ledger: this is run 20260101-{name}; keytail history --ledger L --run R", file=sys.stderr)
+rows = {
+    "plan": [{**row, "status": "would-compact"}],
+    "describe": [{**row, "status": "described", "cleanable_bytes": 100, "clean_bytes": 0}],
+    "compact": [{**row, "status": "compacted", "bytes_before": 100, "bytes_after": 40}],
+    "verify": [{**row, "status": "sound"}],
+    "history": [
+        {"run_id": words[-3], "command": "compact", "status": "done"},
+        {**row, "status": "compacted", "bytes_before": 100, "bytes_after": 40},
+    ],
+}
+print(json.dumps(rows[verb]))
+"""
+
+
+def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
+    """By the id that its compaction said; that a real one says it so, the snapshots show."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    lines = []
+    for name in ("b1", "b2"):
+        keytail = tmp_path / f"keytail-{name}"
+        keytail.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {tmp_path}/stand_in.py {tmp_path} {name} "$@"\n')
+        keytail.chmod(0o755)
+        lines += [f'[[broker]]\nname = "{name}"\nkeytail = "{keytail}"\nlog_dirs = ["/d"]\non_host = ["sh", "-c"]']
+    (tmp_path / "b.toml").write_text("\n".join(lines))
+    found = run_dag(BROKERS, {"ledger": "/the ledger", "least_bytes": 1}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
+    steps = [f"broker.{step}[{n}]" for step in ("plan", "gate", "compact", "verify", "ledger") for n in range(2)]
+    wanted = {"choose": "success", **dict.fromkeys(steps, "success"), "tell_partial": "skipped", "done": "success"}
+    assert (found["state"], found["tasks"]) == ("success", wanted)
+    for number, name in enumerate(("b1", "b2")):
+        compacted, recorded = (left(found, f"broker.{step}", number) for step in ("compact", "ledger"))
+        assert (compacted["broker"], recorded["broker"]) == (name, name)
+        assert compacted["run_id"] == recorded["run"]["run_id"] == f"20260101-{name}"
+        assert recorded["run"]["status"] == "done"
+        assert compacted["counts"] == recorded["counts"] == {"compacted": 1}
+        assert compacted["bytes_after"] == recorded["bytes_after"] == 40
+        done = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert [words[0] for words in done] == ["plan", "describe", "compact", "verify", "history"]
+        assert done[2][-5:] == ["--ledger", "/the ledger", "--execute", "--output", "json"]
+        history = ["history", "--ledger", "/the ledger", "--run", f"20260101-{name}", "--output", "json"]
+        assert done[-1] == history
+    assert not {x["key"] for x in found["xcoms"]} - {"return_value", "skipmixin_key"}
+
+
+@pytest.mark.long
+def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
     """Its task fails, with the words of the lock, and is tried again; the others are done, of the same group too."""
     running, stopped, damaged = small(tmp_path / "a", 0), small(tmp_path / "b", 1), small(tmp_path / "c", 2, 3)
     for log_dir in (running, stopped, damaged):
@@ -131,7 +156,7 @@ def test_indexes_of_brokers_of_which_one_runs(ask: Ask, tmp_path: Path, keytail_
     )  # fmt: skip
     with open(running / ".lock", "w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        found = ask("test", REBUILD, json.dumps({"by": "group"}), KEYTAIL_BROKERS=path)
+        found = run_dag(REBUILD, {"by": "group"}, KEYTAIL_BROKERS=path)
     assert found["tasks"] == {
         "choose": "success", "brokers.rebuild[0]": "failed", "brokers.verify[0]": "upstream_failed",
         "brokers.rebuild[1]": "success", "brokers.verify[1]": "success",
@@ -150,8 +175,8 @@ def test_indexes_of_brokers_of_which_one_runs(ask: Ask, tmp_path: Path, keytail_
     assert "lock" in told
 
 
-def test_without_what_it_needs_it_says_so(ask: Ask, tmp_path: Path) -> None:
-    found = ask("test", LEDGER, "{}")
+def test_without_what_it_needs_it_says_so(run_dag: Ask, tmp_path: Path) -> None:
+    found = run_dag(LEDGER, {})
     assert found["tasks"] == {"maintain": "failed", "tell_partial": "skipped", "done": "upstream_failed"}
     assert (found["state"], found["tries"]["maintain"]) == ("failed", 1)
     assert "the Params name no ledger" in (tmp_path / "ask.log").read_text()

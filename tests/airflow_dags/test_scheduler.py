@@ -20,11 +20,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.airflow_dags.conftest import DAGS, Airflow
 from tests.airflow_dags.test_runs import ORDERS, inventory, small
 from tests.airflow_dags.test_structure import BROKERS
-from tests.app.log_dirs import records_of
+from tests.app.log_dirs import newest_by_key, records_of
 
-LONGEST_S = 180.0
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
+
+LONGEST_S = 300.0
 
 
 @contextlib.contextmanager
@@ -49,21 +54,37 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
             process.wait()
 
 
-def test_a_run_by_the_scheduler(
-    airflow_bin: Path, environment: dict[str, str], tmp_path: Path, keytail_home: Path
+def test_a_run_by_the_scheduler_over_two_brokers(
+    airflow_bin: Path,
+    airflow: Airflow,
+    environment: dict[str, str],
+    empty_database: Path,
+    tmp_path: Path,
+    keytail_home: Path,
 ) -> None:
-    log_dir = small(tmp_path / "logs", 0, 1)
-    before = len(records_of(log_dir / "orders-0"))
+    """One broker is compacted and verified, through a shell that stands for a host's; of the other too little is due,
+    so that all but its plan is skipped."""
+    worth, little = small(tmp_path / "it's one", 0, 1), small(tmp_path / "two", 2)
+    before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
+    untouched = records_of(little / "orders-2")
+    gate = sum(log.stat().st_size for log in worth.glob("*/*.log")) // 2
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     home = tmp_path / "airflow"
-    home.mkdir()
     database = home / "airflow.db"
-    shutil.copy(Path(environment["AIRFLOW_HOME"]) / "airflow.db.new", database)
-    path = inventory(tmp_path / "b.toml", keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
+    dags = home / "dags"
+    dags.mkdir(parents=True)
+    for file in ("compaction.py", *(path.name for path in DAGS.glob("keytail_*.py"))):
+        (dags / file).symlink_to(DAGS / file)
+    shutil.copy(empty_database, database)
+    path = inventory(
+        tmp_path / "b.toml", keytail_home,
+        b1={"log_dirs": [str(worth)], "on_host": ["sh", "-c"]}, b2={"log_dirs": [str(little)]},
+    )  # fmt: skip
     env = environment | {
         "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
         "AIRFLOW__CORE__PARALLELISM": "2",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
@@ -72,13 +93,13 @@ def test_a_run_by_the_scheduler(
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
         "KEYTAIL_BROKERS": path,
     }
-    airflow = str(airflow_bin / "airflow")
+    program = str(airflow_bin / "airflow")
     programs = {
-        "api-server": [airflow, "api-server", "--apps", "execution", "-w", "1", "-H", "127.0.0.1", "-p", str(port)],
-        "dag-processor": [airflow, "dag-processor"],
-        "scheduler": [airflow, "scheduler", "--skip-serve-logs"],
+        "api-server": [program, "api-server", "--apps", "execution", "-w", "1", "-H", "127.0.0.1", "-p", str(port)],
+        "dag-processor": [program, "dag-processor"],
+        "scheduler": [program, "scheduler", "--skip-serve-logs"],
     }
-    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": 1}
+    conf = {"topic_config": ORDERS, "topics_have_no_overrides": True, "least_bytes": gate}
     with running(programs, env, tmp_path) as processes:
 
         def wait_for(what: str, true: Callable[[], bool]) -> None:
@@ -91,24 +112,40 @@ def test_a_run_by_the_scheduler(
                 time.sleep(0.3)
 
         wait_for("the DAG is read", lambda: asked(database, "select 1 from serialized_dag where dag_id = ?", BROKERS))
-        trigger = [airflow, "dags", "trigger", BROKERS, "--run-id", "once", "--conf", json.dumps(conf)]
-        subprocess.run(trigger, env=env, check=True, capture_output=True, timeout=120)
+        airflow.ask("trigger", BROKERS, "once", json.dumps(conf), str(database), log=tmp_path / "trigger.log")
         state = "select state from dag_run where run_id = 'once' and state in ('success', 'failed')"
         wait_for("the run has ended", lambda: asked(database, state))
     assert asked(database, state) == [("success",)]
-    states = dict(asked(database, "select task_id, state from task_instance where run_id = 'once'"))
+    states = {(task, index): state for task, index, state in asked(
+        database, "select task_id, map_index, state from task_instance where run_id = 'once'"
+    )}  # fmt: skip
     assert states == {
-        "choose": "success", **{f"broker.{step}": "success" for step in ("plan", "gate", "compact", "verify")},
-        "broker.ledger": "skipped", "tell_partial": "skipped", "done": "success",
+        ("choose", -1): "success",
+        **{(f"broker.{step}", 0): "success" for step in ("plan", "gate", "compact", "verify")},
+        ("broker.ledger", 0): "skipped", ("broker.plan", 1): "success",
+        **{(f"broker.{step}", 1): "skipped" for step in ("gate", "compact", "verify", "ledger")},
+        ("tell_partial", -1): "skipped", ("done", -1): "success",
     }  # fmt: skip
     found = asked(database, "select value from xcom where task_id = 'broker.compact' and key = 'return_value'")
-    assert '"compacted"' in str(found)
-    names = "select rendered_map_index from task_instance where task_id = 'broker.compact'"
+    compacted = json.loads(found[0][0])
+    assert (compacted["broker"], compacted["counts"]) == ("b1", {"compacted": 2})
+    assert 0 < compacted["bytes_after"] < compacted["bytes_before"]
+    names = "select rendered_map_index from task_instance where task_id = 'broker.compact' and map_index = 0"
     assert asked(database, names) == [("b1",)]
-    assert len(records_of(log_dir / "orders-0")) < before
-    [log] = home.glob("logs/dag_id=*/run_id=once/task_id=broker.compact/**/*.log")
-    assert "keytail" in log.read_text()
-    assert "orders-0" in log.read_text()
+    for n in range(2):
+        after = records_of(worth / f"orders-{n}")
+        assert len(after) < len(before[n])
+        newest = newest_by_key(before[n])
+        assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
+    assert records_of(little / "orders-2") == untouched
+    assert "keytail" in log_of(home, "broker.compact", 0)
+    assert "orders-0" in log_of(home, "broker.compact", 0)
+    assert "the gate is closed: 1 of 1 partitions are due" in log_of(home, "broker.gate", 1)
+
+
+def log_of(home: Path, task: str, index: int) -> str:
+    [log] = home.glob(f"logs/dag_id=*/run_id=once/task_id={task}/map_index={index}/*.log")
+    return log.read_text()
 
 
 def asked(database: Path, query: str, *values: str) -> list[tuple[Any, ...]]:

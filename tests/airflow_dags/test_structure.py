@@ -14,6 +14,8 @@ from keytail.app.cli import app
 from tests.airflow_dags.conftest import DAGS, ROOT, Ask
 from tests.airflow_dags.test_commands import ODD
 
+pytestmark = pytest.mark.xdist_group("airflow")  # one process of Airflow answers them all
+
 SNAPSHOTS, BROKERS = "keytail_compact_snapshots", "keytail_compact_brokers"
 REBUILD, LEDGER = "keytail_index_rebuild", "keytail_ledger_maintenance"
 TOLD_HERE = (SNAPSHOTS, BROKERS, REBUILD, LEDGER)

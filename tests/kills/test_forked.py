@@ -25,7 +25,7 @@ from tests.kills.forks import SlowFileSystem, compact_here, run_in_child
 from tests.kills.judging import Kills, contents, judge_ended, judge_killed, moment
 from tests.kills.logs import small_log_dir
 
-KILLS = int(os.environ.get("KEYTAIL_KILLS", "60"))
+KILLS = int(os.environ.get("KEYTAIL_KILLS", "40"))
 KILLS_A_LOG_DIR = 12
 PAUSE_S = 0.0003
 OPENED_BY_KAFKA = 10  # one in so many states
@@ -39,9 +39,7 @@ def test_nothing_is_lost_whenever_a_run_is_killed(
     kill_at_random_moments(fast_dir, kills, KILLS, random.Random(SEED), lambda *_: None)
     with capsys.disabled():
         print(f"\nseed {SEED}: {kills}")
-    assert kills.between >= kills.killed // 20, "hardly a kill fell between the first commit and the last checkpoint"
-    assert kills.before >= kills.killed // 20
-    assert kills.second >= kills.killed // 10
+    assert are_varied(kills), "hardly a kill fell before, or after, the first commit, or over what a kill left"
 
 
 @pytest.mark.interop
@@ -64,6 +62,11 @@ def test_kafka_opens_what_killed_runs_leave(
     assert kills.opened > 3
 
 
+def are_varied(kills: Kills) -> bool:
+    least = kills.killed // 20
+    return kills.between >= least and kills.before >= least and kills.second >= kills.killed // 10
+
+
 def kill_at_random_moments(
     work_dir: Path,
     kills: Kills,
@@ -73,7 +76,8 @@ def kill_at_random_moments(
 ) -> None:
     _warm_up(work_dir)
     start_s = time.monotonic()
-    while kills.killed < wanted:
+    # Where kills fall is the machine's: a few more, where they are not of every kind.
+    while kills.killed < wanted or (kills.killed < 3 * wanted and not are_varied(kills)):
         log_dir = small_log_dir(rng)
         scratch_bytes = _some_groups(log_dir) if rng.random() < 0.4 else None
         here = work_dir / "log-dir"
@@ -123,7 +127,8 @@ def _kill_over_one(
     whole_run_s = time.monotonic() - begun_s
     judge_ended(log_dir, root, start)
     undisturbed = contents(root)
-    for _ in range(min(KILLS_A_LOG_DIR, wanted - kills.killed)):
+    missing = wanted - kills.killed
+    for _ in range(min(KILLS_A_LOG_DIR, missing) if missing > 0 else KILLS_A_LOG_DIR):
         shutil.rmtree(root)
         shutil.copytree(origin, root)
         begun, is_second = start, False

@@ -26,7 +26,7 @@ from tests.kills.forks import SlowFileSystem, run_in_child
 from tests.kills.judging import Kills, moment
 
 # Of each case.
-KILLS = max(5, int(os.environ.get("KEYTAIL_KILLS", "60")) // 40)
+KILLS = max(3, int(os.environ.get("KEYTAIL_KILLS", "40")) // 40)
 PAUSE_S = 0.0003
 
 

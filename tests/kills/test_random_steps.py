@@ -31,7 +31,9 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
     for number in range(LIVES):
         seed = f"{SEED}/{number}"
         life = Life(random.Random(seed), tmp_path / str(number))
-        for step in range(STEPS):
+        for step in range(5 * STEPS):
+            if step >= STEPS and life.kills:  # whether a kill comes in time is the machine's
+                break
             try:
                 life.step()
                 life.check()
@@ -39,7 +41,7 @@ def test_a_broker_finds_what_was_appended_after_every_step(tmp_path: Path) -> No
                 story = ", ".join(life.story)
                 raise AssertionError(f"KEYTAIL_SEED={SEED}, life {number}, step {step} ({story}): {error}") from error
         print(f"life {number} of seed {SEED}: {', '.join(life.story)}")
-        assert life.kills or STEPS < 20, "no run was killed"
+        assert life.kills, "no run was killed"
 
 
 @dataclass
