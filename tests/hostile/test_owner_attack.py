@@ -28,6 +28,7 @@ TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-con
           "--topics-have-no-overrides"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F811
     fast_dir.chmod(0o755)
     done = 0

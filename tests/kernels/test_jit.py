@@ -316,13 +316,18 @@ def test_the_folders_name_changes_with_any_kernel_source(tmp_path, monkeypatch):
 def test_kernels_release_the_gil():
     a = np.ones(1_000_000)
     _spin(a[:1])
-    worker = threading.Thread(target=_spin, args=(a,))
-    worker.start()
-    ticks = 0
-    while worker.is_alive():
-        ticks += 1
-        time.sleep(0.001)
-    assert ticks > 5
+
+    def ticks_meanwhile():
+        worker = threading.Thread(target=_spin, args=(a,))
+        worker.start()
+        ticks = 0
+        while worker.is_alive():
+            ticks += 1
+            time.sleep(0.001)
+        return ticks
+
+    # A busy machine may let this thread wait for one that is short; without the GIL's release no try has many.
+    assert any(ticks_meanwhile() > 5 for _ in range(20))
 
 
 def test_division_by_zero_follows_c():
