@@ -301,19 +301,18 @@ frame.where("id >= 600").write.format("delta").mode("append").save({str(table)!r
 spark.sql("DELETE FROM delta.`{table}` WHERE timestamp % 10 = 0")
 spark.stop()
 """
-    run_with_jars([sys.executable, "-c", lines], table.with_name("conf"))
+    run_with_jars([sys.executable, "-c", lines])
 
 
-def run_with_jars(command: list[str], conf: Path) -> None:
+def run_with_jars(command: list[str]) -> None:
     """In a process of its own: Delta's jars must be there when the JVM starts. The first one fetches them.
 
     Delta puts the state of a table, and Spark what it groups, into 50 and 200 tasks; here a few do.
     """
-    conf.mkdir(exist_ok=True)
-    few = ("spark.databricks.delta.snapshotPartitions 2", "spark.sql.shuffle.partitions 2")
-    (conf / "spark-defaults.conf").write_text("".join(f"{line}\n" for line in few))
+    few = ("spark.databricks.delta.snapshotPartitions=2", "spark.sql.shuffle.partitions=2")
+    arguments = " ".join([*(f"--conf {one}" for one in few), "pyspark-shell"])
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
-                          env=os.environ | {"SPARK_CONF_DIR": str(conf)})  # fmt: skip
+                          env=os.environ | {"PYSPARK_SUBMIT_ARGS": arguments})  # fmt: skip
     if done.returncode and ("unresolved dependency" in done.stderr or "download failed" in done.stderr):
         reason = f"Delta's jars could not be fetched: {done.stderr[-2000:]}"
         if os.environ.get("KEYTAIL_NO_SKIP") == "1":
@@ -329,6 +328,6 @@ def test_a_delta_table(write: Callable[[Path], None], tmp_path: Path) -> None:
     command = ["import", str(tmp_path / "table"), "--format", "delta", "--topic", "orders", "--log-dirs", str(logs)]
     flags = ["--single-replica", "--topics-have-no-overrides", "--partition-count", "2", "--topic-id", TOPIC_ID]
     flags += ["--topic-config", "orders:cleanup.policy=delete"]
-    run_with_jars([str(Path(sys.executable).with_name("keytail")), *command, *flags, "--execute"], tmp_path / "conf")
+    run_with_jars([str(Path(sys.executable).with_name("keytail")), *command, *flags, "--execute"])
     got = sorted((rec.timestamp, rec.key, rec.value) for recs in found(tmp_path).values() for rec in recs)
     assert got == [(n, b"%d" % n, b"%d" % (2 * n)) for n in range(1000) if n % 10]
