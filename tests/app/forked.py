@@ -1,5 +1,8 @@
-"""The command line in a fork of the process of the tests: everything that a process of its own has, except the start of
-Python and the imports, which take a second. Spark cannot be started in it."""
+"""Runs the command line in a fork of the test process: a process of its own without the second that imports take.
+
+Spark cannot be started in it, and `history` and `report --ledger` cannot run in it: deltalake's runtime does not survive
+a fork.
+"""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ from tests.app.log_dirs import random_records, snapshot, write_log_dir
 from tests.app.test_compact import CONFIG, KEYTAIL
 
 
-def history(ledger: Path, *more: str) -> list[dict[str, Any]]:
-    done = keytail("history", "--ledger", ledger, "--output", "json", *more)
-    assert done.returncode == 0, done.stderr
+def history(run: Run, ledger: Path, *more: str) -> list[dict[str, Any]]:
+    done = run("history", "--ledger", ledger, "--output", "json", *more)
+    assert done.exit_code == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(done.stdout)
     return rows
 
 
 @pytest.mark.spark
-def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
+def test_two_runs_at_once_make_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [
         write_log_dir(tmp_path / name, {f"orders-{n}": random_records(n, 400) for n in range(2)}) for name in "ab"
@@ -41,28 +41,28 @@ def test_two_runs_at_once_make_and_share_a_ledger(tmp_path: Path) -> None:
         )
         for log_dir in log_dirs
     ]  # fmt: skip
-    told = [run.communicate() for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], told
-    known = history(ledger)
+    told = [one.communicate() for one in runs]
+    assert [one.returncode for one in runs] == [0, 0], told
+    known = history(run, ledger)
     assert [row["status"] for row in known] == ["done", "done"]
     assert sorted(row["log_dirs"][0] for row in known) == sorted(map(str, log_dirs))
     for (out, err), log_dir in zip(told, log_dirs, strict=True):
-        [run] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
-        assert f"--run {run['run_id']}" in err, "it says what the ledger calls it"
+        [row] = [row for row in known if row["log_dirs"] == [str(log_dir)]]
+        assert f"--run {row['run_id']}" in err, "it says what the ledger calls it"
         assert "found io.delta" not in err, "Ivy is not heard"
         rows = {(row["topic"], row["partition"]): row for row in json.loads(out)}
-        _, *of_run = history(ledger, "--run", run["run_id"].rpartition("-")[2])
+        _, *of_run = history(run, ledger, "--run", row["run_id"].rpartition("-")[2])
         assert len(of_run) == len(rows) == 2
         for row in of_run:
             of_result = rows[row["topic"], row["partition"]]
             same = set(of_result) & set(row)
             assert len(same) > 12
             assert {name: row[name] for name in same} == {name: of_result[name] for name in same}
-    over_time = history(ledger, "--partitions", "orders-1")
+    over_time = history(run, ledger, "--partitions", "orders-1")
     assert [(row["partition"], row["status"]) for row in over_time] == [(1, "compacted"), (1, "compacted")]
     for flags, said in (([], "2 of 2 partitions compacted."), (["--since", "2020-01-01"], "4 of 4 partitions")):
-        done = keytail("report", "--ledger", ledger, *flags, tmp_path / "page.html")
-        assert done.returncode == 0, done.stderr
+        done = run("report", "--ledger", ledger, *flags, tmp_path / "page.html")
+        assert done.exit_code == 0, done.stderr
         assert said in (tmp_path / "page.html").read_text()
 
 
@@ -80,9 +80,9 @@ def test_rebuild_index_and_expire_are_in_it_too(run: Run, on_spark: None, tmp_pa
     assert done.exit_code == 0, done.stderr
     removed = json.loads(done.stdout)
     assert {row["status"] for row in removed} == {"expired"}
-    runs = [(row["command"], row["status"]) for row in history(ledger)]
+    runs = [(row["command"], row["status"]) for row in history(run, ledger)]
     assert runs == [("rebuild-index", "done"), ("expire", "done")]
-    rows = history(ledger, "--partitions", "orders-0,users-0")
+    rows = history(run, ledger, "--partitions", "orders-0,users-0")
     told = [(row["command"], row["topic"], row["status"]) for row in rows]
     assert told == [
         ("rebuild-index", "orders", "rebuilt"), ("rebuild-index", "users", "rebuilt"),
@@ -117,7 +117,7 @@ def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path:
         ((), "there is no ledger"),
     ],
 )
-def test_what_history_cannot_answer(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
-    done = keytail("history", "--ledger", tmp_path, *flags)
-    assert done.returncode == 2
+def test_what_history_cannot_answer(run: Run, tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    done = run("history", "--ledger", tmp_path, *flags)
+    assert done.exit_code == 2
     assert said in done.stderr
