@@ -1,7 +1,7 @@
 """Runs the command line in a fork of the test process: a process of its own without the second that imports take.
 
-Spark cannot be started in it, and `history` and `report --ledger` cannot run in it: deltalake's runtime does not survive
-a fork.
+Spark cannot be started in it, and `history` and `report --ledger` cannot run in it: deltalake's runtime does not
+survive a fork.
 """
 
 from __future__ import annotations
