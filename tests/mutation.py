@@ -13,12 +13,14 @@ there, so that each module is drawn in proportion to its code. Not drawn, becaus
 
 Each mutant is applied to a copy of the tree in KEYTAIL_MUTANTS (by default a folder in the temporary directory), never
 to the tree itself. The tests that need no JVM and reach the module by imports are run until one fails: first the files
-that have caught mutants of this module, then those at the shortest distance, then the rest. A time limit counts as
-caught and is listed separately, and so is a crash of the process. `results.jsonl` in that folder has a line for each
-mutant; a run that was stopped continues there when it is started again.
+that have caught mutants of this module, then those of a similar name, then those at the shortest distance, up to about
+40 s of tests; the mutants that survive these are run with more tests when all are done, up to about two minutes. A time
+limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in that folder has a
+line for each mutant; a run that was stopped continues there when it is started again.
 
-Two things differ in the copy. The cache of compiled kernels is keyed by the sources of the kernel's module and of those
-it imports, not of all kernels, so that a mutant compiles only what it changes. Hypothesis does not shrink failures.
+Two things differ in the copy. Each kernel's place in the cache of compiled kernels is named by the source of the kernel
+and of all that it uses, not of all kernels, so that a mutant compiles only what it changes. Hypothesis does not shrink
+failures.
 """
 
 from __future__ import annotations
@@ -71,11 +73,14 @@ CORE = {
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-FOLDERS = ("clean", "crash", "golden", "hostile", "inspection", "kernels", "log", "maintenance")
+FOLDERS = ("clean", "crash", "golden", "inspection", "kernels", "log", "maintenance")
 # The copy changes jit.py, which these tests are about.
 NOT_RUN = {"tests/kernels/test_jit.py"}
-NEAR_S = 40.0  # tests of about so many seconds are run before the others, in a process of their own
-TEST_LIMIT_S = 150  # for one test, what it compiles included
+# Seconds of tests that all mutants are run with, and of those that survivors are run with.
+NEAR_S, FAR_S = 40.0, 120.0
+LONG_S = 10.0  # what one test is taken to need at most
+TEST_LIMIT_CPU_S = 60  # of one test, what it compiles included
+TEST_LIMIT_S = 600  # of one that waits, on a machine that has much else to do
 MEMORY_BYTES = 12 << 30
 
 
@@ -224,38 +229,78 @@ def test_files() -> list[str]:
 
 
 def tests_for(module: str, seconds: dict[str, float], caught: dict[str, int]) -> tuple[list[str], list[str]]:
-    """The files to run first, and the others, each in order; `caught` counts by file, of mutants of the module."""
-    place = ROOT / "lib/keytail" / module
-    reaching = {name: _distances(ROOT / name)[place] for name in seconds if place in _distances(ROOT / name)}
-    order = sorted(reaching, key=lambda name: (-caught.get(name, 0), reaching[name] * 2 + seconds[name]))
-    near, spent = [], 0.0
-    for name in order:
-        if not near or spent + seconds[name] <= NEAR_S:
-            near.append(name)
-            spent += seconds[name]
-    return near, [name for name in order if name not in near]
+    """The files to run first, and those for its survivors; `caught` counts by file, of mutants of the module."""
+    place, words = ROOT / "lib/keytail" / module, set(re.findall("[a-z]+", Path(module).stem))
+
+    def order(name: str) -> tuple[float, ...]:
+        alike = len(words & set(re.findall("[a-z]+", Path(name).stem)))
+        return -caught.get(name, 0), -alike, _distances(ROOT / name)[place] + seconds[name] / 10
+
+    near: list[str] = []
+    far: list[str] = []
+    for name in sorted((name for name in seconds if place in _distances(ROOT / name)), key=order):
+        for files, limit_s in ((near, NEAR_S), (far, FAR_S)):
+            if not files or sum(seconds[one] for one in files) + seconds[name] <= limit_s:
+                files.append(name)
+                break
+    return near, far
 
 
 # Copies of the tree.
 
 _DIGEST = '''
 
+@functools.cache
+def _top_of(path: str) -> dict[str, Any]:
+    """What each name at the top of a module is: a statement, or the module and the name that it is imported from."""
+    found: dict[str, Any] = {}
+    with open(path) as file:
+        body = ast.parse(file.read()).body
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keytail.kernels"):
+            for alias in node.names:
+                end = node.module.removeprefix("keytail.kernels").lstrip(".")
+                other = os.path.join(os.path.dirname(os.path.abspath(__file__)), (end or alias.name) + ".py")
+                found[alias.asname or alias.name] = (other, alias.name if end else None)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for name in ast.walk(node):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    found[name.id] = node
+    return found
+
+
 def _folder_of(function: Callable[..., Any]) -> str:
-    """By the sources of the function's module and of those that it imports."""
-    import re
-    folder = os.path.dirname(os.path.abspath(__file__))
-    todo, seen = [function.__code__.co_filename], {}
+    """By the source of the function and of all that it names: functions and values of the kernels' modules."""
+    path = function.__code__.co_filename
+    todo: list[Any] = [(path, name) for name in (function.__name__, *_top_of(path))]
+    if function.__name__ in _top_of(path):
+        del todo[1:]
+    seen: dict[Any, str] = {}
     while todo:
-        path = todo.pop()
-        if path not in seen and os.path.basename(path) != "jit.py" and os.path.exists(path):
-            seen[path] = open(path).read()
-            named = re.findall(r"keytail[.]kernels(?:[.](\\w+))? import ([^(\\n]*)", seen[path])
-            for module, what in named:
-                names = [module] if module else re.findall(r"\\w+", what)
-                todo += [os.path.join(folder, name + ".py") for name in names]
-    digest = hashlib.sha256("".join(text for _, text in sorted(seen.items())).encode())
-    return os.path.join(CACHE_FOLDER, digest.hexdigest()[:24])
+        place = path, name = todo.pop()
+        if place in seen or os.path.basename(path) in ("jit.py", "native.py"):
+            continue
+        node = _top_of(path).get(name)
+        seen[place] = ""
+        if isinstance(node, tuple):
+            todo += [(node[0], other) for other in ([node[1]] if node[1] else _top_of(node[0]))]
+        elif node is not None:
+            seen[place] = ast.dump(node)
+            todo += [(path, part.id) for part in ast.walk(node) if isinstance(part, ast.Name)]
+    texts = sorted((os.path.basename(path), str(name), text) for (path, name), text in seen.items())
+    return os.path.join(CACHE_FOLDER, hashlib.sha256(repr(texts).encode()).hexdigest()[:24])
 '''
+
+
+_LIMIT = f"""
+
+def pytest_runtest_logstart(nodeid, location):
+    import signal
+    # The default action ends the process, also inside a kernel.
+    signal.setitimer(signal.ITIMER_VIRTUAL, {TEST_LIMIT_CPU_S})
+"""
 
 
 def make_copy(number: int) -> Path:
@@ -271,11 +316,15 @@ def make_copy(number: int) -> Path:
              "class _Folder(caching.UserProvidedCacheLocator):\n"
              "    def __init__(self, py_func, py_file):\n"
              "        super().__init__(py_func, py_file)\n"
-             "        self._cache_path = numba.config.CACHE_DIR  # the same for all copies of the tree\n\n"),
+             "        self._cache_path = numba.config.CACHE_DIR  # the same for all copies of the tree\n\n"
+             "    def get_source_stamp(self):\n"
+             "        return 0, 0\n\n"),
+            ("import hashlib\n", "import ast\nimport functools\nimport hashlib\n"),
             ("\n\ndef kernel(", _DIGEST + "\n\ndef kernel("),
         ),
         "tests/conftest.py": (
             ("import settings\n", "import Phase, settings\n"),
+            ("\n\nclass Watch:", _LIMIT + "\n\nclass Watch:"),
             ("deadline=None)",
              "deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate])"),
         ),
@@ -323,49 +372,39 @@ def measure(tree: Path) -> dict[str, float]:
     """Seconds of each file of tests, all of which must pass on the copy without a mutation."""
     if SECONDS.exists():
         return dict(json.loads(SECONDS.read_text()))
-    for what in ("compiles the kernels", "measures the tests"):
-        print(what, flush=True)
-        status, text = run_tests(tree, test_files(), "--junit-xml", f"{tree}/tests.xml", limit_s=3600)
-        if status != 0:
-            sys.exit(f"{text}\nThe tests fail on the copy without a mutation.")
+    print("measures the tests, which compile the kernels first", flush=True)
+    status, text = run_tests(tree, test_files(), "--junit-xml", f"{tree}/tests.xml", limit_s=7200)
+    if status != 0:
+        sys.exit(f"{text}\nThe tests fail on the copy without a mutation.")
     seconds = dict.fromkeys(test_files(), 0.0)
     for case in ElementTree.parse(tree / "tests.xml").iter("testcase"):
         dotted = case.attrib["classname"].replace(".", "/")
         name = next((name for name in seconds if dotted.startswith(name[:-3])), None)
-        if name:
-            seconds[name] += float(case.attrib["time"])
+        if name:  # where a test compiled kernels, that is most of its time
+            seconds[name] += min(float(case.attrib["time"]), LONG_S)
     SECONDS.write_text(json.dumps(seconds, indent=1))
     return seconds
 
 
-def result_of(mutant: Mutant, tree: Path, seconds: dict[str, float], caught: dict[str, int]) -> dict[str, object]:
+def result_of(mutant: Mutant, tree: Path, files: Sequence[str], limit_s: float) -> dict[str, object]:
     target = tree / "lib/keytail" / mutant.module
     source, times = target.read_text(), target.stat()
     start_s = time.monotonic()
     outcome, by = "survived", ""
     try:
         target.write_text(mutant.code(source))
-        for files in tests_for(mutant.module, seconds, caught):
-            if not files:
-                continue
-            limit_s = 300 + 5 * sum(seconds[name] for name in files)
-            status, text = run_tests(tree, files, "-x", limit_s=limit_s)
-            if status == 0:
-                continue
+        status, text = run_tests(tree, files, "-x", limit_s=limit_s)
+        if status != 0:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
-            hung = re.search(r"\+ Timeout \+", text)
             by = failed[1] if failed else ""
-            if status is None or hung:
+            if status in (None, -signal.SIGVTALRM) or re.search(r"\+ Timeout \+", text):
                 outcome = "time"
-            elif status < 0 or "Fatal Python error" in text:
+            elif status is not None and status < 0 or "Fatal Python error" in text:
                 outcome = "crash"
-            elif status in (1, 2) and failed:
-                outcome = "caught"
             else:
-                outcome = "unclear"
+                outcome = "caught" if failed else "unclear"
             if outcome != "caught":
                 (PLACE / f"{outcome}-{re.sub(r'[^A-Za-z0-9_]+', '-', mutant.key)}.txt").write_text(text)
-            break
     finally:
         target.write_text(source)
         os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -417,14 +456,19 @@ def main() -> int:
     PLACE.mkdir(parents=True, exist_ok=True)
     mutants = draw(options.n, seed)
     if not options.table:
-        known = results()
-        again = ("survived", "unclear") if options.survivors else ()
-        run([m for m in mutants if m.key not in known or known[m.key]["outcome"] in again], options.jobs)
+        for stage in (0, 1):
+            known = results()
+            again = [m for m in mutants if known.get(m.key, {}).get("outcome") in ("survived", "unclear")]
+            todo = [m for m in mutants if m.key not in known]
+            if stage or options.survivors:
+                todo += [m for m in again if options.survivors or known[m.key]["stage"] < stage]
+            run(todo, stage, options.jobs)
     table(mutants)
     return 0
 
 
-def run(todo: Sequence[Mutant], jobs: int) -> None:
+def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
+    """With the tests of that stage (0: near, 1: the next ones)."""
     trees: SimpleQueue[Path] = SimpleQueue()
     for number in range(jobs):
         trees.put(make_copy(number))
@@ -445,7 +489,9 @@ def run(todo: Sequence[Mutant], jobs: int) -> None:
         number, mutant = numbered
         tree = trees.get()
         try:
-            result = result_of(mutant, tree, seconds, dict(caught[mutant.module]))
+            files = tests_for(mutant.module, seconds, dict(caught[mutant.module]))[stage]
+            limit_s = 300 + 5 * sum(seconds[name] for name in files)
+            result = result_of(mutant, tree, files, limit_s) | {"stage": stage}
         finally:
             trees.put(tree)
         with lock:
