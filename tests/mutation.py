@@ -18,9 +18,9 @@ that have caught mutants of this module, then those of a similar name, then thos
 limit counts as caught and is listed separately, and so is a crash of the process. `results.jsonl` in that folder has a
 line for each mutant; a run that was stopped continues there when it is started again.
 
-Two things differ in the copy. Each kernel's place in the cache of compiled kernels is named by the source of the kernel
-and of all that it uses, not of all kernels, so that a mutant compiles only what it changes. Hypothesis does not shrink
-failures.
+Three things differ in the copy. Each kernel's place in the cache of compiled kernels is named by the source of the
+kernel and of all that it uses, not of all kernels, so that a mutant compiles only what it changes. Mutants of the
+kernels of the proof are tried first without compiling these at all. Hypothesis does not shrink failures.
 """
 
 from __future__ import annotations
@@ -76,6 +76,9 @@ CORE = {
 FOLDERS = ("clean", "crash", "golden", "inspection", "kernels", "log", "maintenance")
 # The copy changes jit.py, which these tests are about.
 NOT_RUN = {"tests/kernels/test_jit.py"}
+# Kernels that these tests pass with as plain Python too, which spares compiling most of their mutants.
+PLAIN = ("proof", "proof_markers", "proof_rest", "proof_table", "walk")
+PLAIN_TESTS = [f"tests/clean/test_proof{which}.py" for which in ("_transactions", "", "_legacy")]
 # Seconds of tests that all mutants are run with, and of those that survivors are run with.
 NEAR_S, FAR_S = 40.0, 120.0
 LONG_S = 10.0  # what one test is taken to need at most
@@ -319,6 +322,10 @@ def make_copy(number: int) -> Path:
              "        self._cache_path = numba.config.CACHE_DIR  # the same for all copies of the tree\n\n"
              "    def get_source_stamp(self):\n"
              "        return 0, 0\n\n"),
+            ("    options = {\"nogil\": True,",
+             "    if function.__module__.rpartition('.')[2] in os.environ.get('KEYTAIL_PLAIN', '').split(','):\n"
+             "        return function\n"
+             "    options = {\"nogil\": True,"),
             ("import hashlib\n", "import ast\nimport functools\nimport hashlib\n"),
             ("\n\ndef kernel(", _DIGEST + "\n\ndef kernel("),
         ),
@@ -337,8 +344,10 @@ def make_copy(number: int) -> Path:
     return tree
 
 
-def run_tests(tree: Path, files: Sequence[str], *options: str, limit_s: float) -> tuple[int | None, str]:
-    """Exit status, None for a time limit, and what was printed."""
+def run_tests(
+    tree: Path, files: Sequence[str], *options: str, limit_s: float, plain: bool = False
+) -> tuple[int | None, str]:
+    """Exit status, None for a time limit, and what was printed. `plain`: without compiling the kernels of the proof."""
     temporary = tree / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -346,6 +355,7 @@ def run_tests(tree: Path, files: Sequence[str], *options: str, limit_s: float) -
         "PYTHONPATH": os.pathsep.join([f"{tree}/lib", str(tree)]),
         "KEYTAIL_CACHE_DIR": str(PLACE / "kernels"),
         "KEYTAIL_SEED": "1",
+        "KEYTAIL_PLAIN": ",".join(PLAIN) if plain else "",
         "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(temporary),
     }
@@ -353,7 +363,7 @@ def run_tests(tree: Path, files: Sequence[str], *options: str, limit_s: float) -
                "--tb=line", "--timeout", str(TEST_LIMIT_S), "--timeout-method", "thread", *options, *files]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         process = subprocess.Popen(
-            command, cwd=tree, env=environment, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=tree, env=environment, stdout=printed, stderr=subprocess.STDOUT, process_group=0
         )
         resource.prlimit(process.pid, resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         try:
@@ -386,20 +396,27 @@ def measure(tree: Path) -> dict[str, float]:
     return seconds
 
 
-def result_of(mutant: Mutant, tree: Path, files: Sequence[str], limit_s: float) -> dict[str, object]:
+def result_of(
+    mutant: Mutant, tree: Path, first: Sequence[str], files: Sequence[str], limit_s: float
+) -> dict[str, object]:
+    """Run with `first` without compiling the kernels of the proof, then with `files`."""
     target = tree / "lib/keytail" / mutant.module
     source, times = target.read_text(), target.stat()
     start_s = time.monotonic()
     outcome, by = "survived", ""
     try:
         target.write_text(mutant.code(source))
-        status, text = run_tests(tree, files, "-x", limit_s=limit_s)
+        status, text = 0, ""
+        if first:
+            status, text = run_tests(tree, first, "-x", limit_s=limit_s, plain=True)
+        if status == 0:
+            status, text = run_tests(tree, files, "-x", limit_s=limit_s)
         if status != 0:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
             by = failed[1] if failed else ""
             if status in (None, -signal.SIGVTALRM) or re.search(r"\+ Timeout \+", text):
                 outcome = "time"
-            elif status is not None and status < 0 or "Fatal Python error" in text:
+            elif (status is not None and status < 0) or "Fatal Python error" in text:
                 outcome = "crash"
             else:
                 outcome = "caught" if failed else "unclear"
@@ -491,7 +508,9 @@ def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
         try:
             files = tests_for(mutant.module, seconds, dict(caught[mutant.module]))[stage]
             limit_s = 300 + 5 * sum(seconds[name] for name in files)
-            result = result_of(mutant, tree, files, limit_s) | {"stage": stage}
+            is_plain = stage == 0 and Path(mutant.module).parent.name == "kernels" and Path(mutant.module).stem in PLAIN
+            first = [name for name in PLAIN_TESTS if name in seconds] if is_plain else []
+            result = result_of(mutant, tree, first, files, limit_s) | {"stage": stage}
         finally:
             trees.put(tree)
         with lock:
