@@ -297,7 +297,14 @@ def _folder_of(function: Callable[..., Any]) -> str:
 '''
 
 
-_LIMIT = f"""
+_IN_CONFTEST = f"""
+
+if os.environ.get("KEYTAIL_PLAIN"):
+    from keytail.kernels import opening, proof, walk
+
+    walk._memcmp = lambda a, i, b, j, n: int(bytes(a[i : i + n]) != bytes(b[j : j + n]))
+    proof.decompress_plain = lambda *given: opening.NOT_PLAIN  # the caller decompresses it then
+
 
 def pytest_runtest_logstart(nodeid, location):
     import signal
@@ -331,7 +338,7 @@ def make_copy(number: int) -> Path:
         ),
         "tests/conftest.py": (
             ("import settings\n", "import Phase, settings\n"),
-            ("\n\nclass Watch:", _LIMIT + "\n\nclass Watch:"),
+            ("\n\nclass Watch:", _IN_CONFTEST + "\n\nclass Watch:"),
             ("deadline=None)",
              "deadline=None, database=None, derandomize=True, phases=[Phase.explicit, Phase.generate])"),
         ),
@@ -484,6 +491,10 @@ def main() -> int:
     return 0
 
 
+def _is_plain(module: str) -> bool:
+    return module in {f"kernels/{name}.py" for name in PLAIN}
+
+
 def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
     """With the tests of that stage (0: near, 1: the next ones)."""
     trees: SimpleQueue[Path] = SimpleQueue()
@@ -492,6 +503,10 @@ def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
     lock = threading.Lock()
     tree = trees.get()
     seconds = measure(tree)
+    if any(_is_plain(mutant.module) for mutant in todo):
+        status, text = run_tests(tree, PLAIN_TESTS, limit_s=1800, plain=True)
+        if status != 0:
+            sys.exit(f"{text}\nThe tests of the proof fail without a mutation, where its kernels are not compiled.")
     trees.put(tree)
     caught: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
@@ -508,8 +523,7 @@ def run(todo: Sequence[Mutant], stage: int, jobs: int) -> None:
         try:
             files = tests_for(mutant.module, seconds, dict(caught[mutant.module]))[stage]
             limit_s = 300 + 5 * sum(seconds[name] for name in files)
-            is_plain = stage == 0 and Path(mutant.module).parent.name == "kernels" and Path(mutant.module).stem in PLAIN
-            first = [name for name in PLAIN_TESTS if name in seconds] if is_plain else []
+            first = PLAIN_TESTS if stage == 0 and _is_plain(mutant.module) else []
             result = result_of(mutant, tree, first, files, limit_s) | {"stage": stage}
         finally:
             trees.put(tree)
