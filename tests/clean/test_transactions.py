@@ -297,6 +297,14 @@ def test_below_the_log_start_no_entry_is_asked_for() -> None:
     assert not len(tracker.finish().entries)
 
 
+def test_an_emptied_control_batch_ends_nothing_and_is_not_needed() -> None:
+    table = table_of(events_of(("data", 1), ("emptied control", 1), ("ABORT", 1)))
+    tracker = TransactionTracker(native([Aborted(1, 0, 2, 3)]), 0)
+    # As bytes: NumPy and compiled code disagree about a bool that is neither 0 nor 1.
+    assert tracker.follow(table).view(np.uint8).tolist() == [1, 1, 0]
+    assert tracker.finish().unneeded_markers(table).view(np.uint8).tolist() == [0, 1, 0]
+
+
 def test_a_batch_that_reaches_over_the_log_start_is_asked_for() -> None:
     events = [Event("data", 1, 0, 4), Event("ABORT", 1, 5, 5)]
     assert plain(corrected(table_of(events), native([]), 4)) == [Aborted(1, 0, 5, 6)]
