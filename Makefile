@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 
-.PHONY: browser help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile soak versions image reference golden clean
+.PHONY: browser help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,11 @@ crash: venv  ## every operation of every protocol stopped, and failed in every w
 hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and bounds checks: make hostile N=1000000
 	$(BIN)/python -m tests.hostile.fuzz --inputs $(N) --directories $$(( $(N) / 100 ))
 	NUMBA_BOUNDSCHECK=1 KEYTAIL_CACHE_DIR=$$(mktemp -d) $(BIN)/python -m tests.hostile.fuzz --inputs $$(( $(N) / 10 ))
+
+mutants: N = 200
+mutants: venv  ## N changes of the core, each of which a test must notice; hours; JOBS=2, KEYTAIL_SEED; tests/MUTATION.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c conf/constraints.txt -e '.[mutation]'
+	$(BIN)/python -m tests.mutation --n $(N) --jobs $(or $(JOBS),1)
 
 soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md
 	$(BIN)/python -m tests.soak

@@ -66,7 +66,7 @@ def test_all_arguments_have_a_default_but_the_version() -> None:
 
 def test_the_extras_are_ours() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(defaults()["EXTRAS"].split(",")) == project["optional-dependencies"].keys() - {"test"}
+    assert set(defaults()["EXTRAS"].split(",")) == project["optional-dependencies"].keys() - {"test", "mutation"}
 
 
 def test_who_runs_it_is_not_root() -> None:

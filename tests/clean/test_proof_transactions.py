@@ -106,6 +106,16 @@ def test_without_producers_to_protect(tmp_path):
     case.prove(tmp_path)
 
 
+def test_data_of_a_producer_known_only_by_its_epoch_may_be_removed(tmp_path):
+    log = data(0, 3, (b"a", b"1")) + commit(1, 3) + data(2, -1, (b"a", b"2"))
+    case = Case([Segment(0, log), Segment(10, b"")], first_dirty=0, producers={3: (None, 0)})
+    assert [b.base_offset for o in case.outputs for b in decode_log(b"".join(o.batches))] == [1, 2]
+    case.prove(tmp_path)
+    case.drop(1)
+    with pytest.raises(KeytailError, match="producer"):
+        case.prove(tmp_path)
+
+
 def test_windows_and_tables_that_grow(tmp_path, monkeypatch):
     expected = _example().prove(tmp_path)
     monkeypatch.setattr(proof_markers, "Window", lambda fs: Window(fs, 64))
