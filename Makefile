@@ -48,7 +48,7 @@ check: venv  ## before each commit: lint, types and the tests that need no JVM
 kernels: venv  ## compile the kernels that most tests need, once, before processes of tests would each
 	$(BIN)/keytail doctor --warm >/dev/null
 
-archives: venv  ## the classes of Spark and Kafka, as the JVMs of tests map them, and start in half of the time
+archives: venv  ## class data archives of Spark and Kafka, with which JVMs of tests start in half the time
 	$(BIN)/python -m tests.class_archives
 
 demo: venv  ## compact a copy of the golden logs and say what happened

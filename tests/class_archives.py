@@ -1,11 +1,10 @@
-"""Archives of the classes that the JVMs of tests load, which then are mapped instead of read from jars and verified.
+"""Class data archives for the JVMs of the tests, which map them instead of reading and verifying jars.
 
-    python -m tests.class_archives    write those that are missing: about a minute
+    python -m tests.class_archives    write the missing ones: about a minute
 
-A JVM writes such an archive where it ends (-XX:ArchiveClassesAtExit), after it has done a little of all that tests do.
-With it Spark's JVM takes 6 s of a processor to start instead of 13. One whose class path is another, or whose jars are
-not those of the archive, starts as it does without, and says nothing of it. Where there is no archive, tests take
-longer, and are the same.
+A JVM writes an archive when it exits (-XX:ArchiveClassesAtExit), after a sample of what the tests do. Spark's JVM then
+needs 6 s of CPU to start instead of 13. A JVM with another class path or other jars ignores the archive silently.
+Without archives the tests are the same, but slower.
 """
 
 from __future__ import annotations

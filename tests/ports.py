@@ -1,5 +1,4 @@
-"""Ports of the loopback address for servers of tests. No other process of tests and no connection takes them between
-the choice and the start, or while a server is down for a moment."""
+"""Loopback ports for test servers, reserved for the calling process until it ends, also while its server restarts."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def out_of_memory() -> KeytailError:
 
 
 def in_words(problem: KeytailError | OSError | MemoryError) -> str:
-    """What is told of each kind."""
+    """The message for a problem of any of these kinds."""
     if isinstance(problem, MemoryError):
         return str(out_of_memory())
     return str(of_system(problem) if isinstance(problem, OSError) else problem)

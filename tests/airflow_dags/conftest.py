@@ -81,7 +81,7 @@ class Airflow:
             )  # fmt: skip
 
     def ask(self, what: str, *arguments: Any, log: Path, **environ: str) -> Any:
-        """The answer; what is said besides is in the file `log`, and is told where there is no answer."""
+        """Returns the answer. Other output goes to the file `log`, whose end is in the error if there is no answer."""
         path = self.home / "answer.json"
         path.unlink(missing_ok=True)
         question = {"what": what, "arguments": arguments, "env": environ, "answer": str(path), "log": str(log)}

@@ -8,8 +8,8 @@ def _import_numba() -> None:
     """Import Numba without its configuration file.
 
     It looks for `.numba_config.yaml` in the current directory. That may be a log dir: its owner could have this process
-    write files, or work without its kernels. Numba finds no parser for the file meanwhile, and is given no name of a
-    file for the times that it looks again.
+    write files, or work without its kernels. During the import Numba finds no YAML parser; afterwards the name of
+    its configuration file is empty, so that a reload reads none.
     """
     if "numba" in sys.modules:
         return
