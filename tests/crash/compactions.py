@@ -35,7 +35,7 @@ from tests.crash.partitions import NO_PRODUCERS, write_segment
 from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment, clean
 from tests.reference.indexing import index_files
-from tests.reference.loader import Loaded, load
+from tests.reference.loader import Loaded, load_alike
 
 NOW = 1_750_000_000_000
 RETENTION_MS = 1000
@@ -312,7 +312,7 @@ class Expected:
 
 
 def find(log_dir: LogDir, root: Path) -> Found:
-    return Found({log.name: load(root / log.name) for log in log_dir.logs}, read_checkpoint(root / CHECKPOINT))
+    return Found({log.name: load_alike(root / log.name) for log in log_dir.logs}, read_checkpoint(root / CHECKPOINT))
 
 
 def expect(log_dir: LogDir, found: Found) -> Expected:

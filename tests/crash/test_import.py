@@ -26,7 +26,7 @@ from tests.interop.kafka import Kafka
 from tests.maintenance.import_case import CASES, INTERVAL_BYTES, TWO_REPLICAS, Case
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
-from tests.reference.loader import load
+from tests.reference.loader import load_alike
 
 SHARE = 0.03  # of the faults, without KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
@@ -35,7 +35,7 @@ RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
     """Of one replica, as a broker that starts finds them."""
-    return {base: one.log for base, one in load(case.dirs(root)[number] / PARTITION).segments.items() if one.log}
+    return {base: one.log for base, one in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if one.log}
 
 
 def names_of(case: Case, root: Path) -> set[str]:
@@ -49,7 +49,7 @@ def records_in(logs: dict[int, bytes]) -> list[Rec]:
 def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, bytes], number: int = 0) -> bool:
     """Whether a broker finds the import. AssertionError for anything but all of it or nothing."""
     path = case.dirs(root)[number] / PARTITION
-    loaded = load(path)
+    loaded = load_alike(path)
     logs = logs_of(case, root, number)
     assert logs in (before, after), f"found segments {sorted(logs)}"
     is_there = logs == after

@@ -47,9 +47,9 @@ CASES = {
         (Group((10,), (11, 12, 15, 16, 21, 22, 29), txn_index(29), continued=(15, 21)),),
         {10: txn_index(12, 29)},
     ),
-    "three outputs, sources in the gap and inside": Partition(
+    "three outputs, of which the last continues inside of a source and takes others": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)},
-        (Group((0, 10, 20), (1, 4, 7, 8, 15, 19, 23, 29), continued=(7, 15)),),
+        (Group((0, 10, 20), (1, 4, 7, 8, 9, 15, 19, 23, 29), continued=(7, 9)),),
         {0: txn_index(9), 10: txn_index(19)},
     ),
     "two outputs that end below their last sources": Partition(
@@ -62,7 +62,7 @@ CASES = {
         {0: txn_index(9)},
     ),
     "an empty output after one that is not": Partition(
-        {0: range(10), 10: range(10, 20), 20: range(20, 22)}, (Group((0, 10), (1, 2), continued=(15,)),)
+        {0: range(10), 10: range(10, 20), 20: range(20, 22)}, (Group((0, 10), (1, 2), continued=(5,)),)
     ),
     "outputs that begin inside of sources and where they do": Partition(
         {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 33)},
@@ -92,11 +92,11 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         recover(fs, str(root / PARTITION))
 
     def check_within_recovery(state: State) -> None:
-        partition.judge(partition.load(state.root))
+        partition.judge_start(state.root)
         recover_for_good(partition, state.root, settled)
 
     def check(state: State) -> None:
-        replaced = partition.judge(partition.load(state.root))
+        replaced = partition.judge_start(state.root)
         assert all(replaced) or not state.action_ended
         for_every_stop(
             state.tree, recover_dir, check_within_recovery,
@@ -128,13 +128,13 @@ def test_every_fault_of_a_replacement_and_of_its_recovery(
             replace.commit_group(fs, str(root / PARTITION), group)
 
     def check(state: State) -> None:
-        replaced = partition.judge(partition.load(state.root))
+        replaced = partition.judge_start(state.root)
         assert all(replaced) or not state.action_ended
         unlike.setdefault(digest_of_tree(state.tree), state.tree)
         assert recover_for_good(partition, state.root, settled) == replaced
 
     def check_recovered(state: State) -> None:
-        partition.judge(partition.load(state.root))
+        partition.judge_start(state.root)
         recover_for_good(partition, state.root, settled)
 
     for_every_fault(
@@ -168,7 +168,7 @@ def recover_for_good(partition: Partition, root: Path, settled: Settled) -> list
 
 def judge_recovered(partition: Partition, root: Path) -> list[bool]:
     path = root / PARTITION
-    replaced = partition.judge(partition.load(root))
+    replaced = partition.judge_start(root)
     names = {file.name for file in path.iterdir()}
     assert not [name for name in names if name.count(".") > 1], names
     merged_away = {

@@ -25,7 +25,7 @@ from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, r
 from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.test_rounds import InRounds
 from tests.interop.conftest import fast_dir  # noqa: F401
-from tests.reference.loader import load
+from tests.reference.loader import load_alike
 
 KEPT = "originals"
 Tree = dict[str, tuple[bytes, int]]
@@ -116,7 +116,7 @@ def test_whatever_a_compaction_leaves_can_be_undone(
             assert tree(logs) != origin
             assert all((entry_of(state.root, log) / MANIFEST).exists() for log in log_dir.logs)
         for log in log_dir.logs:
-            log.judge_loaded(load(logs / log.name))
+            log.judge_loaded(load_alike(logs / log.name))
         log_dir.recover(LOCAL, logs)  # the model of a broker finds the originals where nothing was kept
         begun = (state.root / KEPT / "r1").exists()
         rows = {row.name: row for row in (run_undo(LOCAL, state.root) if begun and any_entry(state.root) else [])}
@@ -164,7 +164,7 @@ def test_an_undo_that_was_stopped_loses_nothing_and_is_finished_by_the_next(
         logs = state.root / "logs"
         cleaned = read_checkpoint(logs / CHECKPOINT)
         for log in log_dir.logs:
-            log.judge_loaded(load(logs / log.name))
+            log.judge_loaded(load_alike(logs / log.name))
             as_left = {path: file for path, file in compacted.items() if path.startswith(log.name)}
             if cleaned.get(log.name) != log.checkpoint:
                 found = {path: file for path, file in tree(logs).items() if path.startswith(log.name)}

@@ -167,6 +167,40 @@ def test_several_outputs_leave_nothing_else(tmp_path: Path) -> None:
     assert recover(LOCAL, str(path)) == []
 
 
+@pytest.mark.parametrize("case", [CASE, SPLIT], ids=["one", "two"])
+def test_without_hard_links_files_are_renamed(case: Partition, tmp_path: Path) -> None:
+    class WithoutLinks(FileSystem):
+        def link(self, source: str, target: str) -> None:
+            raise OSError(errno.EPERM, "no hard links here", source)
+
+    path, linked = _path(tmp_path, case), _path(tmp_path / "linked", case)
+    replace.commit_group(WithoutLinks(), str(path), case.outputs()[0])
+    replace.commit_group(LOCAL, str(linked), case.outputs()[0])
+    assert case.judge(load(path)) == [True]
+    assert contents(path) == contents(linked)
+    assert recover(LOCAL, str(path)) == []
+
+
+def test_a_file_has_one_name_afterwards(tmp_path: Path) -> None:
+    path = _path(tmp_path)
+    replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
+    assert {file.stat().st_nlink for file in path.iterdir()} == {1}
+
+
+def test_a_source_between_two_outputs_is_refused(tmp_path: Path) -> None:
+    """A broker before 3.0 would keep it beside the outputs: row 56 of SWAP.md."""
+    case = dataclasses.replace(CASE, groups=(Group((0, 10, 20), (1, 4, 7, 23), continued=(7, 23)),))
+    path = _path(tmp_path, case)
+    before = digest_of(tmp_path)
+    with pytest.raises(KeytailError, match="source 10 lies between the end of output 7 and output 23"):
+        replace.commit_group(LOCAL, str(path), case.outputs()[0])
+    assert digest_of(tmp_path) == before
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
 def test_a_deleted_log_that_would_hide_what_outputs_belong_together_is_resolved_first(tmp_path: Path) -> None:
     path = _path(tmp_path, SPLIT)
     (path / f"{8:020d}.log.deleted").touch()

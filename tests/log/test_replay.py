@@ -161,3 +161,57 @@ def test_an_unfinished_transaction_leaves_no_trace() -> None:
 def test_contradictions(batches: list[list[bytes]], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         replayed(*batches)
+
+
+# Records of versions that are newer than known
+
+
+def newer(data: bytes, extra: bytes = b"\1\2\3") -> bytes:
+    """The record with version 9, and a field behind those that are known."""
+    return data[:2] + b"\x09" + data[3:] + extra
+
+
+OTHER = [dull.topic("u", 2), dull.topic_config("u", POLICY, "compact"), dull.partition(2, 0)]
+WHY = "a record of type {} has version 9, which this release does not know"
+
+
+@pytest.mark.parametrize(
+    ("record_type", "record"),
+    [
+        (2, dull.topic("new", 3)),
+        (3, dull.partition(1, 1, (4,))),
+        (4, policy("delete")),
+        (5, dull.change(1, 0, (9,))),
+        (9, dull.remove(1)),
+    ],
+)
+def test_a_newer_record_makes_only_its_own_topic_uncertain(record_type: int, record: bytes) -> None:
+    replay = replayed(NEW, OTHER, [newer(record)], [dull.change(2, 0, (8,))])
+    name = "new" if record_type == 2 else "t"
+    assert replay.newer(ResourceType.TOPIC) == {name: WHY.format(record_type)}
+    assert replay.newer(ResourceType.BROKER) == {}
+    assert replay.topics()["u"].replicas == {0: (8,)}
+    assert policies(replay, "u") == ("compact",)
+    assert ("t" in replay.topics()) == (record_type != 9)
+
+
+def test_a_topic_that_is_created_again_is_certain() -> None:
+    assert replayed(NEW, [newer(dull.remove(1))], [dull.topic("t", 2)]).newer(ResourceType.TOPIC) == {}
+
+
+def test_newer_settings_of_brokers_are_named() -> None:
+    replay = replayed(NEW, [newer(dull.config(4, "", "retention.ms", "5"))], [newer(dull.config(4, "1", POLICY, "a"))])
+    assert replay.newer(ResourceType.BROKER) == {"": WHY.format(4), "1": WHY.format(4)}
+    assert replay.newer(ResourceType.TOPIC) == {}
+    assert replay.configs(ResourceType.BROKER, "") == {}
+
+
+def test_a_newer_record_of_an_aborted_transaction_says_nothing() -> None:
+    replay = replayed(NEW, [newer(dull.BEGIN), newer(policy("delete")), newer(dull.ABORT)])
+    assert replay.newer(ResourceType.TOPIC) == {}
+    assert not replay.in_transaction
+
+
+def test_levels_of_features() -> None:
+    level = dull.frame(12, 0, dull.text("metadata.version") + b"\x00\x1d")
+    assert replayed(NEW, [level]).features() == {"metadata.version": 29}

@@ -1,4 +1,7 @@
-"""One test for each row of the table of states in lib/keytail/log/SWAP.md: a broker's loader, and our recovery."""
+"""One test for each row of the table of states in lib/keytail/log/SWAP.md: the loaders of brokers, and our recovery.
+
+The loaders are models here; tests/versions_of_kafka gives the same rows to real brokers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from string import digits as DIGITS
+from typing import Any
 
 import pytest
 
@@ -15,7 +20,7 @@ from keytail.log.fs import LOCAL
 from keytail.log.recover import recover
 from tests.crash.driver import digest_of
 from tests.crash.partitions import PARTITION, SCRATCH, Group, Partition, log_of, segment_data, write_segment
-from tests.reference.loader import BrokerDoesNotStart, load
+from tests.reference.loader import BrokerDoesNotStart, load, load_before_3
 
 SOURCES = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 34)}
 OUT = (1, 4, 8, 12, 15, 23, 29)
@@ -56,18 +61,49 @@ class Dir:
         for base in self.outputs:
             self.stage(base, FILES, SCRATCH, ".swap")
 
+    def name(self, base: int, suffixes: tuple[str, ...] = FILES) -> None:
+        """The final names of an output beside its `.swap` names."""
+        for suffix in suffixes:
+            live = self.path / f"{base:020d}{suffix}"
+            swap = live.with_name(live.name + ".swap")
+            if (self.path / f"{base:020d}.log.swap").stat().st_size:
+                live.hardlink_to(swap)
+            else:
+                live.write_bytes(swap.read_bytes())
+
+    def name_all(self) -> None:
+        for base in self.outputs:
+            self.name(base)
+
 
 @dataclass(frozen=True)
 class Row:
-    """Logs that a broker, and our recovery followed by a broker, end with; None: as the broker."""
+    """Logs that a broker from 3.0 on, an older one, and our recovery followed by a broker end with; None: as the
+    first. `left`: `.swap` files that an older broker leaves, without leading zeros.
+    """
 
     build: Callable[[Dir], object]
     broker: Logs | type[Exception]
     ours: Logs | type[KeytailError] | None = None
+    before_3: Logs | None = None
+    left: tuple[str, ...] = ()
     kept: tuple[int, ...] = OUT
     without_snapshots: tuple[int, ...] = ()
     continued: tuple[int, ...] = ()
     rebuilt: int | None = None
+
+    @property
+    def left_names(self) -> list[str]:
+        return [f"{int(name.split('.')[0]):020d}.{name.split('.', 1)[1]}" if name[0] in DIGITS else name
+                for name in self.left]  # fmt: skip
+
+    def of_before_3(self, *, is_2_4: bool) -> Logs:
+        """What a broker of 2.4 to 2.8 ends with; with 2.4, empty outputs count as from 3.0 on."""
+        has_empty = isinstance(self.broker, dict) and not all(self.broker.values())
+        if self.before_3 is not None and not (is_2_4 and has_empty):
+            return self.before_3
+        assert isinstance(self.broker, dict)
+        return self.broker
 
 
 def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
@@ -78,9 +114,13 @@ def _logs(**changed: tuple[int, ...] | range | None) -> Logs:
 
 ALL_SOURCES = _logs()
 OUTPUT = _logs(_0=OUT, _10=None, _20=None)
-# Of three outputs: the source 10 begins in the gap between two of them.
+# Of three outputs: the source 10 begins in the gap between two of them, which a commit refuses now.
 THREE, CONTINUED = (1, 4, 7, 8, 15, 23), (7, 15)
 THREE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _10=None, _15=(15, 23), _20=None)
+# As keytail writes them: both continue inside of source 0, and the last one takes what is left of the others too.
+INSIDE = (7, 9)
+INSIDE_OUTPUTS = _logs(_0=(1, 4), _7=(7, 8), _9=(15, 23), _10=None, _20=None)
+IN_GAP = (7, 23)
 SPLIT = _logs(_0=range(4), _4=range(4, 10))
 
 
@@ -128,11 +168,14 @@ def _three(
     *steps: Callable[[Dir], object],
     broker: Logs | type[Exception] = THREE_OUTPUTS,
     ours: Logs | type[KeytailError] | None = None,
+    before_3: Logs | None = None,
+    left: tuple[str, ...] = (),
     kept: tuple[int, ...] = THREE,
     without_snapshots: tuple[int, ...] = (10, 20),
+    continued: tuple[int, ...] = CONTINUED,
     rebuilt: int | None = None,
 ) -> Row:
-    return Row(_steps(*steps), broker, ours, kept, without_snapshots, CONTINUED, rebuilt)
+    return Row(_steps(*steps), broker, ours, before_3, left, kept, without_snapshots, continued, rebuilt)
 
 
 def _sources_aside(d: Dir) -> None:
@@ -150,6 +193,34 @@ def _no_sources(d: Dir) -> None:
     d.remove(*(f"{base:020d}.snapshot" for base in (10, 20)))
 
 
+def _left(*bases: int) -> tuple[str, ...]:
+    return tuple(f"{base}{suffix}.swap" for base in bases for suffix in INDEXES)
+
+
+def _named(d: Dir) -> None:
+    """All final names beside the `.swap` names; the sources are `.deleted`."""
+    _sources_aside(d)
+    d.name_all()
+
+
+def _without_index_swaps(d: Dir) -> None:
+    d.remove(*(f"{base:020d}{suffix}.swap" for base in d.outputs for suffix in INDEXES))
+
+
+def _inside(
+    *steps: Callable[[Dir], object], broker: Logs = INSIDE_OUTPUTS, kept: tuple[int, ...] = THREE, **facts: Any
+) -> Row:
+    return _three(*steps, broker=broker, kept=kept, continued=INSIDE, **facts)
+
+
+def _index_beside_rebuilt(d: Dir) -> None:
+    """What a broker of 2.4 to 2.8 leaves of row 8."""
+    _final_log(d)
+    for suffix in INDEXES:
+        live = d.path / f"{0:020d}{suffix}"
+        live.write_bytes(live.with_name(live.name + ".swap").read_bytes())
+
+
 def _cut_swap(d: Dir) -> None:
     path = d.path / f"{0:020d}.log.swap"
     path.write_bytes(path.read_bytes()[:-1])
@@ -163,8 +234,13 @@ ROWS = {
     5: Row(Dir.swap, OUTPUT, without_snapshots=(10, 20)),
     6: Row(_steps(Dir.swap, lambda d: d.delete(0)), OUTPUT, without_snapshots=(10, 20)),
     7: Row(_steps(Dir.swap, lambda d: d.delete(0, 10, 20)), OUTPUT, without_snapshots=(10, 20)),
-    8: Row(_final_log, OUTPUT, without_snapshots=(10, 20)),
-    9: Row(_steps(_final_log, lambda d: d.stage(0, (".index",), ".swap", "")), OUTPUT, without_snapshots=(10, 20)),
+    8: Row(_final_log, OUTPUT, left=_left(0), without_snapshots=(10, 20)),
+    9: Row(
+        _steps(_final_log, lambda d: d.stage(0, (".index",), ".swap", "")),
+        OUTPUT,
+        left=("0.timeindex.swap",),
+        without_snapshots=(10, 20),
+    ),
     10: Row(_final, OUTPUT, without_snapshots=(10, 20)),
     11: Row(Dir.swap, _logs(_0=()), kept=()),
     12: Row(Dir.swap, _logs(_0=(1, 12), _10=None), kept=(1, 12), without_snapshots=(10,)),
@@ -182,6 +258,7 @@ ROWS = {
         _two_swaps,
         _logs(_0=(1, 4, 8), _10=None, _20=(23, 29)),
         _logs(_0=(1, 4, 8), _20=(23, 29)),
+        before_3=_logs(_0=(1, 4, 8), _20=(23, 29)),
     ),
     18: Row(_steps(Dir.swap, lambda d: d.touch(f"{30:020d}.log.cleaned")), OUTPUT, without_snapshots=(10, 20)),
     19: Row(_steps(Dir.guard, Dir.swap, lambda d: d.delete(0)), _logs(_0=None), Refused),
@@ -191,21 +268,21 @@ ROWS = {
         without_snapshots=(10, 20),
         rebuilt=0,
     ),
-    21: Row(lambda d: d.touch(f"{5:020d}.index.swap"), ALL_SOURCES),
+    21: Row(lambda d: d.touch(f"{5:020d}.index.swap"), ALL_SOURCES, left=("5.index.swap",)),
     22: Row(
         _steps(_final, lambda d: d.touch(f"{34:020d}.snapshot"), lambda d: d.touch(f"{34:020d}.log.deleted")),
         OUTPUT,
         without_snapshots=(10, 20),
     ),
-    23: Row(lambda d: d.touch("foo.swap"), BrokerDoesNotStart, Refused),
-    24: Row(_steps(Dir.swap, _cut_swap), ValueError, CorruptLog),
+    23: Row(lambda d: d.touch("foo.swap"), BrokerDoesNotStart, Refused, before_3=ALL_SOURCES, left=("foo.swap",)),
+    24: Row(_steps(Dir.swap, _cut_swap), ValueError, CorruptLog, before_3=_logs(_0=OUT[:-1], _10=None, _20=None)),
     25: _three(Dir.guard, _stage(15, FILES, SCRATCH, ".swap"), broker=ALL_SOURCES, without_snapshots=()),
     26: _three(Dir.guard, Dir.swap, broker=ALL_SOURCES, without_snapshots=()),
     27: _three(Dir.swap),
     28: _three(_sources_aside),
-    29: _three(_sources_aside, _stage(0, (".log",), ".swap", "")),
-    30: _three(_sources_aside, _stage(0, (".log",), ".swap", ""), _stage(7, (".log",), ".swap", "")),
-    31: _three(_sources_aside, *(_stage(base, (".log",), ".swap", "") for base in (0, 7, 15))),
+    29: _three(_sources_aside, _stage(0, (".log",), ".swap", ""), left=_left(0)),
+    30: _three(_sources_aside, *(_stage(base, (".log",), ".swap", "") for base in (0, 7)), left=_left(0, 7)),
+    31: _three(_sources_aside, *(_stage(base, (".log",), ".swap", "") for base in (0, 7, 15)), left=_left(0, 7, 15)),
     32: _three(
         Dir.swap,
         kept=(1, 4, 7, 8, 15),
@@ -217,6 +294,7 @@ ROWS = {
         Dir.swap,
         kept=(1, 4, 7, 8),
         broker={**THREE_OUTPUTS, 15: b"", 20: log_of(SOURCES[20])},
+        before_3={**THREE_OUTPUTS, 10: log_of(SOURCES[10]), 15: b"", 20: log_of(SOURCES[20])},
         without_snapshots=(10,),
     ),
     35: _three(Dir.swap, lambda d: d.remove(f"{7:020d}.index.swap"), rebuilt=7),
@@ -227,6 +305,7 @@ ROWS = {
         _stage(7, FILES, ".swap", ""),
         broker=_logs(_0=(1, 4), _10=None, _15=(15, 23), _20=None),
         ours=Refused,
+        before_3=THREE_OUTPUTS,
     ),
     38: _three(Dir.swap, _no_sources),
     39: _three(
@@ -234,13 +313,49 @@ ROWS = {
         _stage(20, (".log",), "", ".deleted"),
         kept=(1, 4, 7, 8),
         broker={**{base: log for base, log in THREE_OUTPUTS.items() if base != 20}, 15: b""},
+        before_3={**{base: log for base, log in THREE_OUTPUTS.items() if base != 20}, 10: log_of(SOURCES[10]), 15: b""},
     ),
     40: Row(
         _steps(Dir.swap, lambda d: d.delete(0, 10), _stage(20, (".log",), "", ".deleted"), _final_files),
         OUTPUT,
         without_snapshots=(10, 20),
     ),
+    41: Row(_steps(_sources_aside, lambda d: d.name(0, (".log",))), OUTPUT, without_snapshots=(10, 20)),
+    42: Row(_named, OUTPUT, without_snapshots=(10, 20)),
+    43: Row(_steps(_named, Dir.guard), OUTPUT, without_snapshots=(10, 20)),
+    44: Row(_steps(_named, Dir.guard, _without_index_swaps), OUTPUT, without_snapshots=(10, 20)),
+    45: Row(
+        _steps(_named, Dir.guard, _without_index_swaps, lambda d: d.remove(f"{0:020d}.log.swap")),
+        OUTPUT,
+        without_snapshots=(10, 20),
+    ),
+    46: Row(_named, _logs(_0=(), _10=None, _20=None), kept=(), without_snapshots=(10, 20)),
+    47: _inside(Dir.guard, Dir.swap, broker=ALL_SOURCES, without_snapshots=()),
+    48: _inside(Dir.swap),
+    49: _inside(_sources_aside),
+    50: _inside(_sources_aside, lambda d: d.name(7)),
+    51: _inside(_named),
+    52: _inside(_named, Dir.guard),
+    53: _inside(
+        _named, Dir.guard, _without_index_swaps, lambda d: d.remove(*(f"{base:020d}.log.swap" for base in (0, 7)))
+    ),
+    54: Row(
+        _steps(Dir.guard, lambda d: d.stage(0, INDEXES, SCRATCH, ".swap")),
+        ALL_SOURCES,
+        left=_left(0),
+    ),
+    55: Row(_index_beside_rebuilt, OUTPUT, left=_left(0), without_snapshots=(10, 20)),
+    56: _three(
+        Dir.swap,
+        kept=(1, 4, 7, 8, 23),
+        continued=IN_GAP,
+        broker=_logs(_0=(1, 4), _7=(7, 8), _10=None, _20=None, _23=(23,)),
+        before_3=_logs(_0=(1, 4), _7=(7, 8), _20=None, _23=(23,)),
+    ),
 }
+
+
+CUT = (24,)  # the models cut no logs: only real brokers do this row of 2.4 to 2.8
 
 
 def test_the_table_has_a_test_a_row() -> None:
@@ -258,6 +373,19 @@ def test_a_broker_does_what_the_row_says(number: int, tmp_path: Path) -> None:
             load(d.path).records()
         return
     assert {base: segment.log for base, segment in load(d.path).segments.items()} == row.broker
+
+
+@pytest.mark.parametrize("is_2_4", [False, True])
+@pytest.mark.parametrize("order", [list.sort, list.reverse])
+@pytest.mark.parametrize("number", [number for number in ROWS if number not in CUT])
+def test_an_older_broker_does_what_the_row_says(
+    number: int, order: Callable[[list[str]], None], is_2_4: bool, tmp_path: Path
+) -> None:
+    row, d = ROWS[number], Dir(tmp_path, ROWS[number])
+    row.build(d)
+    found, left = load_before_3(d.path, order, is_2_4=is_2_4)
+    assert {base: segment.log for base, segment in found.segments.items()} == row.of_before_3(is_2_4=is_2_4)
+    assert sorted(left) == sorted(row.left_names)
 
 
 @pytest.mark.parametrize("number", ROWS)

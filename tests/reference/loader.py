@@ -1,16 +1,19 @@
 """Kafka's log loader in plain Python: what a broker that starts after a clean shutdown makes of a directory.
 
-Works on a copy of the names and bytes in memory, pass by pass, and shares no code with keytail.
+`load` is the loader of 3.0 and later, `load_before_3` that of 2.4 to 2.8. Both work on a copy of the names and bytes in
+memory, pass by pass, and share no code with keytail.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.reference.batches import Rec, all_records, decode_log
 
-SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
+INDEX_SUFFIXES = (".index", ".timeindex", ".txnindex")
+SEGMENT_SUFFIXES = (".log", *INDEX_SUFFIXES)
 PRESIZED_INDEX_BYTES = 800
 
 
@@ -43,12 +46,75 @@ class Loaded:
 
 def load(partition_dir: Path) -> Loaded:
     """Raises BrokerDoesNotStart."""
-    files = {path.name: path.read_bytes() for path in sorted(partition_dir.iterdir()) if path.is_file()}
+    files = _files(partition_dir)
     _drop_unfinished(files)
     _make_room_for_swaps(files)
     for name in [name for name in files if name.endswith(".swap")]:
         files[name.removesuffix(".swap")] = files.pop(name)
     return _open_segments(files)
+
+
+def load_alike(partition_dir: Path) -> Loaded:
+    """`load`. AssertionError where a broker before 3.0 finds other logs, or leaves a `.swap` file, which a later
+    version would rename; but for snapshots, which it can only leave."""
+    loaded = load(partition_dir)
+    logs = {base: segment.log for base, segment in loaded.segments.items()}
+    for order, is_2_4 in ((list.sort, False), (list.reverse, False), (list.reverse, True)):
+        found, left = load_before_3(partition_dir, order, is_2_4=is_2_4)
+        assert {base: segment.log for base, segment in found.segments.items()} == logs
+        assert [name for name in left if not name.endswith(".snapshot.swap")] == []
+    return loaded
+
+
+def _files(partition_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(partition_dir.iterdir()) if path.is_file()}
+
+
+def load_before_3(
+    partition_dir: Path, order: Callable[[list[str]], object] = list.sort, *, is_2_4: bool = False
+) -> tuple[Loaded, list[str]]:
+    """What it loads, and the names of `.swap` files that it leaves. `order` sorts the `.log.swap` files, whose order is
+    that of a hash set. `is_2_4`: an empty one removes the segment that its base is in."""
+    files = _files(partition_dir)
+    cleaned = [name for name in files if name.endswith(".cleaned")]
+    lowest = min((_number(name) for name in cleaned), default=2**63)
+    swaps = [name for name in files if name.endswith(".log.swap")]
+    for name in list(files):
+        if name.endswith((".deleted", ".cleaned")):
+            del files[name]
+        elif name.endswith(tuple(f"{suffix}.swap" for suffix in SEGMENT_SUFFIXES)):
+            for suffix in INDEX_SUFFIXES:
+                files.pop(f"{_number(name):020d}{suffix}", None)
+    for name in [name for name in swaps if _number(name) >= lowest]:
+        swaps.remove(name)
+        for suffix in SEGMENT_SUFFIXES:
+            files.pop(f"{_number(name):020d}{suffix}.swap", None)
+    order(swaps)
+    for name in swaps:
+        _replace_overlapped(files, _number(name), empty_overlaps=is_2_4)
+    return _open_segments({n: data for n, data in files.items() if not n.endswith(".swap")}), [
+        name for name in files if name.endswith(".swap")
+    ]
+
+
+def _replace_overlapped(files: dict[str, bytes], base: int, *, empty_overlaps: bool) -> None:
+    """One `.log.swap` takes the place of the segments that it overlaps, and its indexes are rebuilt."""
+    log = files.pop(f"{base:020d}.log.swap")
+    end = _next_offset(base, log)
+    for other in [_number(name) for name in files if name.endswith(".log")]:
+        overlaps = other < end and _next_offset(other, files[f"{other:020d}.log"]) > base
+        overlaps &= base < end or empty_overlaps
+        if overlaps or other == base:
+            for suffix in SEGMENT_SUFFIXES:
+                files.pop(f"{other:020d}{suffix}", None)
+    for suffix in INDEX_SUFFIXES:
+        files.pop(f"{base:020d}{suffix}.swap", None)
+    files[f"{base:020d}.log"] = log
+
+
+def _next_offset(base: int, log: bytes) -> int:
+    batches = decode_log(log)
+    return batches[-1].last_offset + 1 if batches else base
 
 
 def _drop_unfinished(files: dict[str, bytes]) -> None:
@@ -72,8 +138,7 @@ def _make_room_for_swaps(files: dict[str, bytes]) -> None:
     low, high = None, None
     for name in [name for name in files if name.endswith(".log.swap")]:
         base = _number(name)
-        batches = decode_log(files[name])
-        after = batches[-1].last_offset + 1 if batches else base
+        after = _next_offset(base, files[name])
         low = base if low is None else min(low, base)
         high = after if high is None else max(high, after)
         files.setdefault(name.replace(".log.swap", ".index.swap"), bytes(PRESIZED_INDEX_BYTES))

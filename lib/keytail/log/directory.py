@@ -73,6 +73,32 @@ class Directory:
         self._remove(source)
         self._add(target)
 
+    def link(self, source: str, target: str) -> None:
+        self.fs.link(os.path.join(self.path, source), os.path.join(self.path, target))
+        self._add(target)
+
+    def copy(self, source: str, target: str) -> None:
+        """A durable copy of a small file with its times, in the place of `target`. The name is not durable yet."""
+        origin = os.path.join(self.path, source)
+        data, like = self.fs.read_bytes(origin, whole=True), self.fs.stat(origin)
+        temporary = os.path.join(self.path, names.scratch_of(target, "copy", "0"))
+        fd = self.fs.create(temporary, like)
+        try:
+            self.fs.write(fd, data)
+            self.fs.set_mtime_ns(temporary, like.mtime_ns)
+            self.fs.fsync(fd)
+        finally:
+            self.fs.close(fd)
+        self.fs.rename(temporary, os.path.join(self.path, target))
+        self._add(target)
+
+    def stat(self, name: str) -> FileStat:
+        return self.fs.stat(os.path.join(self.path, name))
+
+    def size(self, name: str) -> int:
+        """0 where there is no such file."""
+        return self.stat(name).size_bytes if name in self else 0
+
     def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
         """`unlink` removes the file, by its path; by default that of the file system."""
         (unlink or self.fs.unlink)(os.path.join(self.path, name))

@@ -34,9 +34,9 @@ class LogEnd:
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
     """The end of a log file: headers from its last index entry to the end of the file.
 
-    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch
-    that ends where it says makes the walk begin at the start of the file. A last batch that is not whole, or
-    bytes that are no batch, are reported as `tail_bytes`.
+    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch from
+    which on the log reaches the entry's offset makes the walk begin at the start of the file. A last batch that is not
+    whole, or bytes that are no batch, are reported as `tail_bytes`.
     """
     if index_path is None:
         index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
@@ -45,7 +45,7 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
         size_bytes = fs.fd_size(fd)
         entry = _last_index_entry(fs, index_path)
         if entry is not None and 0 < entry[1] < size_bytes:
-            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, first_last_offset=base_offset + entry[0])
+            end = _walk(fs, log_path, fd, size_bytes, entry[1], base_offset, named_offset=base_offset + entry[0])
             if end is not None:
                 return end
         return _walk(fs, log_path, fd, size_bytes, 0, base_offset) or LogEnd(base_offset, 0, size_bytes)
@@ -76,9 +76,10 @@ def _walk(
     position: int,
     base_offset: int,
     *,
-    first_last_offset: int | None = None,
+    named_offset: int | None = None,
 ) -> LogEnd | None:
-    """Header to header. None when the first batch is not the one that the index entry promised."""
+    """Header to header. None when the first batch begins above the offset that the index entry names, or all end below
+    it: an entry may name the end of a later batch than the one at its position (format/INDEX.md, 8)."""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
     next_offset, first, last_position = base_offset, True, -1
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:
@@ -101,9 +102,11 @@ def _walk(
             if length + LENGTH_PREFIX_BYTES < HEADER_BYTES:
                 break
             last_offset += _INT32.unpack_from(window, at + _DELTA_AT)[0]
-        if not offset <= last_offset < names.MAX_OFFSET or (first and first_last_offset not in (None, last_offset)):
+        if not offset <= last_offset < names.MAX_OFFSET:
+            break
+        if first and named_offset is not None and offset > named_offset:
             break
         next_offset, last_position, position, first = last_offset + 1, position, end, False
-    if first and first_last_offset is not None:
+    if named_offset is not None and (first or next_offset <= named_offset):
         return None
     return LogEnd(next_offset, position, size_bytes - position, last_position)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +52,8 @@ class ClusterMetadata:
     broker_configs: Mapping[str, Values]  # dynamic ones of the broker asked for
     as_of_offset: int  # of the last record read; -1 when there is none
     as_of_ms: int  # when that record was written
+    features: Mapping[str, int] = field(default_factory=dict)  # levels by name, metadata.version among them
+    uncertain_topics: Mapping[str, str] = field(default_factory=dict)  # by name, why nothing is certain about it
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
@@ -154,6 +156,7 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
         start_offset, as_of_ms = newest.end_offset, _load_snapshot(reader, newest, replay)
     end_offset, log_ms = _load_log(reader, listing, start_offset, replay)
     topics = replay.topics()
+    _refuse_uncertain_broker(replay, listing.path, broker)
     return ClusterMetadata(
         path=listing.path,
         topics=topics,
@@ -162,7 +165,17 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
         broker_configs=replay.configs(ResourceType.BROKER, str(broker)),
         as_of_offset=end_offset - 1,
         as_of_ms=as_of_ms if log_ms is None else log_ms,
+        features=replay.features(),
+        uncertain_topics=replay.newer(ResourceType.TOPIC),
     )
+
+
+def _refuse_uncertain_broker(replay: Replay, path: str, broker: int) -> None:
+    """Settings of brokers are the defaults of every topic."""
+    for name, why in replay.newer(ResourceType.BROKER).items():
+        if name in ("", str(broker)):
+            whose = f"broker {name}" if name else "all brokers"
+            raise Refused(f"settings of {whose}: {why}", path=path, remedy=_RESTORE)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def recover(fs: FileSystem, partition_path: str) -> list[str]:
     swapped = _committed(fs, partition_path, files)
     done = _remove(fs, partition_path, [file for file in files if file.kind == "scratch"])  # gives room to the rest
     done += _discard(fs, partition_path, files)
-    for left in swapped:
+    for left in reversed(swapped):  # the guard of one makes all above it void
         done += _finish_left(fs, partition_path, left)
     done += _finish_lone_indexes(fs, partition_path)
     done += _sweep(fs, partition_path)
@@ -131,15 +131,16 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
-    """Void `.swap` files first, and for good: the `.cleaned` that voids them must outlive them."""
+    """Void `.swap` files first, and for good: the `.cleaned` that voids them must outlive them. The `.log.swap` files
+    are the last of them: a broker before 3.0 removes others only together with those."""
     done = []
-    void = _void(files)
-    for file in files:
-        if file.name in void:
+    void = [file for file in files if file.name in _void(files)]
+    for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
+        for file in part:
             fs.unlink(os.path.join(path, file.name))
-            done.append(f"discarded {file.name}: its replacement was not committed")
-    if done:
-        fs.fsync_dir(path)
+            done.append(f"discarded {file.name}: it is void beside a .cleaned file")
+        if part:
+            fs.fsync_dir(path)
     for file in files:
         if file.kind == "cleaned":
             fs.unlink(os.path.join(path, file.name))
@@ -180,16 +181,29 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
-    """Index files whose log has its final name already; without any log they index nothing."""
+    """Index files whose log has its final name already; without any log they index nothing, and beside those that a
+    broker before 3.0 rebuilt they may be of another log than today's."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}
-    for file in files:
-        if file.kind != "swap" or file.base_offset is None:
-            continue
-        live = names.segment_file(file.base_offset, file.suffix)
+    lone = [file for file in files if file.kind == "swap" and file.base_offset is not None]
+    rebuilt = {
+        file.base_offset
+        for file in lone
+        if file.suffix in names.INDEX_SUFFIXES
+        and file.name.removesuffix(names.SWAP) in present
+        # What a broker from 3.0 on replaces by an empty segment keeps its indexes until they are replaced too.
+        and (log := names.segment_file(file.base_offset or 0, names.LOG)) in present
+        and fs.size(os.path.join(path, log))
+    }
+    for file in reversed(lone):
+        assert file.base_offset is not None
+        live = file.name.removesuffix(names.SWAP)
+        if file.suffix in names.INDEX_SUFFIXES and file.base_offset in rebuilt:
+            fs.unlink(os.path.join(path, file.name))
+            done.append(f"removed {file.name}: a broker has rebuilt the indexes of its log")
         # A snapshot may stand at the log end, where no segment begins.
-        if names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
+        elif names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
             fs.rename(os.path.join(path, file.name), os.path.join(path, live))
             done.append(f"gave {live} its final name")
         else:

@@ -113,11 +113,15 @@ def _commit_part(
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
     directory.fsync()
-    for out in reversed(group.segments):
-        by_suffix = {file.suffix: file.name for file in out.files}
-        for suffix in names.SEGMENT_SUFFIXES:
-            if suffix in by_suffix:
-                directory.rename(by_suffix[suffix], names.segment_file(out.base_offset, suffix + names.SWAP))
+    # Each `.log` first, and durable: a broker before 3.0 removes other void `.swap` files only together with it.
+    for suffixes in ((names.LOG,), names.INDEX_SUFFIXES):
+        for out in reversed(group.segments):
+            by_suffix = {file.suffix: file.name for file in out.files}
+            for suffix in suffixes:
+                if suffix in by_suffix:
+                    directory.rename(by_suffix[suffix], names.segment_file(out.base_offset, suffix + names.SWAP))
+        if suffixes == (names.LOG,):
+            directory.fsync()
     for snapshot in group.snapshots:
         directory.rename(snapshot.name, names.segment_file(snapshot.offset, names.SNAPSHOT + names.SWAP))
     directory.fsync()
@@ -158,10 +162,30 @@ def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
             remedy="Something else changed the partition meanwhile; nothing was replaced",
         )
     following = directory.base_above(sources[-1])
-    ends = (*outputs[1:], names.MAX_OFFSET if following is None else following)
-    return {
-        out.base_offset: _check_output(fs, path, out, below) for out, below in zip(group.segments, ends, strict=True)
+    limits = (*outputs[1:], names.MAX_OFFSET if following is None else following)
+    ends = {
+        out.base_offset: _check_output(fs, path, out, below) for out, below in zip(group.segments, limits, strict=True)
     }
+    for part in parts(group):
+        _refuse_gaps(fs, path, part, ends)
+    return ends
+
+
+def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, int]) -> None:
+    """Brokers before 3.0 replace by each output only what overlaps it: a source between two outputs would stay."""
+    for before, after in itertools.pairwise(out.base_offset for out in part.segments):
+        end = max(ends[before], before + 1)
+        for source in part.source_bases:
+            if not end <= source < after:
+                continue
+            log = os.path.join(path, names.segment_file(source, names.LOG))
+            if log_end(fs, log, source).next_offset <= after:
+                raise KeytailError(
+                    f"source {source} lies between the end of output {before} and output {after}",
+                    path=path,
+                    offset=source,
+                    remedy=REPORT_IT,
+                )
 
 
 def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> int:

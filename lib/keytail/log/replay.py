@@ -16,7 +16,10 @@ from keytail.format.metadata import (
     BeginTransaction,
     ConfigRecord,
     EndTransaction,
+    FeatureLevelRecord,
+    KnownRecord,
     MetadataRecord,
+    NewerRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -52,21 +55,24 @@ class Replay:
         self._names: dict[str, str] = {}  # by topic id
         self._configs: dict[Resource, dict[str, str]] = {}
         self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
+        self._newer: dict[Resource, str] = {}
+        self._features: dict[str, int] = {}
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
         """Take the records of one batch. `settled`: no later one can show that it was never committed."""
         unit: list[MetadataRecord] = []
         for record in records:
-            if isinstance(record, BeginTransaction):
+            kind = record.record if isinstance(record, NewerRecord) else record
+            if isinstance(kind, BeginTransaction):
                 if self._transaction is not None:
                     raise ValueError("a transaction begins within another")
                 self._apply(unit, settled)
                 unit, self._transaction = [], []
-            elif isinstance(record, (EndTransaction, AbortTransaction)):
+            elif isinstance(kind, (EndTransaction, AbortTransaction)):
                 if self._transaction is None:
                     raise ValueError("a transaction ends that never began")
-                if isinstance(record, EndTransaction):
+                if isinstance(kind, EndTransaction):
                     self._apply(self._transaction, settled)
                 self._transaction = None
             elif self._transaction is not None:
@@ -82,6 +88,15 @@ class Replay:
     def topics(self) -> dict[str, Topic]:
         return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
 
+    def newer(self, resource_type: ResourceType) -> dict[str, str]:
+        """The topics or brokers about which nothing is certain, and why: the version of one of their records is newer
+        than what is known here."""
+        return {name: why for (number, name), why in self._newer.items() if number == resource_type}
+
+    def features(self) -> dict[str, int]:
+        """The cluster's levels of features by name, `metadata.version` among them."""
+        return dict(self._features)
+
     def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
         """By config name, what may hold; a name that is absent certainly has no value."""
         resource = (resource_type.value, resource_name)
@@ -92,7 +107,11 @@ class Replay:
         before: dict[tuple[Resource, str], str | None] = {}
         created: set[Resource] = set()
         for record in unit:
-            if isinstance(record, TopicRecord):
+            if isinstance(record, NewerRecord):
+                self._apply_newer(record)
+            elif isinstance(record, FeatureLevelRecord):
+                self._features[record.name] = record.level
+            elif isinstance(record, TopicRecord):
                 self._create(record)
                 created.add((ResourceType.TOPIC, record.name))
             elif isinstance(record, RemoveTopicRecord):
@@ -112,12 +131,37 @@ class Replay:
             if resource not in created and value != self._configs.get(resource, {}).get(name):
                 self._earlier.setdefault(resource, {}).setdefault(name, []).append(value)
 
+    def _apply_newer(self, newer: NewerRecord) -> None:
+        """Apply whether topics and partitions exist, and note that nothing else is certain."""
+        record = newer.record
+        resource = self._resource_of(record)
+        if isinstance(record, TopicRecord):
+            self._create(record)
+        elif isinstance(record, RemoveTopicRecord):
+            self._remove(record)
+        elif isinstance(record, PartitionRecord):
+            self._topic_of(record.topic_id).replicas[record.partition] = record.replicas
+        if resource is not None:
+            number, version = newer.record_type, newer.version
+            self._newer[resource] = f"a record of type {number} has version {version}, which this release does not know"
+
+    def _resource_of(self, record: KnownRecord) -> Resource | None:
+        if isinstance(record, ConfigRecord):
+            return record.resource_type, record.resource_name
+        if isinstance(record, TopicRecord):
+            return ResourceType.TOPIC, record.name
+        if isinstance(record, PartitionRecord | PartitionChangeRecord | RemoveTopicRecord):
+            self._topic_of(record.topic_id)
+            return ResourceType.TOPIC, self._names[record.topic_id]
+        return None
+
     def _create(self, record: TopicRecord) -> None:
         if record.name in self._topics or record.topic_id in self._names:
             raise ValueError(f"topic {record.name} is created twice")
         self._topics[record.name] = _Topic(record.topic_id)
         self._names[record.topic_id] = record.name
         self._earlier.pop((ResourceType.TOPIC, record.name), None)
+        self._newer.pop((ResourceType.TOPIC, record.name), None)
 
     def _remove(self, record: RemoveTopicRecord) -> None:
         self._topic_of(record.topic_id)

@@ -122,14 +122,15 @@ def _cuts(
         at = int(positions[slot])
     if behind < len(positions):
         cuts.append(behind)
-    if not _begin_batches(fs, partition_path, segment, offsets[cuts], positions[cuts]):
+    ends = _ends_of_batches(fs, partition_path, segment, offsets[cuts], positions[cuts])
+    if ends is None:
         return whole
-    begins = [(int(positions[slot]), int(offsets[slot])) for slot in cuts]
+    begins = [(int(positions[slot]), end) for slot, end in zip(cuts, ends, strict=True)]
     if first < 0:
         begins.insert(0, (0, segment.base_offset))
     if behind >= len(positions):
         begins.append((n_bytes, _NO_OFFSET))
-    # The batch that begins at a cut ends with its entry's offset: what is below the cut is below that.
+    # What is below a cut is below the last offset of the batch that begins there.
     return [(a[0], b[0], begins[0][1] if i == 0 else begins[i - 1][1], b[1])
             for i, (a, b) in enumerate(pairwise(begins))]  # fmt: skip
 
@@ -150,26 +151,30 @@ def _index(
     return offsets[:n], positions[:n]
 
 
-def _begin_batches(
+def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
-) -> bool:
-    """Whether a batch that ends with each of the offsets begins at its position, by the headers there."""
+) -> list[int] | None:
+    """The last offset of the batch at each position, by the header there; None where one is no batch, or begins above
+    the offset of its entry, which may be that of a later batch (format/INDEX.md, 8)."""
+    found: list[int] = []
     if not len(offsets):
-        return True
+        return found
     header = np.empty(HEADER_BYTES, np.uint8)
     fd = fs.open_read(os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG)))
     try:
         for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
             got = fs.read_into(fd, header, position)
             if got < HEADER_BYTES and not (got > 17 and header[16] < 2):
-                return False
+                return None
             row = header.view(BATCH_HEADER)[0]
             ends = int(row["base_offset"]) + (int(row["last_offset_delta"]) if row["magic"] == 2 else 0)
-            if ends != offset or not 0 <= row["magic"] <= 2:
-                return False
+            begins = int(row["base_offset"])
+            if not segment.base_offset <= begins <= min(offset, ends) or not 0 <= row["magic"] <= 2:
+                return None
+            found.append(ends)
     finally:
         fs.close(fd)
-    return True
+    return found
 
 
 def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:

@@ -3,12 +3,16 @@ SWAP.md beside this file has its order, and why."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 
 from keytail.format import names
+from keytail.format.names import FileName
 from keytail.log.directory import Directory
 
 NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # of every output
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def finish(
@@ -23,34 +27,20 @@ def finish(
     A recovery that knows the outputs only, a broker's or ours, keeps sources at or above `end`. Those must go
     in order, one after the other: what a later one deletes stays deleted only while the earlier ones are gone.
     """
-    of_outputs = frozenset(outputs)
     bases = sorted({*outputs, *replaced})
-    keeps_from = max(end, outputs[0] + 1)
-    late = [base for base in bases if base >= keeps_from and base not in of_outputs]
-    for base in bases:
-        if base < keeps_from or base in of_outputs:
-            set_aside(directory, base, names.SEGMENT_SUFFIXES)
-    directory.fsync()
-    for base in late:  # the log first, and alone: while it is live, its indexes must be
-        set_aside(directory, base, (names.LOG,))
-        directory.fsync()
-        set_aside(directory, base, names.INDEX_SUFFIXES)
-    # A broker deletes what lies between the `.log.swap` files that are left: ascending, and one after the
-    # other, the final ones always lie below.
-    for base in outputs:
-        promote(directory, base, (names.LOG,))
-        directory.fsync()
-    # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
-    for base in outputs:
-        promote(directory, base, names.INDEX_SUFFIXES)
-    for file in directory.unfinished():
-        if file.kind == "swap" and file.suffix == names.SNAPSHOT and file.base_offset is not None:
-            promote(directory, file.base_offset, (names.SNAPSHOT,))
+    _set_sources_aside(directory, bases, outputs, end)
+    if _give_final_names(directory, outputs):
+        _void_swap_names(directory, outputs)
+    else:
+        _rename_to_final_names(directory, outputs)
     for base in bases:
         snapshot = names.segment_file(base, names.SNAPSHOT)
-        if base not in of_outputs and snapshot in directory:
+        if base not in outputs and snapshot in directory:
             directory.unlink(snapshot)
     directory.fsync()
+    guard = names.guard_file(outputs[0])
+    if guard in directory:
+        directory.unlink(guard)
     for base in bases:
         for suffix in names.SEGMENT_SUFFIXES:
             deleted = names.segment_file(base, suffix + names.DELETED)
@@ -59,17 +49,95 @@ def finish(
     directory.fsync()
 
 
+def _set_sources_aside(directory: Directory, bases: Sequence[int], outputs: Sequence[int], end: int) -> None:
+    keeps_from = max(end, outputs[0] + 1)
+    late = [base for base in bases if base >= keeps_from and base not in outputs]
+    for base in bases:
+        if base not in late:
+            set_aside(directory, base, names.SEGMENT_SUFFIXES)
+    directory.fsync()
+    for base in late:  # the log first, and alone: while it is live, its indexes must be
+        set_aside(directory, base, (names.LOG,))
+        directory.fsync()
+        set_aside(directory, base, names.INDEX_SUFFIXES)
+
+
 def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
-    """Files of a source to `.deleted`."""
+    """Files of a source to `.deleted`. Where there is one already, the live file is a final name that a stopped run
+    gave to the output: it is removed."""
     for suffix in suffixes:
         live = names.segment_file(base, suffix)
-        if live in directory:
+        if live + names.DELETED in directory and live in directory:
+            directory.unlink(live)
+        elif live in directory:
             directory.rename(live, live + names.DELETED)
 
 
-def promote(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
-    """`.swap` files of an output to their final names."""
-    for suffix in suffixes:
-        live = names.segment_file(base, suffix)
-        if live + names.SWAP in directory:
-            directory.rename(live + names.SWAP, live)
+def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
+    """Each output its final names beside its `.swap` names, by hard links, durable. False, with nothing changed, on a
+    file system without hard links.
+
+    A broker that finds both removes the final names within the span of the outputs and renames the `.swap` files. Files
+    of an empty output, and snapshots, may be outside of that span: a rename of one link over another does nothing, so
+    they are copied.
+    """
+    given: list[str] = []
+    for file in _swap_files(directory, outputs):
+        live = file.name.removesuffix(names.SWAP)
+        assert file.base_offset is not None
+        log = names.segment_file(file.base_offset, names.LOG + names.SWAP)
+        if file.suffix == names.SNAPSHOT or directory.size(log) == 0:
+            directory.copy(file.name, live)
+        else:
+            try:
+                directory.link(file.name, live)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                for name in given:
+                    directory.unlink(name)
+                return False
+        given.append(live)
+    directory.fsync()
+    return True
+
+
+def _void_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
+    """Removes the `.swap` names under a guard, each `.log.swap` last: a broker before 3.0 removes other `.swap` files
+    only together with their `.log.swap`."""
+    swaps = _swap_files(directory, outputs)
+    log = names.segment_file(outputs[0], names.LOG)
+    directory.make_empty(names.guard_file(outputs[0]), directory.stat(log))
+    directory.fsync()
+    for is_log in (False, True):
+        for file in swaps:
+            if (file.suffix == names.LOG) == is_log:
+                directory.unlink(file.name)
+        if not is_log:
+            directory.fsync()
+
+
+def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None:
+    """Without links. A broker before 3.0 that starts between the renames leaves `.index.swap` files (SWAP.md)."""
+    # A broker deletes what lies between the `.log.swap` files that are left: ascending, and one after the
+    # other, the final ones always lie below.
+    for base in outputs:
+        _promote(directory, names.segment_file(base, names.LOG + names.SWAP))
+        directory.fsync()
+    # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
+    for file in _swap_files(directory, outputs):
+        _promote(directory, file.name)
+
+
+def _promote(directory: Directory, swap: str) -> None:
+    if swap in directory:
+        directory.rename(swap, swap.removesuffix(names.SWAP))
+
+
+def _swap_files(directory: Directory, outputs: Sequence[int]) -> list[FileName]:
+    """The `.swap` files of these outputs, and all snapshots that come with them."""
+    return [
+        file
+        for file in directory.unfinished()
+        if file.kind == "swap" and (file.base_offset in outputs or file.suffix == names.SNAPSHOT)
+    ]

@@ -255,8 +255,9 @@ class OutputWriter:
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # Never at a source that comes first with anything: an output of 0 bytes would be left behind.
-                if self._mark is not None and self._mark.size_bytes:
+                # At a source that comes first with anything only where none of it fits: an output of 0 bytes is left
+                # behind then. Otherwise sources without anything would lie between two outputs (SWAP.md, state 56).
+                if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
                 else:
                     self._split_inside_source(int(table["base_offset"][0]))
