@@ -113,5 +113,5 @@ def task_for(path: str, log: RandomLog, facts, now_ms: int, *, first_dirty: int,
         now_ms=now_ms,
         config=CompactionConfig(**config),
         run_id="test",
-        **{"grouping": "kafka", **fields},
+        **{"grouping": "kafka", "message_format": "v2", **fields},
     )

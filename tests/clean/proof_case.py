@@ -45,6 +45,7 @@ class Case:
         self.producers: dict = given.pop("producers", {})
         self.uncleanable = segments[-1].base_offset
         self.index_limit = 10_485_760
+        self.keep_magic = given.get("keep_magic", False)
         self.removal_limit = given.get("removal_limit", cleaner.LONG_MAX)
         self.round = cleaner.clean(
             segments,
@@ -141,6 +142,7 @@ class Case:
             segment_index_bytes=self.index_limit,
             removal_limit_offset=self.removal_limit,
             active_producers=tuple(np.array(column, np.int64) for column in active),
+            keep_magic=self.keep_magic,
         )
 
     def after(self) -> list[Segment]:

@@ -203,7 +203,7 @@ def test_18_33_the_directory_is_synced_between_the_steps_of_a_replacement__depar
 
     assert compact(survey(home)[0], Watching(look)) is not None
     joined = " ".join(steps)
-    assert "guard sync .swap sync commit sync .deleted sync" in joined
+    assert "guard sync .swap sync .swap sync commit sync .deleted sync guard sync unlink sync" in joined
     assert joined.endswith("sync")
     for kind in (".swap", "commit"):
         assert steps[steps.index(kind) + 1] == "sync"

@@ -12,14 +12,14 @@ from tests.clean.proof_case import NOW, RETENTION, Case
 from tests.reference import cleaner
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.cleaner import Segment
-from tests.reference.legacy import encode_single, encode_wrapper
+from tests.reference.legacy import decode_any_log, encode_message, encode_single, encode_wrapper
 
 
 def _records(offset: int, *items: tuple[bytes | None, bytes | None]) -> list[Rec]:
     return [Rec(offset + i, NOW - 500 + offset + i, key, value) for i, (key, value) in enumerate(items)]
 
 
-def _example(codec: int = 1, magic: int = 1, append_time: int | None = None) -> Case:
+def _example(codec: int = 1, magic: int = 1, append_time: int | None = None, **given) -> Case:
     """Messages of both magics, alone and around others, beside a batch of version 2."""
     append = NOW - 100 if append_time and magic else None
     pack = {"codec": codec, "magic": magic, "append_time": append}
@@ -41,7 +41,7 @@ def _example(codec: int = 1, magic: int = 1, append_time: int | None = None) -> 
         Segment(10, second, mtime_ms=NOW - 1000),
         Segment(40, b"", mtime_ms=NOW),
     ]
-    return Case(segments, first_dirty=10, segment_bytes=1)
+    return Case(segments, first_dirty=10, segment_bytes=1, **given)
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3])
@@ -316,3 +316,125 @@ def test_random_rounds_pass_and_flipped_values_do_not(tmp_path, number):
         case.prove(tmp_path)
     (base,) = struct.unpack_from(">q", output.batches[i])
     assert base == batch.base_offset
+
+
+# With the magic kept (LEGACY.md 5): each takes the kept records of a message and its codec, and makes it wrong.
+
+
+def _inner(records: list[Rec], base: int, *, magic: int = 1, attributes: int = 0) -> bytes:
+    return b"".join(
+        encode_message(r.offset - base, r.key, r.value, magic=magic, timestamp=r.timestamp, attributes=attributes)
+        for r in records
+    )
+
+
+def _wrapped(records: list[Rec], codec: int, **changes) -> bytes:
+    fields = {"magic": 1, "offset": records[-1].offset, "inner": _inner(records, records[0].offset), **changes}
+    return encode_wrapper(records, codec, **fields)
+
+
+KEPT = {
+    "outer offset too high": lambda r, codec: _wrapped(r, codec, offset=r[-1].offset + 1),
+    "outer offset of what is gone": lambda r, codec: _wrapped(r, codec, offset=28, inner=_inner(r, r[-1].offset - 28)),
+    "outer timestamp": lambda r, codec: _wrapped(r, codec, timestamp=NOW + 1),
+    "timestamp of the first": lambda r, codec: _wrapped(r, codec, timestamp=r[0].timestamp),
+    "checksum": lambda r, codec: _wrapped(r, codec, crc=1),
+    "checksum inside": lambda r, codec: _wrapped(
+        r, codec, inner=_inner(r[:-1], r[0].offset)
+        + encode_message(r[-1].offset - r[0].offset, r[-1].key, r[-1].value, timestamp=r[-1].timestamp, crc=7),
+    ),
+    "offsets inside from elsewhere": lambda r, codec: _wrapped(r, codec, inner=_inner(r, r[0].offset - 1)),
+    "absolute offsets inside": lambda r, codec: _wrapped(r, codec, inner=_inner(r, 0)),
+    "append time": lambda r, codec: _wrapped(r, codec, append_time=max(x.timestamp for x in r)),
+    "append time inside": lambda r, codec: _wrapped(r, codec, inner=_inner(r, r[0].offset, attributes=8)),
+    "other magic": lambda r, codec: _wrapped(r, codec, magic=0, inner=_inner(r, 0, magic=0)),
+    "other magic inside": lambda r, codec: _wrapped(r, codec, inner=_inner(r, r[0].offset, magic=0)),
+    "other codec": lambda r, codec: _wrapped(r, 3),
+    "unused bit": lambda r, codec: _wrapped(r, codec, attributes=codec | 0x40),
+    "a key": lambda r, codec: encode_message(
+        r[-1].offset, b"", _wrapped(r, codec)[34:], timestamp=max(x.timestamp for x in r), attributes=codec
+    ),
+    "bytes behind": lambda r, codec: _wrapped(r, codec, tail=b"x"),
+    "a value": lambda r, codec: _wrapped(r, codec, inner=_inner([replace(r[0], value=b"?"), *r[1:]], r[0].offset)),
+    "a key inside": lambda r, codec: _wrapped(r, codec, inner=_inner([replace(r[0], key=b"?"), *r[1:]], r[0].offset)),
+    "a timestamp": lambda r, codec: _wrapped(
+        r, codec, inner=_inner([replace(r[0], timestamp=5), *r[1:]], r[0].offset), timestamp=max(x.timestamp for x in r)
+    ),
+    "one more": lambda r, codec: _wrapped([*r, Rec(27, NOW, b"?", b"?")], codec),
+    "one is gone": lambda r, codec: _wrapped(r[1:], codec),
+    "not compressed": lambda r, codec: encode_single(r[-1]),
+    "version 2": lambda r, codec: encode_batch(r, codec=codec, leader_epoch=-1),
+}
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+@pytest.mark.parametrize("name", KEPT)
+def test_every_mutation_of_a_message_that_keeps_its_magic_is_found(tmp_path, name, codec):
+    case = _example(codec, keep_magic=True)
+    [(output, i, message)] = [
+        (o, i, decode_any_log(data)[0])
+        for o in case.outputs for i, data in enumerate(o.batches) if data[:8] == (28).to_bytes(8, "big")
+    ]  # fmt: skip
+    kept = list(message.records)
+    assert len(kept) == 3 and _wrapped(kept, codec) == output.batches[i], "else nothing is shown"
+    case.prove(tmp_path)
+    output.batches[i] = KEPT[name](kept, codec)
+    with pytest.raises(KeytailError) as caught:
+        case.prove(tmp_path)
+    assert not isinstance(caught.value, CorruptLog) and caught.value.byte_position is not None
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3])
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("append_time", [None, 1])
+def test_a_correct_round_that_keeps_the_magic_passes(tmp_path, codec, magic, append_time):
+    case = _example(codec, magic, append_time, keep_magic=True)
+    report = case.prove(tmp_path)
+    kept = [b for o in case.outputs for b in decode_any_log(b"".join(o.batches))]
+    assert (report.batches_kept, report.batches_checked) == (len(kept), 9)
+    assert report.records_kept == sum(b.record_count for b in kept)
+    case.keep_magic = False
+    with pytest.raises(KeytailError, match="not of format v2"):
+        case.prove(tmp_path)
+
+
+def test_what_lost_nothing_must_be_the_same_bytes(tmp_path):
+    single = encode_single(Rec(0, NOW, b"a", b"1"))
+    whole = encode_wrapper(_records(1, (b"b", b"1"), (b"c", b"2")), 1)
+    segments = [Segment(0, single + whole, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)]
+    for at, other in ((0, encode_single(Rec(0, NOW, b"a", b"1"), append_time=True)), (1, None)):
+        case = Case(segments, first_dirty=0, keep_magic=True)
+        [output] = case.outputs
+        output.batches[at] = other or _wrapped(_records(1, (b"b", b"1"), (b"c", b"2")), 1, tail=b"?")
+        with pytest.raises(KeytailError, match="source's bytes"):
+            case.prove(tmp_path)
+
+
+def test_a_wrapper_around_another_magic_must_be_rebuilt(tmp_path):
+    mixed = encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1, inner_magics=[0, 1])
+    case = Case([Segment(0, mixed, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0, keep_magic=True)
+    case.prove(tmp_path)
+    [output] = case.outputs
+    output.batches = [mixed]
+    with pytest.raises(KeytailError, match="do not fit the message"):
+        case.prove(tmp_path)
+
+
+def test_lz4_of_magic_0_has_the_checksum_of_its_time(tmp_path):
+    records = [Rec(i, -1, key, b"v") for i, key in enumerate([b"a", b"b", b"a"])]
+    old = encode_wrapper(records, 3, magic=0)
+    case = Case([Segment(0, old, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0, keep_magic=True)
+    case.prove(tmp_path)
+    [output] = case.outputs
+    output.batches = [encode_wrapper(records[1:], 3, magic=0, wrong_lz4_checksum=False)]
+    with pytest.raises(KeytailError, match="clients before"):
+        case.prove(tmp_path)
+
+
+def test_a_message_in_the_place_of_a_batch_is_found(tmp_path):
+    log = encode_batch(_records(0, (b"a", b"1"))) + encode_single(Rec(1, NOW, b"b", b"1"))
+    case = Case([Segment(0, log, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0, keep_magic=True)
+    [output] = case.outputs
+    output.batches[0] = encode_single(Rec(0, NOW - 500, b"a", b"1"))
+    with pytest.raises(KeytailError, match="not of format v2"):
+        case.prove(tmp_path)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.format import legacy
-from keytail.format.batch import BATCH_TABLE, LOG_APPEND_TIME
+from keytail.format.batch import BATCH_TABLE, LOG_APPEND_TIME, NOT_COPIED
 from keytail.format.compression import TooLarge
 from keytail.kernels import batches as batch_kernels
 from keytail.kernels import legacy as kernels
@@ -28,6 +28,7 @@ from tests.reference.legacy import (
     encode_message,
     encode_single,
     encode_wrapper,
+    is_uniform,
     wrong_header_checksum,
 )
 
@@ -78,7 +79,7 @@ def read(data: bytes, **shifts: int) -> tuple[legacy.LegacyBatch, list[Rec]]:
     raw = guarded(b"\xff" + data)
     batch = legacy.summarize(raw, 1, len(data))
     base_offset = batch.base_offset + shifts.get("offset", 0)
-    base_timestamp = batch.base_timestamp_ms + shifts.get("timestamp", 0)
+    base_timestamp = wrap(batch.base_timestamp_ms + shifts.get("timestamp", 0))
     block = legacy.transcode(raw, 1, len(data), base_offset, base_timestamp)
     decoded = decode_records(block.tobytes(), batch.record_count, base_offset, base_timestamp)
     return batch, [Rec(r.offset, wrap(r.timestamp), r.key, r.value, r.headers) for r in decoded]
@@ -138,7 +139,11 @@ def test_rows_of_a_stride_equal_the_twins_batches(cases: list[Any], small_arena:
     assert np.array_equal(table[table["magic"] == 2], before[table["magic"] == 2])
     for row, twin in zip(table, twins, strict=True):
         assert row["base_offset"] == twin.base_offset and row["last_offset"] == twin.last_offset
-        assert row["attributes"] == twin.attributes and row["record_count"] == twin.record_count
+        assert row["attributes"] & ~NOT_COPIED == twin.attributes and row["record_count"] == twin.record_count
+        if row["magic"] < 2:
+            at = int(row["position"]) - 1000
+            message = data[at : at + int(row["size_bytes"])]
+            assert bool(row["attributes"] & NOT_COPIED) == (not is_uniform(twin, message))
         assert row["base_timestamp_ms"] == twin.base_timestamp and row["max_timestamp_ms"] == twin.max_timestamp
     plain = (table["magic"] < 2) & (table["attributes"] & 7 == 0)
     where = np.where(np.arange(len(table)) % 3 == 2, record_kernels.CLOSED, record_kernels.IN_RAW).astype(np.int8)
@@ -355,7 +360,7 @@ def test_any_inner_bytes_end_in_a_code_without_a_read_past_the_end(block: bytes,
     chosen = bytearray(data.draw(st.sampled_from([block, good, good + good])))
     if chosen:
         chosen[data.draw(st.integers(0, len(chosen) - 1))] = data.draw(st.integers(0, 255))
-    raw, out = guarded(bytes(chosen)), np.zeros(6, np.int64)
+    raw, out = guarded(bytes(chosen)), np.zeros(kernels.OUT_SIZE, np.int64)
     kernels.walk_messages(raw, len(raw), False, 0, out)
     if out[kernels.CODE] == kernels.OK:
         count = int(out[kernels.COUNT])

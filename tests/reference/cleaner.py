@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from tests.reference import selection
 from tests.reference.batches import Batch, Rec, encode_batch
 from tests.reference.indexing import index_files
-from tests.reference.legacy import LegacyBatch, decode_any_log
+from tests.reference.legacy import LegacyBatch, decode_any_log, is_uniform, rebuilt_wrapper
 
 ABORT, COMMIT = 0, 1
 LONG_MAX = 2**63 - 1
@@ -139,6 +139,7 @@ class Settings:
     producers: Mapping[int, tuple[int | None, int]]
     legacy_horizon_ms: int
     removal_limit: int
+    keep_magic: bool
 
 
 def clean(
@@ -156,19 +157,23 @@ def clean(
     producers: Mapping[int, tuple[int | None, int]] | None = None,
     drop_keyless: bool = True,
     removal_limit: int = LONG_MAX,
+    keep_magic: bool = False,
 ) -> Round:
     """One round over all segments of a partition, ascending; what is based at or above the end stays.
 
     `producers`: producer id -> (last data offset or None, epoch) of each active producer. With `drop_keyless`
     false a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach
-    `removal_limit` no tombstone and no marker is over its time.
+    `removal_limit` no tombstone and no marker is over its time. `keep_magic`: messages of magic 0 and 1 are
+    treated as by the cleaners before 4.0.
     """
     offsets, latest = build_map(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
     )
     end_offset = latest + 1
     horizon_ms = legacy_horizon_ms(segments, first_dirty, delete_retention_ms)
-    settings = Settings(first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms, removal_limit)
+    settings = Settings(
+        first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms, removal_limit, keep_magic
+    )
     transactions = Transactions()
     tally = {"read": 0, "written": 0}
     keyless: list[int] = []
@@ -262,6 +267,7 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
         drop_records = discardable and horizon is not None and horizon <= now_ms and not held
     keep_empty = _is_last_of_producer(batch, settings.producers)
     keep_empty = keep_empty or batch.last_offset + 1 == settings.first_uncleanable
+    keep_empty = keep_empty and not (legacy and settings.keep_magic)
     if drop_records and not keep_empty:
         return b""
 
@@ -282,6 +288,9 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
         if keep_empty and legacy:
             raise ValueError("Empty batches are only supported for magic v2 and above")
         return _emptied(batch) if keep_empty else b""
+    if legacy and settings.keep_magic:
+        is_whole = len(kept) == len(batch.records)
+        return raw if is_whole and is_uniform(batch, raw) else rebuilt_wrapper(batch, kept)
     holds_null = any(record.value is None for record in kept)
     set_horizon = horizon is None and (holds_null or (batch.control and discardable))
     if len(kept) == len(batch.records) and not set_horizon and not legacy:

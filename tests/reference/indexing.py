@@ -29,8 +29,11 @@ def index_files(
             time_index.append((largest, offset_of_largest - base_offset))
 
     while position < len(log):
-        header = HEADER.unpack_from(log, position)
+        header = HEADER.unpack_from(log.ljust(position + HEADER.size), position)
         size, last_offset, max_timestamp = header[1] + 12, header[0] + header[6], header[8]
+        if header[3] < 2:
+            last_offset = header[0]
+            max_timestamp = struct.unpack_from(">q", log, position + 18)[0] if header[3] else -1
         if max_timestamp > largest:
             largest, offset_of_largest = max_timestamp, last_offset
         if since_last > index_interval_bytes:

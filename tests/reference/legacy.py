@@ -101,6 +101,48 @@ def encode_wrapper(
     )
 
 
+def rebuilt_wrapper(batch: LegacyBatch, kept: Sequence[Rec]) -> bytes:
+    """A compressed message with some of its records, as the cleaners before 4.0 write it."""
+    append_time = batch.max_timestamp if batch.timestamp_type == 1 else None
+    base = kept[0].offset if batch.magic else 0
+    inner = b"".join(
+        encode_message(
+            rec.offset - base,
+            rec.key,
+            rec.value,
+            magic=batch.magic,
+            timestamp=rec.timestamp if append_time is None else append_time,
+            attributes=0 if append_time is None else LOG_APPEND_TIME,
+        )
+        for rec in kept
+    )
+    return encode_wrapper(kept, batch.codec, magic=batch.magic, append_time=append_time, inner=inner)
+
+
+def is_uniform(batch: LegacyBatch, raw: bytes) -> bool:
+    """Whether the magics and offsets inside are what a builder of this magic writes (KAFKA-4298)."""
+    outer_offset = int.from_bytes(raw[:8], "big", signed=True)
+    return outer_offset == batch.last_offset and all(one[16] == batch.magic for one in inner_messages(raw))
+
+
+def inner_messages(data: bytes) -> list[bytes]:
+    """The messages that the message `data` is, or has inside, as they are."""
+    _, magic, attributes, _, _, value = _message(data)
+    if not attributes & 7:
+        return [data]
+    assert value is not None
+    if magic == 0 and attributes & 7 == codecs.LZ4:
+        value = value[:6] + bytes([xxhash.xxh32_intdigest(value[4:6]) >> 8 & 0xFF]) + value[7:]
+    block, at, found = codecs.decompress(attributes & 7, value), 0, []
+    while len(block) - at >= PREFIX.size:
+        end = at + PREFIX.size + PREFIX.unpack_from(block, at)[1]
+        if end > len(block):
+            break
+        found.append(block[at:end])
+        at = end
+    return found
+
+
 def wrong_header_checksum(header: bytes) -> bytes:
     """Kafka's for magic 0: over the frame's magic as well."""
     return bytes([xxhash.xxh32_intdigest(header) >> 8 & 0xFF])

@@ -178,6 +178,7 @@ def make_rewriter(
         old_horizon_ms=_old_horizon_ms(task),
         removal_limit_offset=task.removal_limit_offset,
         max_message_bytes=task.config.max_message_bytes,
+        message_format=task.message_format,
     )
 
 
@@ -277,4 +278,5 @@ def prove_for(
         expected_keys=expected_keys,
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,
+        keep_magic=task.message_format == "keep",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from keytail.clean.cleaner import clean_partition, install
 from keytail.clean.plan import CompactionConfig, refusals, select
 from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.config.message_format import MessageFormat
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import PartitionFacts
@@ -23,12 +24,14 @@ def compact(
     *,
     now_ms: int,
     run_id: str = "by-hand",
+    message_format: MessageFormat = "unknown",
     fs: FileSystem = LOCAL,
 ) -> CleaningResult | None:
     """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
 
-    `config` counts as known: the caller has it from the topic. Refused for what a planned run refuses. The result's
-    `end_offset` is what the cleaner checkpoint must say then.
+    `config` counts as known: the caller has it from the topic. Refused for what a planned run refuses, and for messages
+    of magic 0 and 1 where the caller does not say what becomes of them. The result's `end_offset` is what the cleaner
+    checkpoint must say then.
     """
     reasons = refusals(facts, config, "", now_ms)
     if reasons:
@@ -44,6 +47,7 @@ def compact(
         now_ms=now_ms,
         config=config,
         run_id=run_id,
+        message_format=message_format,
         map_memory_bytes=16 << 20,
     )
     result = clean_partition(fs, task)

@@ -69,6 +69,7 @@ def prove(
     expected_keys: int = 0,
     removal_limit_offset: int = 2**63 - 1,
     scratch_path: str | None = None,
+    keep_magic: bool = False,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -77,7 +78,8 @@ def prove(
     offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
     keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
     At or above `removal_limit_offset` no tombstone and no marker may be gone for its time alone.
-    The scratch files are beside the sources, or in `scratch_path`.
+    The scratch files are beside the sources, or in `scratch_path`. With `keep_magic` what is left of messages of magic
+    0 and 1 has that magic.
 
     In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
     report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
@@ -108,6 +110,7 @@ def prove(
         (kernels.DROP_KEYLESS, drop_keyless),
         (kernels.LOG_START, log_start_offset),
         (kernels.REMOVAL_LIMIT, removal_limit_offset),
+        (kernels.KEEP_MAGIC, keep_magic),
     ):
         state[at] = value
     if so_far is None:

@@ -1,4 +1,4 @@
-"""The proof's own reading of messages of magic 0 and 1, and of the version 2 batches that replace them.
+"""The proof's own reading of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
 
 format/LEGACY.md says what both look like. Written apart from the reader that cleaning uses and without its
 speed, a message at a time; whether what is gone may be gone is for `clean/proof.py` to say.
@@ -23,6 +23,7 @@ _APPEND_TIME = 8
 _HORIZON = 0x40
 _MOST_BLOCK_BYTES = 2**31 - 1  # the writer has refused far smaller ones
 _LZ4 = 3
+_LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Message:
-    """One message with the records that it stands for, and the codec and timestamp type bits."""
+    """One message with the records that it stands for, and the codec and timestamp type bits.
 
+    `is_uniform`: those inside have the same magic, and the message the offset of the last of them.
+    """
+
+    magic: int
+    is_uniform: bool
     first_offset: int
     last_offset: int
     attributes: int
@@ -51,7 +57,7 @@ def read_message(data: bytes) -> Message:
     codec = attributes & 7
     if not codec:
         record = Record(outer_offset, timestamp_ms, key, value)
-        return _checked(Message(outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
+        return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
     if codec > _LZ4 or value is None:
         raise ValueError("a compressed message without anything to decompress")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=magic == 0)
@@ -71,7 +77,8 @@ def read_message(data: bytes) -> Message:
         Record(offset + shift, timestamp_ms if kind and attributes & _APPEND_TIME else time, key, value)
         for offset, kind, _, time, key, value in found
     )
-    return _checked(Message(records[0].offset, last_offset, attributes, timestamp_ms, records))
+    uniform = all(m[1] == magic for m in found) and outer_offset == last_offset
+    return _checked(Message(magic, uniform, records[0].offset, last_offset, attributes, timestamp_ms, records))
 
 
 def _checked(message: Message) -> Message:
@@ -146,6 +153,55 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
     if max_time != (message.timestamp_ms if attributes & _APPEND_TIME else newest):
         raise ValueError("has a wrong max timestamp")
     return set(offsets)
+
+
+def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
+    """Offsets of the records that message `output` keeps of `message`, whose bytes are `source`, with its magic.
+
+    ValueError if it is not what Kafka's cleaners before 4.0 leave (LEGACY.md 5).
+    """
+    every = {record.offset for record in message.records}
+    if output == source:
+        if not message.is_uniform:
+            raise ValueError("is copied, although magics or offsets inside do not fit the message around them")
+        return every
+    codec = message.attributes & 7
+    if not codec or output[16] != message.magic:
+        raise ValueError("is neither the source's bytes nor a compressed message of its magic")
+    kept = {record.offset for record in read_message(output).records}
+    if not kept <= every:
+        raise ValueError("holds a record that its message does not")
+    if kept == every and message.is_uniform:
+        raise ValueError("is not the source's bytes, although nothing was removed")
+    _, _, attributes, time, key, value = next(_messages(output, whole=True))
+    records = [record for record in message.records if record.offset in kept]
+    append_time = message.timestamp_ms if message.attributes & _APPEND_TIME else None
+    newest = max(record.timestamp_ms for record in records) if append_time is None else append_time
+    if int.from_bytes(output[:8], "big", signed=True) != records[-1].offset:
+        raise ValueError("has another offset than the last record inside")
+    if attributes != message.attributes or key is not None or (message.magic and time != newest):
+        raise ValueError("has a wrong timestamp, key or attributes")
+    assert value is not None
+    if len(output) != (34 if message.magic else 26) + len(value):
+        raise ValueError("has bytes behind its value")
+    if message.magic == 0 and codec == _LZ4 and not value.startswith(_LZ4_HEADER_V0):
+        raise ValueError("has an lz4 header that clients before 0.10 refuse")
+    inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
+    if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):
+        raise ValueError("holds other messages than its source")
+    return kept
+
+
+def _inner_message(message: Message, record: Record, first_offset: int) -> bytes:
+    """What a rebuilt message has inside for `record`."""
+    body = bytes([message.magic, message.attributes & _APPEND_TIME])
+    if message.magic:
+        time = message.timestamp_ms if message.attributes & _APPEND_TIME else record.timestamp_ms
+        body += struct.pack(">q", time)
+    for part in (record.key, record.value):
+        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    offset = record.offset - first_offset if message.magic else record.offset
+    return _PREFIX.pack(offset, len(body) + 4) + struct.pack(">I", zlib.crc32(body)) + body
 
 
 def _records(batch: bytes, codec: int, base: int, base_time: int, count: int) -> Sequence[Record]:

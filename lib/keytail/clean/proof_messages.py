@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 under proof: one at a time in Python, since what stays of them becomes a v2 batch."""
+"""Messages of magic 0 and 1 under proof, one at a time in Python: what is left of them is written again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keytail.clean.proof_legacy import Message, kept_offsets, read_message
+from keytail.clean.proof_legacy import Message, kept_in_message, kept_offsets, read_message
 from keytail.clean.proof_output import finish_output, start_output
 from keytail.clean.proof_state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError
@@ -21,7 +21,7 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
     """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
     state, window = proof.state, proof.output
     q = int(state[kernels.OUTPUT_FROM])
-    message, size = _next_message(proof)
+    message, source = _next_message(proof)
     ends = q == state[kernels.OUTPUT_TO]
     if ends and message.last_offset >= state[kernels.NEXT_OUTPUT_BASE]:
         finish_output(proof)
@@ -35,7 +35,10 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
             if base < message.first_offset:
                 raise ValueError("is none of the source at this place")
             batch = window.bytes[q : q + q_size].tobytes()
-            kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
+            if state[kernels.KEEP_MAGIC]:
+                kept = kept_in_message(message, source, batch)
+            else:
+                kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
         except ValueError as problem:
             raise KeytailError(
                 f"a batch in the place of a message of magic 0 or 1 {problem}",
@@ -47,10 +50,10 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
         state[kernels.OUTPUT_FROM] += q_size
         state[kernels.OUTPUT_CHECKED] = 0
         state[kernels.BATCHES_KEPT] += 1
-    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE]:
+    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE] and not state[kernels.KEEP_MAGIC]:
         proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
     _note_message(proof, message, kept, segment)
-    state[kernels.SOURCE_FROM] += size
+    state[kernels.SOURCE_FROM] += len(source)
     state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
     state[kernels.BATCHES_READ] += 1
     state[kernels.RECORDS_READ] += len(message.records)
@@ -59,7 +62,7 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
 
 def note_present_message(proof: Proof) -> None:
     """Note the source's next message of magic 0 or 1, which a later round is to rewrite."""
-    message, size = _next_message(proof)
+    message, source = _next_message(proof)
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
     notes = proof.keys.notes
@@ -76,23 +79,24 @@ def note_present_message(proof: Proof) -> None:
             key_at += len(record.key)
             noted += 1
     state[kernels.NOTED], state[kernels.NOTED_KEY_BYTES] = noted, key_at
-    state[kernels.SOURCE_FROM] += size
+    state[kernels.SOURCE_FROM] += len(source)
     state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
 
 
-def _next_message(proof: Proof) -> tuple[Message, int]:
-    """The source's next message, checked, and its size in bytes."""
+def _next_message(proof: Proof) -> tuple[Message, bytes]:
+    """The source's next message, checked, and its bytes."""
     state, source = proof.state, proof.source
     p = int(state[kernels.SOURCE_FROM])
     size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
+    data = source.bytes[p : p + size].tobytes()
     try:
-        message = read_message(source.bytes[p : p + size].tobytes())
+        message = read_message(data)
         if message.first_offset <= state[kernels.SOURCE_LAST_OFFSET]:
             raise ValueError(SOURCE[kernels.SOURCE_ORDER])
     except ValueError as problem:
         position = source.position + p
         raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY) from problem
-    return message, size
+    return message, data
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:

@@ -15,10 +15,11 @@ from keytail.clean.producers import ActiveProducers
 from keytail.clean.rewrite_pieces import BlockInPieces, FoundInPieces
 from keytail.clean.survivors import Survivors
 from keytail.clean.task import SourceCounts
+from keytail.config.message_format import MessageFormat
 from keytail.errors import CorruptLog, Refused
 from keytail.format import names
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES
-from keytail.format.compression import compress
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
+from keytail.format.compression import LZ4, compress, with_old_lz4_checksum
 from keytail.kernels import rewrite as kernels
 from keytail.kernels import rows as row_kernels
 from keytail.log.partition import SegmentFacts
@@ -26,8 +27,6 @@ from keytail.log.scan import Chunk, RecordScanner
 from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
 from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
-
-_BYTES_AROUND_A_RECORD = 30  # length, attributes and two deltas at their longest, with room to shift
 
 _REBUILD_ERRORS = {
     kernels.NEGATIVE_TIMESTAMP: "a record that stays has a timestamp below -1",
@@ -81,6 +80,7 @@ class Rewriter:
         old_horizon_ms: int,
         removal_limit_offset: int,
         max_message_bytes: int,
+        message_format: MessageFormat,
     ) -> None:
         self._reader = reader
         self._scanner = scanner
@@ -99,6 +99,8 @@ class Rewriter:
         self._seed = seed
         self._old_horizon_ms = old_horizon_ms
         self._max_message_bytes = max_message_bytes
+        self._message_format = message_format
+        self._keep_magic = message_format == "keep"
         # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
         horizon = now_ms + delete_retention_ms
         self._horizon_ms = horizon if horizon < 2**63 else -1
@@ -117,6 +119,8 @@ class Rewriter:
         self.sources[number] = SourceCounts(number, 0, 0)
         for stride in self._reader.strides(path, segment.log_bytes):
             refuse_unsupported(stride)
+            if self._message_format == "unknown":
+                refuse_old(stride)
             old_tombstones_go = segment.log_mtime_ns // 1_000_000 <= self._old_horizon_ms
             self._rewrite_stride(stride, number, records, batches, old_tombstones_go, writer)
             records += int(stride.table["record_count"].sum())
@@ -200,8 +204,7 @@ class Rewriter:
             self._survivors.latest_offset, rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, counters,
         )  # fmt: skip
 
-    @staticmethod
-    def _decide_batches(stride: Stride, part: slice, rows: _Rows) -> None:
+    def _decide_batches(self, stride: Stride, part: slice, rows: _Rows) -> None:
         """What becomes of the opened ones of some rows, now that it is known how many of their records stay."""
         table = stride.table[part]
         opened = rows.action[part] == kernels.OPEN
@@ -210,7 +213,12 @@ class Rewriter:
         # To the builder of batches a marker without data is one more reason for a horizon.
         rows.kept_nulls[part] += rows.marker_horizon[part]
         whole = (kept == table["record_count"]) & ((rows.kept_nulls[part] == 0) | has_horizon)
-        whole &= table["magic"] == 2
+        old = table["magic"] < 2
+        if self._keep_magic:
+            whole |= old & (kept == table["record_count"])
+            whole &= ~old | ((table["attributes"] & NOT_COPIED) == 0)
+        else:
+            whole &= ~old
         decided = np.where(whole, kernels.COPY, kernels.REBUILD)
         empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
         decided = np.where(kept == 0, empty, decided)
@@ -258,7 +266,7 @@ class Rewriter:
     ) -> None:
         """Assemble and append the surviving batches of rows `part` of the stride."""
         first, end = part
-        self._refuse_emptied_old(stride, first, end, rows)
+        self._settle_emptied_old(stride, first, end, rows)
         n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
         if n_bytes == 0:
             return
@@ -273,10 +281,12 @@ class Rewriter:
         writer.append(self._target[:done], self._new_table[:n_rows])
         self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
-    @staticmethod
-    def _refuse_emptied_old(stride: Stride, first: int, end: int, rows: _Rows) -> None:
+    def _settle_emptied_old(self, stride: Stride, first: int, end: int, rows: _Rows) -> None:
+        """No message of magic 0 or 1 can be without records: where the magic is kept, it is removed (LEGACY.md 5)."""
         emptied = (rows.action[first:end] == kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
-        if emptied.any():
+        if self._keep_magic:
+            rows.action[first:end][emptied] = kernels.DROP
+        elif emptied.any():
             row = stride.table[first + int(np.argmax(emptied))]
             raise Refused(
                 "the last batch of the cleaned range is of magic 0 or 1 and loses all its records: only newer "
@@ -306,7 +316,7 @@ class Rewriter:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The uncompressed blocks of the chunk's rows that are rebuilt: what is said of each, and the bytes of all."""
         n, table = len(chunk.records), chunk.stride.table
-        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + _BYTES_AROUND_A_RECORD * n
+        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + kernels.MOST_GROWTH_BYTES * n
         if len(self._blocks) < needed:
             self._blocks = np.empty(needed + needed // 4, np.uint8)
         if len(self._rebuilt) < n_rebuilt:
@@ -314,7 +324,8 @@ class Rewriter:
         out = np.zeros(4, np.int64)
         kernels.rebuild_blocks(
             chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
-            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._blocks, 0, self._rebuilt, out,
+            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._blocks, 0,
+            self._rebuilt, out,
         )  # fmt: skip
         if out[2] != kernels.OK:
             row = table[out[3]]
@@ -336,7 +347,25 @@ class Rewriter:
             compress(codec, view[start:end])
             for codec, start, end in zip(codecs.tolist(), starts.tolist(), ends.tolist(), strict=True)
         ]
+        for i in np.flatnonzero((rebuilt["magic"][which] == 0) & (codecs == LZ4)):
+            parts[i] = with_old_lz4_checksum(parts[i])
         sizes = np.array([len(part) for part in parts], np.int64)
         rebuilt["block_start"][which], rebuilt["block_bytes"][which] = np.cumsum(sizes) - sizes, sizes
         rebuilt["where"][which] = 1
         return np.frombuffer(bytearray().join(parts), np.uint8)
+
+
+def refuse_old(stride: Stride) -> None:
+    """Raise Refused for a message of magic 0 or 1: it is not known whether old clients could read it as version 2."""
+    old = np.flatnonzero(stride.table["magic"] < 2)
+    if len(old):
+        row = stride.table[old[0]]
+        raise Refused(
+            f"a message of magic {row['magic']} is to be compacted, and the message format of the topic is not known: "
+            "clients before 0.11 cannot read version 2 from a topic with an older format",
+            path=stride.path,
+            byte_position=int(row["position"]),
+            offset=int(row["base_offset"]),
+            remedy="Give the broker's file with --config, or --topic-config TOPIC:message.format.version=VERSION; or "
+            "choose: --message-format keep is safe with every broker, --message-format v2 where all are 3.0 or later",
+        )

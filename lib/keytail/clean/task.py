@@ -10,6 +10,7 @@ import numpy as np
 
 from keytail.clean.key_counts import KeyCounts
 from keytail.clean.plan import CompactionConfig
+from keytail.config.message_format import MessageFormat
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.format.batch import DELETE_HORIZON
@@ -120,6 +121,8 @@ class CleaningTask:
     Where the keys are more than the map takes, `fan_out` "auto" has the task say so (NeedsFanOut) instead of ending the
     round there as Kafka's does; "always" does not ask. `throttle_bytes_per_s` is for all tasks of a host together.
     From `removal_limit_offset` on tombstones and markers stay, though their time is over (CLEANING.md 14).
+    Messages of magic 0 and 1 are written as version 2 or keep their magic (LEGACY.md 4 and 5); where `message_format`
+    is "unknown", a partition that has some is refused.
     With `hottest_keys` the records of each key are counted, and so many of those with most are told, by their hashes,
     or with `show_keys` as they are. That takes 4 of 28 bytes of the map's memory.
     """
@@ -150,6 +153,7 @@ class CleaningTask:
     fan_out: FanOut = "never"
     throttle_bytes_per_s: int | None = None
     removal_limit_offset: int = NO_REMOVAL_LIMIT
+    message_format: MessageFormat = "unknown"
     out_of_place: OutOfPlace | None = None
     hottest_keys: int = 0
     show_keys: bool = False

@@ -36,6 +36,8 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
+# In tables only: a message of magic 0 or 1 that a cleaner which keeps the magic writes again (LEGACY.md 5).
+NOT_COPIED = 0x80
 
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1

@@ -264,6 +264,10 @@ def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
 _LZ4_HEADERS = _plain_lz4_headers()
 
 
+_LZ4_HEADER = bytes.fromhex("04224d18604082")  # of all frames that are made here
+_OLD_LZ4_HEADER = bytes.fromhex("04224d1860401a")
+
+
 def _lz4(data: Buffer, level: int) -> bytes:
     return lz4.frame.compress(
         data,
@@ -273,6 +277,12 @@ def _lz4(data: Buffer, level: int) -> bytes:
         content_checksum=False,
         store_size=False,
     )
+
+
+def with_old_lz4_checksum(frame: bytes) -> bytes:
+    """A frame that `compress` made with lz4, with the header's checksum that messages of magic 0 have (LEGACY.md 3)."""
+    assert frame.startswith(_LZ4_HEADER)
+    return _OLD_LZ4_HEADER + frame[len(_LZ4_HEADER) :]
 
 
 def _unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from keytail.format.control import ControlType, parse_control_record
-from keytail.format.messages import Message, message, to_json
+from keytail.format.kafka_messages import CONTROL
+from keytail.format.messages import Message, to_json
 
-_VOTER = "voterId:int32 voterDirectoryId:uuid/1+"
 _MESSAGES: dict[int, tuple[str, Message]] = {
-    ControlType.LEADER_CHANGE: (
-        "LeaderChange: ",
-        message(f"version:int16 leaderId:int32 voters:[({_VOTER})] grantingVoters:[({_VOTER})]", 0),
-    ),
-    ControlType.SNAPSHOT_HEADER: ("SnapshotHeader ", message("version:int16 lastContainedLogTimestamp:int64", 0)),
-    ControlType.SNAPSHOT_FOOTER: ("SnapshotFooter ", message("version:int16", 0)),
-    ControlType.KRAFT_VERSION: ("KRaftVersion ", message("version:int16 kRaftVersion:int16", 0)),
-    ControlType.KRAFT_VOTERS: (
-        "KRaftVoters ",
-        message(
-            "version:int16 voters:[(voterId:int32 voterDirectoryId:uuid "
-            "endpoints:[(name:string host:string port:uint16)] "
-            "kRaftVersionFeature:(minSupportedVersion:int16 maxSupportedVersion:int16))]",
-            0,
-        ),
-    ),
+    ControlType.LEADER_CHANGE: ("LeaderChange: ", CONTROL["LeaderChangeMessage"].message()),
+    ControlType.SNAPSHOT_HEADER: ("SnapshotHeader ", CONTROL["SnapshotHeaderRecord"].message()),
+    ControlType.SNAPSHOT_FOOTER: ("SnapshotFooter ", CONTROL["SnapshotFooterRecord"].message()),
+    ControlType.KRAFT_VERSION: ("KRaftVersion ", CONTROL["KRaftVersionRecord"].message()),
+    ControlType.KRAFT_VOTERS: ("KRaftVoters ", CONTROL["VotersRecord"].message()),
 }
 
 

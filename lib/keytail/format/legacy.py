@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP
+from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP, NOT_COPIED
 from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, TooLarge, decompress
 from keytail.kernels import legacy as kernels
 
@@ -53,7 +53,8 @@ class LegacyBatch:
     """One message with all that is in it, in terms of a version 2 batch.
 
     `attributes` has codec and timestamp type as there. `max_timestamp_ms` is what the message itself says,
-    which for a compressed one need not be the largest of its inner messages' times.
+    which for a compressed one need not be the largest of its inner messages' times. `is_uniform`: the messages inside
+    have the magic of this one, and this one has the offset of the last of them.
     """
 
     base_offset: int
@@ -62,6 +63,7 @@ class LegacyBatch:
     attributes: int
     base_timestamp_ms: int
     max_timestamp_ms: int
+    is_uniform: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,14 @@ class _Opened:
 
     block: np.ndarray
     offset: int
-    relative: bool
+    magic: int
     attributes: int
     timestamp_ms: int
+
+    @property
+    def relative(self) -> bool:
+        """Whether the offsets inside are distances."""
+        return self.packed and self.magic > 0
 
     @property
     def append_time(self) -> bool:
@@ -138,7 +145,7 @@ def summarize_rows(
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
         return
-    out = np.zeros(6, np.int64)
+    out = np.zeros(kernels.OUT_SIZE, np.int64)
     kernels.check_plain(raw, stride_position, table, out)
     bad, reason = len(table), ""
     if out[kernels.CODE]:
@@ -155,7 +162,8 @@ def summarize_rows(
             problem.byte_position, problem.offset = int(table["position"][row]), int(table["base_offset"][row])
             raise
         table["base_offset"][row], table["last_offset"][row] = batch.base_offset, batch.last_offset
-        table["record_count"][row], table["attributes"][row] = batch.record_count, batch.attributes
+        table["record_count"][row] = batch.record_count
+        table["attributes"][row] = batch.attributes | (0 if batch.is_uniform else NOT_COPIED)
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
     # The rows in front of one that is wrong are handed on: they too must follow each other.
@@ -172,7 +180,7 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
     if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
         raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
     message, end = start + kernels.PREFIX_BYTES, start + size
-    out = np.zeros(6, np.int64)
+    out = np.zeros(kernels.OUT_SIZE, np.int64)
     kernels.check_message(raw, message, end, out)
     _raise(out)
     fields = np.frombuffer(raw[start : message + 14].tobytes(), MESSAGE_V1, count=1)[0]
@@ -188,7 +196,7 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
             raise ValueError("a compressed message without a value")
         value = memoryview(raw)[int(out[3]) : int(out[3] + out[4])]
         block = np.frombuffer(_decompress(codec, value, magic, limit_bytes), np.uint8)
-    return _Opened(block, int(fields["offset"]), bool(codec and magic), attributes, timestamp_ms)
+    return _Opened(block, int(fields["offset"]), magic, attributes, timestamp_ms)
 
 
 def _decompress(codec: int, value: memoryview, magic: int, limit_bytes: int) -> Buffer:
@@ -199,7 +207,7 @@ def _decompress(codec: int, value: memoryview, magic: int, limit_bytes: int) -> 
 
 
 def _walk(opened: _Opened) -> np.ndarray:
-    out = np.zeros(6, np.int64)
+    out = np.zeros(kernels.OUT_SIZE, np.int64)
     if opened.packed:
         kernels.walk_messages(opened.block, len(opened.block), opened.append_time, opened.timestamp_ms, out)
         _raise(out)
@@ -209,6 +217,7 @@ def _walk(opened: _Opened) -> np.ndarray:
         out[kernels.COUNT] = 1
         out[kernels.FIRST] = out[kernels.LAST] = opened.offset
         out[kernels.FIRST_TIMESTAMP] = opened.timestamp_ms
+        out[kernels.MAGICS] = 1 << opened.magic
     return out
 
 
@@ -234,6 +243,7 @@ def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
         attributes=opened.attributes,
         base_timestamp_ms=int(found[kernels.FIRST_TIMESTAMP]),
         max_timestamp_ms=opened.timestamp_ms,
+        is_uniform=int(found[kernels.MAGICS]) == 1 << opened.magic and end == offset,
     )
 
 

@@ -12,7 +12,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Reader: TypeAlias = Callable[["Buffer"], Any]
 
@@ -23,11 +23,13 @@ _NUMBERS = {
     "uint16": struct.Struct(">H"),
     "int32": struct.Struct(">i"),
     "int64": struct.Struct(">q"),
+    "float64": struct.Struct(">d"),
 }
 _LENGTHS = {"string": _NUMBERS["int16"], "bytes": _NUMBERS["int32"], "array": _NUMBERS["int32"]}
 _ABSENT: Any = {"string": "", "bytes": b"", "uuid": bytes(16), "bool": False}
 _TOKEN = re.compile(r"[\[\]()]|[A-Za-z0-9]+:|[a-z0-9]+|\?|/[0-9]+\+?|#[0-9]+|=-?[a-z0-9]+")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+NEVER = 2**15  # a version that no message has
 _TO_ESCAPE = re.compile('["\\\\\x00-\x1f]')
 
 
@@ -44,7 +46,7 @@ class Buffer:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise ValueError(f"{size} bytes are wanted where {len(self.data) - self.at} are left")
+            raise ValueError(f"a field of {size} bytes where {len(self.data) - self.at} are left")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -70,7 +72,7 @@ class Field:
     parts: tuple[Field, ...] = ()
     nullable: bool = False
     first_version: int = 0
-    last_version: int = 2**15
+    last_version: int = NEVER
     tag: int | None = None
     default: Any = None
 
@@ -80,26 +82,37 @@ class Field:
 
 @dataclass(frozen=True)
 class Message:
-    """The fields of a message; from `flexible_from` on lengths are compact and fields may be tagged."""
+    """The fields of a message; from version `flexible_from` on lengths are compact and fields may be tagged."""
 
     fields: tuple[Field, ...]
     flexible_from: int
 
     def read(self, data: bytes, version: int, start: int = 0) -> dict[str, Any]:
-        """Its fields by name, in the schema's order; bytes behind them are passed over, as Kafka does it."""
-        return _structure(Buffer(data, start), self.fields, version, version >= self.flexible_from)
+        """Its fields by name, in the schema's order; bytes behind them are ignored, as Kafka does."""
+        return self.take(Buffer(data, start), version)
+
+    def take(self, buffer: Buffer, version: int) -> dict[str, Any]:
+        """As `read`, and the buffer is then at the end of the message."""
+        return _structure(buffer, self.fields, version, version >= self.flexible_from)
+
+    def take_untagged(self, buffer: Buffer, version: int) -> dict[str, Any]:
+        """Its fields by name without tagged ones, which are left in the buffer with all that follows."""
+        return _untagged(buffer, self.fields, version, version >= self.flexible_from)
 
 
-NEVER_FLEXIBLE = 2**15
+class Definition(NamedTuple):
+    """The newest version of a message, the first flexible one, and its fields as a line of text."""
 
+    newest_version: int
+    flexible_from: int
+    fields: str
 
-def message(schema: str, flexible_from: int = NEVER_FLEXIBLE) -> Message:
-    """The message that a line of schema describes."""
-    tokens = _TOKEN.findall(schema)
-    assert "".join(tokens) == "".join(schema.split()), schema
-    fields, rest = _fields(tokens)
-    assert not rest, schema
-    return Message(fields, flexible_from)
+    def message(self) -> Message:
+        tokens = _TOKEN.findall(self.fields)
+        assert "".join(tokens) == "".join(self.fields.split()), self.fields
+        fields, rest = _fields(tokens)
+        assert not rest, self.fields
+        return Message(fields, self.flexible_from)
 
 
 def _fields(tokens: list[str]) -> tuple[tuple[Field, ...], list[str]]:
@@ -115,7 +128,7 @@ def _fields(tokens: list[str]) -> tuple[tuple[Field, ...], list[str]]:
                 facts["nullable"] = True
             elif mark == "/":
                 facts["first_version"] = int(text.rstrip("+"))
-                facts["last_version"] = 2**15 if text.endswith("+") else int(text)
+                facts["last_version"] = NEVER if text.endswith("+") else int(text)
             elif mark == "#":
                 facts["tag"] = int(text)
             else:
@@ -137,10 +150,7 @@ def _type(tokens: list[str]) -> tuple[str, tuple[Field, ...], list[str]]:
 
 
 def _structure(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible: bool) -> dict[str, Any]:
-    values = {}
-    for field in fields:
-        if field.tag is None and field.is_in(version):
-            values[field.name] = _value(buffer, field, version, flexible)
+    values = _untagged(buffer, fields, version, flexible)
     if not flexible:
         return values
     tagged = _tagged(buffer, fields, version)
@@ -149,6 +159,14 @@ def _structure(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible
     # In the schema's order, and without those that say nothing: as Kafka's own JSON has them.
     every = values | tagged
     return {field.name: every[field.name] for field in fields if field.name in every}
+
+
+def _untagged(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible: bool) -> dict[str, Any]:
+    return {
+        field.name: _value(buffer, field, version, flexible)
+        for field in fields
+        if field.tag is None and field.is_in(version)
+    }
 
 
 def _tagged(buffer: Buffer, fields: tuple[Field, ...], version: int) -> dict[str, Any]:
@@ -184,7 +202,11 @@ def _value(buffer: Buffer, field: Field, version: int, flexible: bool) -> Any:
     if kind == "array":
         if size > len(buffer.data) - buffer.at:
             raise ValueError(f"{field.name} has {size} items in {len(buffer.data) - buffer.at} bytes")
-        return [_value(buffer, field.parts[0], version, flexible) for _ in range(size)]
+        item = field.parts[0]
+        if item.kind in _NUMBERS:
+            layout = _NUMBERS[item.kind]
+            return [value for (value,) in layout.iter_unpack(buffer.take(size * layout.size))]
+        return [_value(buffer, item, version, flexible) for _ in range(size)]
     content = buffer.take(size)
     return content.decode("utf-8", "replace") if kind == "string" else content
 

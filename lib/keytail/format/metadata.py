@@ -1,25 +1,27 @@
 """Records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
-Only the types that decide what a topic is and how it is configured are taken apart; all others are passed
-over by their number, so that nothing else of a cluster (credentials among it) is looked at. Errors are
+Only the types that decide what a topic is, how it is configured, and which version the cluster has are decoded; all
+others are passed over by their number, so that nothing else of a cluster (credentials among it) is read. Errors are
 ValueError with the reason; what the records add up to is left to `log/replay.py`.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from keytail.format.kafka_messages import METADATA
+from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
-MAX_UVARINT_BYTES = 5
 MAX_NUMBER = 2**15 - 1  # of a frame, a type or a version
-UUID_BYTES = 16
-
-_INT8, _INT32 = struct.Struct(">b"), struct.Struct(">i")
+_RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record contained
 
 
@@ -74,6 +76,14 @@ class RemoveTopicRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureLevelRecord:
+    """The cluster's level of a feature from now on, such as `metadata.version`."""
+
+    name: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class BeginTransaction:
     """The records from here on count when the transaction ends, and only then."""
 
@@ -95,184 +105,100 @@ class OtherRecord:
     record_type: int
 
 
-MetadataRecord: TypeAlias = (
+KnownRecord: TypeAlias = (
     TopicRecord
     | PartitionRecord
     | PartitionChangeRecord
     | ConfigRecord
     | RemoveTopicRecord
+    | FeatureLevelRecord
     | BeginTransaction
     | EndTransaction
     | AbortTransaction
-    | OtherRecord
 )
 
 
-class _Fields:
-    """The fields of one record, taken in order, in Kafka's flexible encoding."""
+@dataclass(frozen=True, slots=True)
+class NewerRecord:
+    """A record of a newer version than is known. `record` is what its leading fields say by the newest known one: it
+    names what the record is about, and nothing may be concluded from the rest."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
+    record_type: int
+    version: int
+    record: KnownRecord
 
-    def _take(self, size_bytes: int) -> bytes:
-        end = self._at + size_bytes
-        if end > len(self._data):
-            raise ValueError(f"field of {size_bytes} bytes with {len(self._data) - self._at} left in its record")
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
 
-    def uvarint(self) -> int:
-        value = 0
-        for shift in range(0, 7 * MAX_UVARINT_BYTES, 7):
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise ValueError(f"unsigned varint of more than {MAX_UVARINT_BYTES} bytes")
-
-    def number(self, what: str) -> int:
-        value = self.uvarint()
-        if value > MAX_NUMBER:
-            raise ValueError(f"{what} {value} is above {MAX_NUMBER}")
-        return value
-
-    def int8(self) -> int:
-        return int(_INT8.unpack(self._take(_INT8.size))[0])
-
-    def int32(self) -> int:
-        return int(_INT32.unpack(self._take(_INT32.size))[0])
-
-    def uuid(self) -> str:
-        return base64.urlsafe_b64encode(self._take(UUID_BYTES)).rstrip(b"=").decode()
-
-    def nullable_string(self) -> str | None:
-        length_and_one = self.uvarint()
-        return None if length_and_one == 0 else self._take(length_and_one - 1).decode("utf-8")
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise ValueError("null where a text must be")
-        return text
-
-    def nullable_ints(self) -> tuple[int, ...] | None:
-        count_and_one = self.uvarint()
-        if count_and_one == 0:
-            return None
-        data = self._take(_INT32.size * (count_and_one - 1))
-        return tuple(value for (value,) in _INT32.iter_unpack(data))
-
-    def ints(self) -> tuple[int, ...]:
-        values = self.nullable_ints()
-        if values is None:
-            raise ValueError("null where a list must be")
-        return values
-
-    def skip_uuids(self) -> None:
-        count_and_one = self.uvarint()
-        if count_and_one == 0:
-            raise ValueError("null where a list must be")
-        self._take(UUID_BYTES * (count_and_one - 1))
-
-    def tagged(self) -> dict[int, bytes]:
-        """The tagged fields, which end a record: content by tag, known or not."""
-        found: dict[int, bytes] = {}
-        for _ in range(self.uvarint()):
-            tag = self.uvarint()
-            if tag in found:
-                raise ValueError(f"tag {tag} twice in one record")
-            found[tag] = self._take(self.uvarint())
-        return found
-
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise ValueError(f"{len(self._data) - self._at} bytes after the last field of a record")
+MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """The value of one record of the log; ValueError where Kafka would not read it, or where its version is new."""
+    """The value of one record of the log; ValueError where Kafka would not read it.
+
+    A record whose version is newer than its definition here is a `NewerRecord`, or ValueError if the fields that are
+    known do not make sense.
+    """
     if data is None:
         raise ValueError("record without a value")
-    fields = _Fields(data)
-    frame_version = fields.number("frame version")
+    buffer = Buffer(data)
+    frame_version = _number(buffer, "frame version")
     if frame_version != FRAME_VERSION:
         raise ValueError(f"frame version {frame_version}, {FRAME_VERSION} expected")
-    record_type, version = fields.number("type"), fields.number("version")
-    if record_type not in _PARSERS:
+    record_type, version = _number(buffer, "type"), _number(buffer, "version")
+    if record_type not in _RECORDS:
         return OtherRecord(record_type)
-    newest, parse = _PARSERS[record_type]
+    layout, make = _RECORDS[record_type]
+    newest = METADATA[record_type].newest_version
     if version > newest:
-        raise ValueError(f"record of type {record_type} has version {version}, newer than {newest}")
-    record = parse(fields, version)
-    fields.end()
+        return _newer(record_type, version, make(layout.take_untagged(buffer, newest)))
+    record = make(layout.take(buffer, version))
+    if buffer.at != len(data):
+        raise ValueError(f"{len(data) - buffer.at} bytes after the last field of a record")
     return record
 
 
-def _topic(fields: _Fields, version: int) -> TopicRecord:
-    record = TopicRecord(fields.string(), fields.uuid())
-    fields.tagged()
-    return record
+def _number(buffer: Buffer, what: str) -> int:
+    value = buffer.uvarint()
+    if value > MAX_NUMBER:
+        raise ValueError(f"{what} {value} is above {MAX_NUMBER}")
+    return value
 
 
-def _partition(fields: _Fields, version: int) -> PartitionRecord:
-    partition, topic_id, replicas = fields.int32(), fields.uuid(), fields.ints()
-    for _ in ("in-sync", "removing", "adding"):
-        fields.ints()
-    for _ in ("leader", "leader epoch", "partition epoch"):
-        fields.int32()
-    if version >= 1:
-        fields.skip_uuids()  # directories
-    fields.tagged()
-    return PartitionRecord(topic_id, partition, replicas)
+def _newer(record_type: int, version: int, record: KnownRecord) -> NewerRecord:
+    """A later version may have new fields before the known ones: most of the time these then make no sense."""
+    if not _makes_sense(record):
+        raise ValueError(f"record of type {record_type} has version {version}, and its fields are not known")
+    return NewerRecord(record_type, version, record)
 
 
-_CHANGED_REPLICAS = 2  # tag
+def _makes_sense(record: KnownRecord) -> bool:
+    if isinstance(record, TopicRecord):
+        return _TOPIC_NAME.fullmatch(record.name) is not None
+    if not isinstance(record, ConfigRecord):
+        return True
+    if record.resource_type == ResourceType.TOPIC and not _TOPIC_NAME.fullmatch(record.resource_name):
+        return False
+    return record.resource_type in _RESOURCE_TYPES and bool(record.name) and record.name.isprintable()
 
 
-def _partition_change(fields: _Fields, version: int) -> PartitionChangeRecord:
-    partition, topic_id = fields.int32(), fields.uuid()
-    changed = fields.tagged().get(_CHANGED_REPLICAS)
-    replicas = None
-    if changed is not None:
-        tag = _Fields(changed)
-        replicas = tag.nullable_ints()
-        tag.end()
-    return PartitionChangeRecord(topic_id, partition, replicas)
+def _id(uuid: bytes) -> str:
+    return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
-def _config(fields: _Fields, version: int) -> ConfigRecord:
-    record = ConfigRecord(fields.int8(), fields.string(), fields.string(), fields.nullable_string())
-    fields.tagged()
-    return record
-
-
-def _remove_topic(fields: _Fields, version: int) -> RemoveTopicRecord:
-    record = RemoveTopicRecord(fields.uuid())
-    fields.tagged()
-    return record
-
-
-def _only_tags(record: MetadataRecord) -> Callable[[_Fields, int], MetadataRecord]:
-    def parse(fields: _Fields, version: int) -> MetadataRecord:
-        fields.tagged()
-        return record
-
-    return parse
-
-
-# By type: the newest version whose fields are known, and what takes them apart.
-_PARSERS: Mapping[int, tuple[int, Callable[[_Fields, int], MetadataRecord]]] = {
-    2: (0, _topic),
-    3: (2, _partition),
-    4: (0, _config),
-    5: (2, _partition_change),
-    9: (0, _remove_topic),
-    23: (0, _only_tags(BeginTransaction())),
-    24: (0, _only_tags(EndTransaction())),
-    25: (0, _only_tags(AbortTransaction())),
+# By type, how a record is made of its fields; all others are OtherRecord.
+_MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
+    2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
+    3: lambda fields: PartitionRecord(_id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"])),
+    4: lambda fields: ConfigRecord(fields["resourceType"], fields["resourceName"], fields["name"], fields["value"]),
+    5: lambda fields: PartitionChangeRecord(
+        _id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"]) if "replicas" in fields else None
+    ),
+    9: lambda fields: RemoveTopicRecord(_id(fields["topicId"])),
+    12: lambda fields: FeatureLevelRecord(fields["name"], fields["featureLevel"]),
+    23: lambda _: BeginTransaction(),
+    24: lambda _: EndTransaction(),
+    25: lambda _: AbortTransaction(),
 }
+_RECORDS = {record_type: (METADATA[record_type].message(), make) for record_type, make in _MAKERS.items()}
 
 
 def parse_snapshot_header(value: bytes | None) -> int:

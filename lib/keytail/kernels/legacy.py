@@ -1,4 +1,4 @@
-"""Reads messages of magic 0 and 1 and writes them again as records of version 2, so that one code cleans both.
+"""Reads messages of magic 0 and 1 as records of version 2, so that one code cleans both, and writes such messages.
 
 The layout is that of `format/LEGACY.md`. Every length is checked against the bytes that are there before it is
 followed; kernels return codes, which `format/legacy.py` turns into reasons. Decompression is left to it too.
@@ -11,7 +11,8 @@ from numba import njit
 
 from keytail.kernels.batches import be32, be64
 from keytail.kernels.jit import kernel
-from keytail.kernels.records import CLOSED, IN_ARENA, put_varint, varint_bytes
+from keytail.kernels.native import copy_bytes
+from keytail.kernels.records import CLOSED, IN_ARENA, put_varint, read_varint, varint_bytes
 
 OK = 0
 MESSAGE_TOO_SHORT = 80
@@ -32,8 +33,11 @@ MOST_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1  # never a message's, as in batches.py
 
-# Positions in the `out` array of `walk_messages` and `check_plain`.
-CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP = range(6)
+# A message is at most so much longer than the body of its record: 34 bytes of fields against 3 (two sizes, no headers).
+MOST_MESSAGE_GROWTH_BYTES = 31
+
+# Positions in the `out` array of `walk_messages` and `check_plain`; MAGICS has bit 0 for magic 0, bit 1 for magic 1.
+CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP, MAGICS, OUT_SIZE = range(8)
 
 
 def _crc_tables():
@@ -160,7 +164,7 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
 def check_plain(raw, stride_position, table, out):
     """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
 
-    `raw[0]` lies at `stride_position`. `out` is int64[6]: a code, the row it speaks of, and how many rows are
+    `raw[0]` lies at `stride_position`. `out` is int64[OUT_SIZE]: a code, the row it speaks of, and how many rows are
     wrappers (compressed), which are left as they are.
     """
     out[:] = 0
@@ -231,8 +235,8 @@ def _timestamp(a, p, append_time, wrapper_timestamp):
 def walk_messages(a, n, append_time, wrapper_timestamp, out):
     """Check the messages of a decompressed wrapper `a[:n]`. A last one that is cut does not count.
 
-    `out` is int64[6]: a code and the byte it speaks of; the number of messages, the first and last of their
-    offset fields, and the first one's timestamp.
+    `out` is int64[OUT_SIZE]: a code and the byte it speaks of; the number of messages, the first and last of their
+    offset fields, the first one's timestamp, and which magics they have.
     """
     out[:] = 0
     p = np.int64(0)
@@ -262,6 +266,7 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
             out[CODE] = SPAN_TOO_LONG
             return
         out[LAST] = offset
+        out[MAGICS] |= np.int64(1) << np.int64(a[message + 4])
         out[COUNT] += 1
         p = end
 
@@ -287,3 +292,69 @@ def transcode_messages(a, n, append_time, wrapper_timestamp, first_delta, base_t
         at = _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, value_bytes)
         p = end
     return at
+
+
+@njit(inline="always")
+def _put_be(a, p, value, n):
+    v = np.uint64(value)
+    for i in range(n):
+        a[p + i] = np.uint8((v >> np.uint64(8 * (n - 1 - i))) & np.uint64(0xFF))
+    return p + n
+
+
+@njit
+def _put_fixed(a, p, offset, size, magic, attributes, timestamp):
+    """Write a message up to its key, but for the checksum; the position after it."""
+    p = _put_be(a, p, offset, 8)
+    p = _put_be(a, p, size, 4) + 4
+    a[p] = magic
+    a[p + 1] = attributes
+    return _put_be(a, p + 2, timestamp, 8) if magic == 1 else p + 2
+
+
+@njit
+def _put_crc(a, p, end):
+    """Complete message `a[p:end]`, whose offset is at `p`, with its checksum."""
+    crc = crc32(a, p + 16, end - p - 16)
+    _put_be(a, p + 12, np.int64(crc), 4)
+    return crc
+
+
+@njit
+def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
+    """Write the record with the body `source[q:end]` as a message that is not compressed; the position after it.
+
+    The body is a checked one: key, value and headers. `a` has room for it and MOST_MESSAGE_GROWTH_BYTES.
+    """
+    start = p
+    key_bytes, key = read_varint(source, q, end)
+    key_bytes = max(np.int64(key_bytes), np.int64(-1))
+    value_bytes, value = read_varint(source, key + max(key_bytes, np.int64(0)), end)
+    value_bytes = max(np.int64(value_bytes), np.int64(-1))
+    size = (MIN_V1 if magic == 1 else MIN_V0) + max(key_bytes, np.int64(0)) + max(value_bytes, np.int64(0))
+    p = _put_fixed(a, p, offset, size, magic, attributes, timestamp)
+    p = _put_be(a, p, key_bytes, 4)
+    if key_bytes > 0:
+        copy_bytes(a, p, source, key, key_bytes)
+        p += key_bytes
+    p = _put_be(a, p, value_bytes, 4)
+    if value_bytes > 0:
+        copy_bytes(a, p, source, value, value_bytes)
+        p += value_bytes
+    _put_crc(a, start, p)
+    return p
+
+
+@njit
+def wrapper_bytes(magic):
+    """Bytes in front of the compressed messages of a message of `magic` without a key."""
+    return PREFIX_BYTES + (MIN_V1 if magic == 1 else MIN_V0)
+
+
+@njit
+def put_wrapper(a, p, offset, total, magic, attributes, timestamp):
+    """Write what is in front of the compressed messages at `a[p + wrapper_bytes(magic):p + total]`; the checksum."""
+    at = _put_fixed(a, p, offset, total - PREFIX_BYTES, magic, attributes, timestamp)
+    at = _put_be(a, at, -1, 4)
+    _put_be(a, at, total - wrapper_bytes(magic), 4)
+    return _put_crc(a, p, p + total)

@@ -125,8 +125,9 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     FATE,  # of the source's batch: see `_settle`
     AT_OUTPUT,  # index into the window of its output, -1: dropped
     IS_WHOLE,  # 1: the two are the same bytes
+    KEEP_MAGIC,  # 1: what is left of a message of magic 0 or 1 is one of that magic
     STATE_SIZE,
-) = range(45)
+) = range(46)
 
 # What `walk_piece` sums up over the pieces of a batch, int64: the last offset, and of the records kept how many they
 # are, the first one's timestamp, the newest, and whether one has no value.
@@ -160,10 +161,8 @@ def check_source(source, p, size, state):
 
 
 @register_jitable
-def _check_index(output, p, size, state, index, time_index):
+def _check_index(p, size, last, max_timestamp, state, index, time_index):
     """Compare the entries that this batch earns (format/INDEX.md) with the files' next ones."""
-    last = be_64(output, p) + be_32(output, p + 23)
-    max_timestamp = be_64(output, p + 35)
     if max_timestamp > state[MAX_TIMESTAMP]:
         state[MAX_TIMESTAMP] = max_timestamp
         state[MAX_TIMESTAMP_OFFSET] = last
@@ -207,18 +206,22 @@ def close_time_index(state, time_index):
 @register_jitable
 def _check_output(output, p, size, state, index, time_index):
     base = be_64(output, p)
-    if output[p + 16] != 2:
+    magic = output[p + 16]
+    if magic == 2:
+        last, max_timestamp = base + be_32(output, p + 23), be_64(output, p + 35)
+        if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
+            return _fail(state, OUTPUT_CRC, p, base)
+    elif state[KEEP_MAGIC] != 0 and magic < 2:  # its checksum is compared where its source is known
+        last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)
+    else:
         return _fail(state, OUTPUT_MAGIC, p, base)
-    last = base + be_32(output, p + 23)
-    if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
-        return _fail(state, OUTPUT_CRC, p, base)
     if base <= state[OUTPUT_LAST_OFFSET_SEEN] or last < base:
         return _fail(state, OUTPUT_ORDER, p, base)
     too_far = last - state[OUTPUT_BASE] > 0x7FFFFFFF or last >= state[NEXT_OUTPUT_BASE]
     if base < state[OUTPUT_BASE] or too_far:
         return _fail(state, OUTPUT_RANGE, p, base)
     state[OUTPUT_LAST_OFFSET_SEEN] = last
-    return _check_index(output, p, size, state, index, time_index)
+    return _check_index(p, size, last, max_timestamp, state, index, time_index)
 
 
 @register_jitable
@@ -526,6 +529,9 @@ def step(
             break
         if q < 0 and producers.shape[1] > 0 and _ends_a_producer(source, p, producers):
             code = _fail(state, LOST_PRODUCER, p, base)
+            break
+        if q >= 0 and output[q + 16] != 2:
+            code = _fail(state, OUTPUT_MAGIC, q, base)
             break
         whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
         if q >= 0 and not whole:

@@ -10,6 +10,7 @@ import numpy as np
 from numba import njit
 
 from keytail.kernels.jit import kernel
+from keytail.kernels.legacy import MOST_MESSAGE_GROWTH_BYTES, put_message, put_wrapper, wrapper_bytes
 from keytail.kernels.native import copy_bytes, crc32c
 from keytail.kernels.records import IN_RAW, put_varint, read_varint, varint_bytes
 
@@ -29,6 +30,9 @@ PRODUCER_FIELDS_INVALID = 41
 
 NOT_EARLIER = -(2**63)
 
+# Of a record beside its body: length, attributes and two deltas at their longest, with room to shift; or a message.
+MOST_GROWTH_BYTES = max(30, MOST_MESSAGE_GROWTH_BYTES)
+
 HEADER_BYTES = 61
 
 # One row a rebuilt batch: what its header says that the source header does not.
@@ -44,6 +48,7 @@ REBUILT = np.dtype(
         ("record_count", "i4"),
         ("attributes", "i4"),
         ("where", "i4"),  # 0: block arena, 1: compressed arena
+        ("magic", "i4"),
     ],
     align=True,
 )
@@ -152,6 +157,7 @@ def rebuild_blocks(
     kept_nulls,
     horizon_ms,
     first_ms,
+    keep_magic,
     blocks,
     block_from,
     rebuilt,
@@ -161,8 +167,8 @@ def rebuild_blocks(
 
     `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `first_ms` is the
     timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. `blocks`
-    must have room for the bodies plus 30 bytes a record. `out` is int64[4]: rebuilt rows, bytes used, code,
-    bad row. Fields by CLEANING.md, "Rebuilt batch".
+    must have room for the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code,
+    bad row. Fields by CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
     """
     p = block_from
     done = 0
@@ -186,6 +192,11 @@ def rebuild_blocks(
             horizon = np.int64(horizon_ms)
         else:
             horizon = np.int64(-1)
+        is_old = batch.magic < 2
+        keeps = is_old and keep_magic
+        if keeps:
+            attributes &= 0x0F if batch.magic == 1 else 0x07
+            horizon = np.int64(-1)
         if batch.producer_id >= 0 and (
             batch.producer_epoch < 0 or (batch.base_sequence < 0 and not attributes & 0x20)
         ):
@@ -198,7 +209,6 @@ def rebuild_blocks(
             attributes |= 0x40
             base_timestamp = horizon
         first = True
-        is_old = batch.magic < 2
         base_offset = np.int64(batch.base_offset)
         last_offset = np.int64(batch.last_offset)
         new.block_start = p
@@ -221,6 +231,17 @@ def rebuild_blocks(
                 if horizon < 0:
                     base_timestamp = timestamp if first_ms == NOT_EARLIER else first_ms
             max_timestamp = max(max_timestamp, timestamp)
+            if keeps:
+                # As Kafka's builder: the distance to the first one kept with magic 1, and the time of the message.
+                at = np.int64(record.offset) - (base_offset if batch.magic == 1 else np.int64(0))
+                if attributes & 0x08:
+                    timestamp = np.int64(batch.max_timestamp_ms)
+                body = np.int64(record.body_start)
+                p = put_message(
+                    blocks, p, at, np.int64(batch.magic), attributes & 0x08, timestamp,
+                    a, body, body + np.int64(record.body_bytes),
+                )  # fmt: skip
+                continue
             time_delta = timestamp - base_timestamp
             offset_delta = np.int64(record.offset) - base_offset
             deltas_bytes = varint_bytes(time_delta) + varint_bytes(offset_delta)
@@ -256,6 +277,7 @@ def rebuild_blocks(
         new.record_count = kept[row]
         new.attributes = attributes
         new.where = 0
+        new.magic = batch.magic if keeps else 2
         done += 1
         i = end
     out[0] = done
@@ -302,8 +324,13 @@ def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
         elif action[row] == EMPTY:
             total += HEADER_BYTES
     for k in range(n_rebuilt):
-        total += HEADER_BYTES + rebuilt[k].block_bytes
+        total += _header_bytes(rebuilt[k].magic) + rebuilt[k].block_bytes
     return total
+
+
+@njit
+def _header_bytes(magic):
+    return HEADER_BYTES if magic == 2 else wrapper_bytes(magic)
 
 
 @kernel
@@ -325,7 +352,8 @@ def assemble(
     """Write the surviving batches of rows `row_from` .. `row_to` behind `target[at]`; (bytes, rows of `new_table`).
 
     `position` is the byte position in the new segment of `target[at]`. Copied batches keep every byte;
-    emptied and rebuilt ones by CLEANING.md, "Rebuilt batch" and "Emptied batch".
+    emptied and rebuilt ones by CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt one that keeps its
+    magic, 0 or 1, is a message around others.
     """
     p = at
     rows = 0
@@ -350,6 +378,7 @@ def assemble(
         new.magic = 2
         rows += 1
         if what == COPY:
+            new.magic = batch.magic
             size = np.int64(batch.size_bytes)
             p = _copy(target, p, raw, batch.position - stride_position, size)
             new.size_bytes = size
@@ -381,9 +410,11 @@ def assemble(
         else:
             made = rebuilt[k]
             k += 1
-            size = HEADER_BYTES + np.int64(made.block_bytes)
+            header = _header_bytes(made.magic)
+            size = header + np.int64(made.block_bytes)
             block = blocks if made.where == 0 else packed
-            _copy(target, p + HEADER_BYTES, block, made.block_start, made.block_bytes)
+            _copy(target, p + header, block, made.block_start, made.block_bytes)
+            new.magic = made.magic
             new.size_bytes = size
             new.base_offset = made.base_offset
             new.last_offset = made.last_offset
@@ -391,18 +422,23 @@ def assemble(
             new.base_timestamp_ms = made.base_timestamp_ms
             new.max_timestamp_ms = made.max_timestamp_ms
             new.record_count = made.record_count
-            new.crc = put_header(
-                target,
-                p,
-                batch,
-                made.base_offset,
-                made.last_offset,
-                size,
-                np.int64(made.attributes),
-                made.base_timestamp_ms,
-                made.max_timestamp_ms,
-                np.int64(made.record_count),
-            )
+            if made.magic < 2:
+                new.crc = put_wrapper(
+                    target, p, made.last_offset, size, np.int64(made.magic), made.attributes, made.max_timestamp_ms
+                )
+            else:
+                new.crc = put_header(
+                    target,
+                    p,
+                    batch,
+                    made.base_offset,
+                    made.last_offset,
+                    size,
+                    np.int64(made.attributes),
+                    made.base_timestamp_ms,
+                    made.max_timestamp_ms,
+                    np.int64(made.record_count),
+                )
             p += size
         row += 1
     return p - at, rows

@@ -63,8 +63,13 @@ ENDS_THE_WALK = (CUT, SIZE, MAGIC)
     ROWS,  # how many of `rows` are in use
     RUNS,  # how many of `epochs`
     WITHOUT_EPOCH,  # batches that have none, or are of an old format
+    SET_IS_OPEN,  # the offset entry before INDEX_AT names an offset behind the batches so far
+    LAST_RECORD,  # offset of the batch's last record, or _UNKNOWN
+    NAMED_OFFSET,  # that the next time entry names, if it is one of the batch
+    NAMED_TIMESTAMP,  # of the record at that offset; _NO_SUCH_RECORD, or _UNKNOWN if the records were not read
     STATE_SIZE,
-) = range(21)
+) = range(25)
+_UNKNOWN, _NO_SUCH_RECORD = -(2**63), -(2**63) + 1
 
 # Columns of `rows`.
 (
@@ -96,6 +101,8 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
     """(0 or what is wrong with the records `data[at:end]`, the last one's offset, the largest and oldest timestamp)."""
     if count < 0 or count > end - at:
         return COUNT, before, largest, oldest
+    if state[NAMED_TIMESTAMP] == _UNKNOWN:
+        state[NAMED_TIMESTAMP] = _NO_SUCH_RECORD
     for _ in range(count):
         time_delta, delta, _k, _kn, _v, _vn, _h, at = read_record(data, at, end)
         if at < 0:
@@ -105,9 +112,12 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
             state[FOUND_OFFSET] = base + delta
             return RECORD_OFFSET, before, largest, oldest
         before = base + delta
+        if before == state[NAMED_OFFSET]:
+            state[NAMED_TIMESTAMP] = base_timestamp + time_delta
         largest = max(largest, base_timestamp + time_delta)
         oldest = min(oldest, base_timestamp + time_delta)
     state[RECORDS] += count
+    state[LAST_RECORD] = before
     return (0 if at == end else COUNT), before, largest, oldest
 
 
@@ -180,27 +190,63 @@ def _check_fields(window, p, size):
 
 
 @register_jitable
-def _check_index(position, last, index_offsets, index_positions, state):
+def _check_index(position, base, last, index_offsets, index_positions, state):
+    """0 or what is wrong with the next entry, by the batch at `position` (format/INDEX.md, 2 and 8).
+
+    An entry begins where a batch begins, and names the last offset of that batch or of a later one in front of the next
+    entry. A cleaner before 4.0 names the last record that it retained, which may lie before the batch's last offset.
+    """
     i = state[INDEX_AT]
-    if i < index_positions.shape[0] and index_positions[i] <= position:
+    comes = i < index_positions.shape[0] and index_positions[i] <= position
+    if state[SET_IS_OPEN] != 0:
+        named = index_offsets[i - 1]
+        if comes or named <= last:
+            state[SET_IS_OPEN] = 0
+            if comes or not _ends_with(named, base, last, state):
+                return INDEX_OFFSET
+    elif comes:
         state[INDEX_AT] = i + 1
         if index_positions[i] < position:
             return INDEX_POSITION
-        if index_offsets[i] != last:
+        if index_offsets[i] > last:
+            state[SET_IS_OPEN] = 1
+        elif not _ends_with(index_offsets[i], base, last, state):
             return INDEX_OFFSET
     return 0
 
 
 @register_jitable
-def _check_time(last, max_timestamp, rose, times, time_offsets, state):
+def _ends_with(named, base, last, state):
+    """Whether the batch ends with that offset, or with a record at it. Unknown records are believed."""
+    return named == last or (base <= named < last and state[LAST_RECORD] in (named, _UNKNOWN))
+
+
+@register_jitable
+def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_offsets, state):
+    """0 or what is wrong with the next entry: it names the batch's last offset, or the record with the timestamp."""
     i = state[TIME_AT]
     if i < times.shape[0] and time_offsets[i] <= last:
         state[TIME_AT] = i + 1
-        if time_offsets[i] < last:
+        if time_offsets[i] < base:
             return TIME_OFFSET
+        if time_offsets[i] < last and time_offsets[i] == state[NAMED_OFFSET]:
+            named = state[NAMED_TIMESTAMP]
+            if named == _NO_SUCH_RECORD or not (is_append_time or named in (times[i], _UNKNOWN)):
+                return TIME_OFFSET
         if times[i] != max_timestamp or not rose:
             return TIME_ENTRY
     return 0
+
+
+@register_jitable
+def _name_record(base, times, time_offsets, state):
+    """Note which record the next time entry names that is not below `base`."""
+    i = state[TIME_AT]
+    while i < times.shape[0] and time_offsets[i] < base:
+        i += 1
+    state[NAMED_OFFSET] = time_offsets[i] if i < times.shape[0] else -1
+    state[NAMED_TIMESTAMP] = _UNKNOWN
+    state[LAST_RECORD] = _UNKNOWN
 
 
 @register_jitable
@@ -313,6 +359,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
         if stage == _RECORDS:
             state[STAGE] = INDEX
             stage = INDEX
+            _name_record(base, times, time_offsets, state)
             if trusted and magic == 2:
                 count = be_32(window, p + 57)
                 attributes = be_16(window, p + 21)
@@ -329,13 +376,13 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
         # An untrusted header still tells where the batch is, which is all an index entry is about.
         rose = max_timestamp > state[MAX_TIMESTAMP]
         if stage == INDEX:
-            code = _check_index(state[POSITION] + p, last, index_offsets, index_positions, state)
+            code = _check_index(state[POSITION] + p, base, last, index_offsets, index_positions, state)
             if code != 0:
-                if code == INDEX_OFFSET:
-                    state[STAGE] = _TIME
                 return code
             state[STAGE] = _TIME
-        code = _check_time(last, max(max_timestamp, state[MAX_TIMESTAMP]), rose, times, time_offsets, state)
+        is_append_time = magic == 2 and be_16(window, p + 21) & _APPEND_TIME != 0
+        largest = max(max_timestamp, state[MAX_TIMESTAMP])
+        code = _check_time(base, last, largest, rose, is_append_time, times, time_offsets, state)
         if code != 0:
             return code
         if state[SPOILED] == 0:
