@@ -81,6 +81,7 @@ def test_internal_segment_bytes_overrides_segment_bytes() -> None:
         ("cleanup.policy", "", ()),
         ("cleanup.policy", " compact ", ("compact",)),
         ("segment.bytes", " 1048576 ", 1_048_576),
+        ("segment.bytes", "14", 14),
         ("segment.bytes", "+2097152", 2_097_152),
         ("retention.ms", "-1", -1),
         ("max.compaction.lag.ms", "9223372036854775807", 2**63 - 1),
@@ -102,7 +103,7 @@ def test_parse_reads_what_kafka_reads(name, text, value) -> None:
         ("cleanup.policy", "compact,compact"),
         ("cleanup.policy", "compacted"),
         ("cleanup.policy", "compact,"),
-        ("segment.bytes", "1048575"),
+        ("segment.bytes", "13"),
         ("segment.bytes", "2147483648"),
         ("segment.bytes", "1_048_576"),
         ("segment.bytes", "٣٠٠٠٠٠٠"),
@@ -176,7 +177,7 @@ def test_right_name(wrong, right) -> None:
 
 
 def test_allowed_tells_the_range() -> None:
-    assert KEYS["segment.bytes"].allowed == "a whole number from 1048576 to 2147483647"
+    assert KEYS["segment.bytes"].allowed == "a whole number from 14 to 2147483647"
     assert KEYS["compression.gzip.level"].allowed == "a whole number from 1 to 9, or -1"
     assert KEYS["cleanup.policy"].allowed == "any of compact, delete, each once"
     assert KEYS["min.cleanable.dirty.ratio"].allowed == "a number from 0 to 1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from keytail.config.resolve import (
 )
 from keytail.config.topic_configs import parse_topic_configs
 from keytail.errors import Refused, UsageProblem
+from tests.config.test_topic_configs import ALL_OF_2_8, printed_all
 
 NAME = "delete.retention.ms"
 
@@ -155,10 +158,10 @@ def test_topic_names_mean_nothing_in_a_brokers_file() -> None:
 
 def test_a_wrong_value_names_key_value_source_and_range() -> None:
     with pytest.raises(UsageProblem) as problem:
-        from_broker({"log.segment.bytes": "1000"}, "/etc/server.properties")
+        from_broker({"log.segment.bytes": "13"}, "/etc/server.properties")
     assert str(problem.value) == (
-        "log.segment.bytes cannot be '1000' in /etc/server.properties. "
-        "Allowed is a whole number from 1048576 to 2147483647 (as segment.bytes)"
+        "log.segment.bytes cannot be '13' in /etc/server.properties. "
+        "Allowed is a whole number from 14 to 2147483647 (as segment.bytes)"
     )
     with pytest.raises(UsageProblem) as problem:
         from_command_line(["orders:min.cleanable.dirty.ratio=1.5"])
@@ -245,6 +248,16 @@ def test_a_setting_that_is_missing_from_all_values_is_not_known() -> None:
     assert resolved.unknown(["retention.ms", "cleanup.policy", "retention.bytes"]) == (
         "cleanup.policy", "retention.bytes"
     )  # fmt: skip
+
+
+def test_what_kafka_2_x_does_not_have_is_known_by_a_whole_print() -> None:
+    configs = parse_topic_configs(printed_all(ALL_OF_2_8), "f")
+    assert effective("users", topic_configs=configs).unknown(["remote.storage.enable"])
+    text = configs.by_topic["orders"]["cleanup.policy"]
+    configs = replace(configs, by_topic={"orders": {"cleanup.policy": text._replace(text="compact")}})
+    resolved = effective("orders", topic_configs=configs)
+    assert resolved.unknown(["remote.storage.enable"]) == ()
+    assert resolved.value("remote.storage.enable") is False
 
 
 def test_a_setting_without_its_value_is_not_known() -> None:

@@ -39,6 +39,9 @@ COMPACT, DELETE, BOTH, NEITHER = ("compact",), ("delete",), ("compact", "delete"
         ("internal.segment.bytes", [None, 3], 3),
         ("internal.segment.bytes", [3, None], None),
         ("compression.type", ["zstd", "lz4"], "lz4"),
+        ("message.format.version", ["0.9.0", "0.10.2-IV0", "2.8"], "0.9.0"),
+        ("message.format.version", ["2.8", None, "0.11.0"], "0.11.0"),
+        ("message.format.version", [None, None], None),
     ],
 )
 def test_safest(name: str, values: list[Value], expected: Value) -> None:
@@ -54,6 +57,7 @@ OF_KIND: dict[str, st.SearchStrategy] = {
     "double": st.floats(0, 1),
     "boolean": st.booleans(),
     "string": st.sampled_from(["a", "b"]),
+    "version": st.sampled_from(["0.10.2", "0.9.0", "2.8"]),
 }
 
 

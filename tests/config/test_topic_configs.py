@@ -52,7 +52,10 @@ Configs for topic 'no-overrides' are \n""",
 
 @pytest.mark.parametrize("version", PRINTED)
 def test_what_kafka_prints(version: str) -> None:
-    expected = {"orders": {"cleanup.policy": "compact,delete", "retention.ms": "60000"}, "no-overrides": {}}
+    orders = {"cleanup.policy": "compact,delete", "retention.ms": "60000"}
+    if version == "by ZooKeeper":
+        orders["message.format.version"] = "2.8"
+    expected = {"orders": orders, "no-overrides": {}}
     assert texts(PRINTED[version]) == expected
     assert parse_topic_configs(PRINTED[version].encode(), "f").overrides == expected.keys()
 
@@ -70,6 +73,32 @@ All configs for topic orders are:
     configs = parse_topic_configs(data.encode(), "f")
     assert (configs.overrides, configs.all_values) == (frozenset(), {"orders"})
     assert configs.withheld == {"orders": {"preallocate"}}
+
+
+# The names in the order in which kafka-configs.sh --all of Kafka 2.8.2 prints them.
+ALL_OF_2_8 = """\
+compression.type leader.replication.throttled.replicas message.downconversion.enable min.insync.replicas
+segment.jitter.ms cleanup.policy flush.ms follower.replication.throttled.replicas segment.bytes retention.ms
+flush.messages message.format.version max.compaction.lag.ms file.delete.delay.ms max.message.bytes
+min.compaction.lag.ms message.timestamp.type preallocate min.cleanable.dirty.ratio index.interval.bytes
+unclean.leader.election.enable retention.bytes delete.retention.ms segment.ms message.timestamp.difference.max.ms
+segment.index.bytes""".split()
+
+
+def printed_all(names: list[str]) -> bytes:
+    """As `--all` prints them of topic `orders`, each with the value 1."""
+    lines = "".join(f"  {name}=1 sensitive=false synonyms={{}}\n" for name in names)
+    return f"All configs for topic orders are:\n{lines}".encode()
+
+
+def test_a_whole_print_of_kafka_2_x_says_that_no_topic_is_tiered() -> None:
+    assert parse_topic_configs(printed_all(ALL_OF_2_8), "f").not_tiered == {"orders"}
+    for number in range(len(ALL_OF_2_8)):
+        cut_off = ALL_OF_2_8[:number] + ALL_OF_2_8[number + 1 :]
+        assert not parse_topic_configs(printed_all(cut_off), "f").not_tiered
+    newer = [*ALL_OF_2_8, "message.timestamp.before.max.ms"]
+    assert not parse_topic_configs(printed_all(newer), "f").not_tiered, "the rest may have been cut off"
+    assert not parse_topic_configs(printed_all([*ALL_OF_2_8, "remote.storage.enable"]), "f").not_tiered
 
 
 @pytest.mark.parametrize(

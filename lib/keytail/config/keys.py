@@ -1,5 +1,8 @@
 """Kafka's configuration keys that keytail reads: names, synonyms, types, defaults, ranges, as in Kafka 4.3.
 
+`message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. Where an older version
+allows more, the range is that one's: `segment.bytes` from 14 on, before Kafka 4.1.
+
 A key that is not in this table is never read, shown or stored, so secrets stay where they are. What a value
 means is left to its users; which value holds is decided in `resolve.py`.
 """
@@ -14,7 +17,7 @@ from sys import float_info
 from typing import Any, Literal
 
 Value = int | float | bool | str | tuple[str, ...] | None
-Kind = Literal["int", "long", "double", "boolean", "list", "string"]
+Kind = Literal["int", "long", "double", "boolean", "list", "string", "version"]
 Scope = Literal["topic", "broker"]
 
 INT_MAX = 2**31 - 1
@@ -52,6 +55,8 @@ class Key:
             return "true or false"
         if self.kind in ("list", "string"):
             return "any text"
+        if self.kind == "version":
+            return "a version such as 2.8 or 0.10.2-IV0"
         type_low, type_high = _LIMITS.get(self.kind, (None, None))
         low = type_low if self.minimum is None else self.minimum
         high = type_high if self.maximum is None else self.maximum
@@ -81,8 +86,8 @@ TOPIC_KEYS = (
     _topic("cleanup.policy", "list", ("delete",), "what happens to old data",
            "log.cleanup.policy", choices=("compact", "delete")),
     _topic("segment.bytes", "int", 1_073_741_824, "largest segment; largest sum of segments cleaned into one",
-           "log.segment.bytes", minimum=1_048_576),
-    _topic("internal.segment.bytes", "int", None, "segment.bytes below its floor, for tests"),
+           "log.segment.bytes", minimum=14),
+    _topic("internal.segment.bytes", "int", None, "segment.bytes of Kafka 4.1 and later below its minimum, for tests"),
     _topic("segment.ms", "long", 604_800_000, "age at which a segment is rolled", *_ROLL, minimum=1),
     _topic("segment.jitter.ms", "long", 0, "random reduction of segment.ms", *_JITTER, minimum=0),
     _topic("segment.index.bytes", "int", 10_485_760, "largest index; largest sum of indexes cleaned into one",
@@ -115,6 +120,8 @@ TOPIC_KEYS = (
            "compression.zstd.level", minimum=-131_072, maximum=22),
     _topic("message.timestamp.type", "string", "CreateTime", "type on append; cleaning keeps the batch's own",
            "log.message.timestamp.type", choices=("CreateTime", "LogAppendTime")),
+    _topic("message.format.version", "version", None, "format in which a broker before 3.0 keeps and sends messages",
+           "log.message.format.version"),
     _topic("flush.messages", "long", LONG_MAX, "messages after which a broker flushes",
            "log.flush.interval.messages", minimum=1),
     _topic("flush.ms", "long", LONG_MAX, "time after which a broker flushes", *_FLUSH, minimum=0),
@@ -126,6 +133,8 @@ TOPIC_KEYS = (
 )
 
 BROKER_KEYS = (
+    _broker("process.roles", "list", None, "what a broker with KRaft is; one with ZooKeeper has no such setting"),
+    _broker("inter.broker.protocol.version", "version", None, "from 3.0 on messages have version 2, else by the topic"),
     _broker("log.cleaner.enable", "boolean", True, "whether the broker compacts"),
     _broker("log.cleaner.threads", "int", 1, "the broker's cleaner threads", minimum=0),
     _broker("log.cleaner.dedupe.buffer.size", "long", 134_217_728, "memory of the broker's offset maps"),
@@ -149,6 +158,9 @@ BROKER_KEYS = (
 )
 # fmt: on
 
+# What Kafka 4.1 and later take for segment.bytes, of a topic or as log.segment.bytes, without an error at start.
+SEGMENT_BYTES_OF_4_1 = 1_048_576
+
 KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
 # Of a broker's settings the one that decides what cleaning keeps, so the command line may give it too.
 COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms"})
@@ -171,6 +183,10 @@ def parse(key: Key, text: str) -> Value:
         return items
     if key.kind == "string":
         if key.choices and text not in key.choices:
+            raise ValueError(text)
+        return text
+    if key.kind == "version":
+        if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,3}(-IV\d{1,4})?", text, re.ASCII):
             raise ValueError(text)
         return text
     if key.kind == "boolean":
@@ -202,6 +218,11 @@ def _whole_number(text: str, kind: str) -> int:
     if not low <= int(text) <= high:
         raise ValueError(text)
     return int(text)
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a version, those of an interim one (`-IV0`) last."""
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def parse_broker(key: Key, name: str, text: str) -> Value:

@@ -27,7 +27,7 @@ from keytail.config.keys import (
     right_name,
 )
 from keytail.config.safety import safest
-from keytail.config.topic_configs import TopicConfigs
+from keytail.config.topic_configs import TIERED_STORAGE, TopicConfigs
 from keytail.errors import KeytailError, Refused, UsageProblem
 
 DEFAULT_SOURCE = "Kafka's default"
@@ -286,6 +286,8 @@ def effective(
         known |= _OF_TOPICS
     elif topics_have_no_overrides or topic in topic_configs.by_topic.keys() - topic_configs.all_values:
         known |= _OF_TOPICS - {CLEANUP_POLICY}
+    if topic in topic_configs.not_tiered:
+        known |= TIERED_STORAGE
     known -= topic_configs.withheld.get(topic, frozenset())
     known |= {*in_file, *command_line.everywhere, *own}
     return Resolved(

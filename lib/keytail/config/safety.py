@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keytail.config.keys import Value
+from keytail.config.keys import Value, version_numbers
 
 # What survives longer, or is compacted later, the larger the value is.
 LARGER_IS_SAFER = frozenset(
@@ -33,6 +33,8 @@ def safest(name: str, values: Sequence[Value]) -> Value:
         return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
     if name == "remote.storage.enable":  # tiered topics are left alone
         return any(values)
+    if name == "message.format.version":  # what an older client reads, a newer one reads too
+        return min((value for value in values if isinstance(value, str)), key=version_numbers, default=None)
     numbers = [value for value in values if isinstance(value, int | float)]
     if name in RETENTION:
         return min(numbers) if min(numbers) < 0 else max(numbers)

@@ -23,7 +23,6 @@ _PASSED_OVER = frozenset(
         "follower.replication.throttled.replicas",
         "leader.replication.throttled.replicas",
         "message.downconversion.enable",
-        "message.format.version",
         "message.timestamp.after.max.ms",
         "message.timestamp.before.max.ms",
         "message.timestamp.difference.max.ms",
@@ -35,6 +34,19 @@ _PASSED_OVER = frozenset(
         "unclean.leader.election.enable",
     }
 )
+# All that `--all` prints of a topic up to Kafka 2.8, which does not have these three.
+TIERED_STORAGE = frozenset({"remote.storage.enable", "local.retention.ms", "local.retention.bytes"})
+_ALL_OF_2_X = frozenset(
+    {
+        "cleanup.policy", "compression.type", "delete.retention.ms", "file.delete.delay.ms", "flush.messages",
+        "flush.ms", "follower.replication.throttled.replicas", "index.interval.bytes",
+        "leader.replication.throttled.replicas",
+        "max.compaction.lag.ms", "max.message.bytes", "message.downconversion.enable", "message.format.version",
+        "message.timestamp.difference.max.ms", "message.timestamp.type", "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms", "min.insync.replicas", "preallocate", "retention.bytes", "retention.ms",
+        "segment.bytes", "segment.index.bytes", "segment.jitter.ms", "segment.ms", "unclean.leader.election.enable",
+    }
+)  # fmt: skip
 _NAME = r"[a-zA-Z0-9._-]+"
 # "Dynamic configs for topic T are:", "All configs for topic T are:", "Configs for topic 'T' are k=v,k=v" (ZooKeeper)
 _HEADER = re.compile(rf"(Dynamic c|All c|C)onfigs for topic '?({_NAME})'? are(?::|\s(.*)|$)")
@@ -60,6 +72,7 @@ class TopicConfigs:
 
     `overrides`: topics of which Kafka printed all overrides, maybe none. `all_values`: those of which it printed all
     values, so that nothing is known of a setting that is not there. `withheld`: settings that it printed without value.
+    `not_tiered`: topics of which it printed all that Kafka 2.x has, and so nothing about tiered storage.
     """
 
     path: str = ""
@@ -67,6 +80,7 @@ class TopicConfigs:
     overrides: frozenset[str] = frozenset()
     all_values: frozenset[str] = frozenset()
     withheld: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    not_tiered: frozenset[str] = frozenset()
 
 
 def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
@@ -74,6 +88,7 @@ def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
     by_topic: dict[str, dict[str, GivenText]] = {}
     overrides, all_values = set[str](), set[str]()
     withheld: dict[str, set[str]] = {}
+    printed: dict[str, set[str]] = {}
     topic = None
     for number, line in enumerate(_text(data, path).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#") or _DEPRECATED.match(line):
@@ -92,11 +107,13 @@ def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
         for of_topic, key, text in pairs:
             if text == _NO_VALUE:
                 withheld.setdefault(of_topic, set()).add(key)
+            printed.setdefault(of_topic, set()).add(key)
             _put(by_topic.setdefault(of_topic, {}), key, GivenText(text, number), path)
     if not by_topic:
         raise UsageProblem("--topic-configs names no topic", path=path, remedy=_REMEDY)
     secret = {name: frozenset(keys) for name, keys in withheld.items()}
-    return TopicConfigs(path, by_topic, frozenset(overrides), frozenset(all_values), secret)
+    not_tiered = frozenset(name for name in all_values if printed.get(name) == _ALL_OF_2_X)
+    return TopicConfigs(path, by_topic, frozenset(overrides), frozenset(all_values), secret, not_tiered)
 
 
 _REMEDY = (

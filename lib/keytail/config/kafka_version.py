@@ -1,0 +1,164 @@
+"""Which versions of Kafka may have written a log dir, by what is in it, and what follows. Pure.
+
+Sources: MetadataVersion of Kafka 4.3.1, KIP-858 (directory.id), the clean-shutdown files and directories of 2.8.2,
+3.6.2 and 3.9.1, and the classes of 3.7.0.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Version = tuple[int, int]
+
+METADATA_VERSION = "metadata.version"
+# The first feature level of each version.
+_FIRST_LEVELS: tuple[tuple[int, Version], ...] = (
+    (1, (3, 0)), (2, (3, 1)), (3, (3, 2)), (4, (3, 3)), (8, (3, 4)), (9, (3, 5)), (12, (3, 6)), (15, (3, 7)),
+    (20, (3, 8)), (21, (3, 9)), (22, (4, 0)), (26, (4, 1)), (28, (4, 2)), (30, (4, 3)), (31, (4, 4)),
+)  # fmt: skip
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What a log dir shows; None or empty: nothing to go by.
+
+    `meta_versions` of its `meta.properties`, `has_directory_id` in them; `features`: levels of the metadata log by
+    name; `clean_shutdown_has_json`: of the file of a clean shutdown. `partitions` were looked into, `with_topic_id` of
+    them have a `partition.metadata`; `magics`: of the first batch of their segments, with an example of each;
+    `snapshots`: versions of producer snapshots.
+    """
+
+    meta_versions: frozenset[int] = frozenset()
+    has_directory_id: bool = False
+    features: Mapping[str, int] = field(default_factory=dict)
+    clean_shutdown_has_json: bool | None = None
+    partitions: int = 0
+    with_topic_id: int = 0
+    magics: Mapping[int, str] = field(default_factory=dict)
+    snapshots: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was `seen`, what it `means` for keytail, and which versions it leaves: from `first` on, before `end`."""
+
+    seen: str
+    means: str
+    first: Version | None = None
+    end: Version | None = None
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """All evidence, and the versions that it leaves together. A broker may be newer than the level of its cluster."""
+
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def first(self) -> Version | None:
+        return max((one.first for one in self.evidence if one.first is not None), default=None)
+
+    @property
+    def end(self) -> Version | None:
+        return min((one.end for one in self.evidence if one.end is not None), default=None)
+
+    @property
+    def sentence(self) -> str:
+        """Such as `3.7 or later, before 4.0`."""
+        first, end = self.first, self.end
+        if first is not None and end is not None and first >= end:
+            return f"several versions: {_text(first)} or later, and one before {_text(end)}"
+        since = f"{_text(first)} or later" if first is not None else ""
+        before = f"before {_text(end)}" if end is not None else ""
+        return ", ".join(part for part in (since, before) if part) or "unknown"
+
+
+def infer(signs: Signs) -> Inferred:
+    """What follows from the signs, the most telling first."""
+    found = [
+        _metadata_version(signs), *_mode(signs), _directory_id(signs), _clean_shutdown(signs), _topic_ids(signs),
+        *_formats(signs), *_snapshots(signs),
+    ]  # fmt: skip
+    return Inferred(tuple(one for one in found if one is not None))
+
+
+def _metadata_version(signs: Signs) -> Evidence | None:
+    level = signs.features.get(METADATA_VERSION)
+    if level is None:
+        return None
+    at = bisect_right([first for first, _ in _FIRST_LEVELS], level) - 1
+    if at < 0:
+        return None
+    version = _FIRST_LEVELS[at][1]
+    means = f"the cluster's brokers are of Kafka {_text(version)} or later"
+    if at == len(_FIRST_LEVELS) - 1:
+        means += "; that is newer than what this version of keytail was tested with"
+    return Evidence(f"{METADATA_VERSION} {level} in the metadata log", means, first=version)
+
+
+def _mode(signs: Signs) -> list[Evidence]:
+    found = []
+    if 0 in signs.meta_versions:
+        means = "the broker runs with ZooKeeper: settings of topics are not in the log dirs, --topic-configs gives them"
+        found.append(Evidence("version=0 in meta.properties", means, end=(4, 0)))
+    if 1 in signs.meta_versions:
+        means = "the broker runs with KRaft: the metadata log has the settings of topics"
+        found.append(Evidence("version=1 in meta.properties", means, first=(3, 0)))
+    return found
+
+
+def _directory_id(signs: Signs) -> Evidence | None:
+    if not signs.has_directory_id:
+        return None
+    return Evidence("directory.id in meta.properties", "Kafka writes it from 3.7 on", first=(3, 7))
+
+
+def _clean_shutdown(signs: Signs) -> Evidence | None:
+    if signs.clean_shutdown_has_json is None:
+        return None
+    if signs.clean_shutdown_has_json:
+        return Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
+    means = "Kafka before 3.7 stopped here; its index entries for sets of batches are sound, and verify accepts them"
+    return Evidence("an empty clean-shutdown file", means, end=(3, 7))
+
+
+def _topic_ids(signs: Signs) -> Evidence | None:
+    if not signs.partitions:
+        return None
+    if signs.with_topic_id:
+        seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
+        return Evidence(seen, "topics have ids: Kafka 2.8 or later", first=(2, 8))
+    means = (
+        "topics have no ids, as with inter.broker.protocol.version below 2.8: a directory that was left by a topic of "
+        "the same name cannot be told from this one's"
+    )
+    return Evidence(f"no partition.metadata in {signs.partitions} partitions", means)
+
+
+def _formats(signs: Signs) -> list[Evidence]:
+    old = sorted(magic for magic in signs.magics if magic < 2)
+    if not old:
+        return []
+    named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
+    means = (
+        "written with message.format.version below 0.11, or by such a version; Kafka 4.0 and later still read them. A "
+        "compaction keeps their format where a broker before 3.0 may need it: see --message-format"
+    )
+    return [Evidence(f"messages of format {named}", means)]
+
+
+def _snapshots(signs: Signs) -> list[Evidence]:
+    if not signs.snapshots:
+        return []
+    listed = ", ".join(map(str, sorted(signs.snapshots)))
+    if signs.snapshots <= {SNAPSHOT_VERSION}:
+        return [Evidence(f"producer snapshots of version {listed}", "every version since 0.11 reads and writes it")]
+    means = "this version of keytail knows version 1 only: verify reports the others, and update keytail"
+    return [Evidence(f"producer snapshots of version {listed}", means)]
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"

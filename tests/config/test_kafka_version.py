@@ -1,0 +1,54 @@
+"""Which versions of Kafka may have written a log dir: each sign by itself, and together."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.config.kafka_version import Inferred, Signs, infer
+
+
+def text(inferred: Inferred) -> str:
+    return "; ".join(f"{one.seen}: {one.means}" for one in inferred.evidence)
+
+
+def test_nothing_seen_is_nothing_said() -> None:
+    assert infer(Signs()).evidence == ()
+    assert infer(Signs()).sentence == "unknown"
+
+
+# Levels and names as Kafka 4.3.1's MetadataVersion has them.
+@pytest.mark.parametrize(
+    ("level", "version"),
+    [(7, "3.3"), (8, "3.4"), (11, "3.5"), (14, "3.6"), (19, "3.7"), (20, "3.8"), (21, "3.9"), (25, "4.0"), (27, "4.1"),
+     (29, "4.2"), (30, "4.3"), (31, "4.4"), (99, "4.4")],
+)  # fmt: skip
+def test_the_level_of_metadata_version_is_the_least_version(level: int, version: str) -> None:
+    found = infer(Signs(features={"metadata.version": level, "kraft.version": 1}))
+    assert found.sentence == f"{version} or later"
+    assert (level >= 31) == ("newer than what this version of keytail was tested with" in text(found))
+
+
+def test_other_features_and_a_level_before_all_versions_say_nothing() -> None:
+    assert infer(Signs(features={"kraft.version": 1})).evidence == ()
+    assert infer(Signs(features={"metadata.version": 0})).evidence == ()
+
+
+def test_zookeeper_is_before_4_0_and_needs_the_settings_of_topics() -> None:
+    found = infer(Signs(meta_versions=frozenset({0}), clean_shutdown_has_json=True))
+    assert found.sentence == "3.7 or later, before 4.0"
+    assert "--topic-configs gives them" in text(found)
+
+
+def test_signs_that_contradict_each_other_are_of_several_versions() -> None:
+    found = infer(Signs(features={"metadata.version": 26}, meta_versions=frozenset({0, 1})))
+    assert found.sentence == "several versions: 4.1 or later, and one before 4.0"
+
+
+def test_formats_snapshots_and_topic_ids() -> None:
+    found = infer(Signs(partitions=3, magics={0: "a-0", 1: "b-1", 2: "c-2"}, snapshots=frozenset({1})))
+    assert "messages of format v0 (a-0) and v1 (b-1)" in text(found)
+    assert "no partition.metadata in 3 partitions" in text(found)
+    assert found.sentence == "unknown"
+    assert "messages of format" not in text(infer(Signs(magics={2: "c-2"})))
+    assert "update keytail" in text(infer(Signs(snapshots=frozenset({1, 2}))))
+    assert infer(Signs(partitions=3, with_topic_id=1)).sentence == "2.8 or later"

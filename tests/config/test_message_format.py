@@ -1,0 +1,78 @@
+"""Which format messages of magic 0 and 1 get, by settings (LEGACY.md 6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from keytail.config.message_format import ClusterMode, MessageFormat, message_format
+from keytail.config.resolve import effective, from_broker, from_command_line
+from keytail.errors import UsageProblem
+
+OLD, NEW = "message.format.version=0.10.2", "message.format.version=0.11.0-IV2"
+FORMAT, PROTOCOL = "log.message.format.version", "inter.broker.protocol.version"
+
+
+def decided(
+    mode: ClusterMode, topic: str = "", broker: dict[str, str] | None = None, *, no_overrides: bool = False
+) -> MessageFormat:
+    options: dict[str, Any] = {"topics_have_no_overrides": no_overrides}
+    if broker is not None:
+        options["broker"] = from_broker(broker, "server.properties")
+    resolved = effective("t", command_line=from_command_line([f"t:{topic}"] if topic else []), **options)
+    return message_format(resolved, mode)
+
+
+@pytest.mark.parametrize("mode", ["ZooKeeper", "unknown"])
+@pytest.mark.parametrize(
+    ("topic", "broker", "expected"),
+    [
+        (OLD, None, "keep"),
+        (NEW, None, "v2"),
+        ("message.format.version=2.8", {PROTOCOL: "2.8"}, "v2"),
+        ("message.format.version=0.8.2", {FORMAT: "2.8", PROTOCOL: "2.8"}, "keep"),  # the topic's before the broker's
+        (NEW, {FORMAT: "0.10.0-IV1"}, "v2"),
+        (OLD, {PROTOCOL: "3.0"}, "v2"),  # ignored from 3.0 on
+        (OLD, {PROTOCOL: "3.0-IV1"}, "v2"),
+        (OLD, {PROTOCOL: "3.0-IV0"}, "keep"),
+        (OLD, {PROTOCOL: "3.9"}, "v2"),
+        (OLD, {PROTOCOL: "2.8-IV1"}, "keep"),
+    ],
+)
+def test_a_topic_that_states_its_format(mode: Any, topic: str, broker: dict[str, str] | None, expected: str) -> None:
+    assert decided(mode, topic, broker) == expected
+
+
+@pytest.mark.parametrize("mode", ["ZooKeeper", "unknown"])
+@pytest.mark.parametrize(
+    ("broker", "expected"),
+    [
+        ({FORMAT: "0.10.2", PROTOCOL: "2.8"}, "keep"),
+        ({FORMAT: "0.11.0", PROTOCOL: "2.8"}, "v2"),
+        ({PROTOCOL: "2.8"}, "v2"),
+        ({PROTOCOL: "0.10.2"}, "keep"),
+        ({FORMAT: "0.10.2", PROTOCOL: "3.6"}, "v2"),
+    ],
+)
+def test_a_topic_without_overrides_has_the_broker_s(mode: Any, broker: dict[str, str], expected: str) -> None:
+    assert decided(mode, broker=broker, no_overrides=True) == expected
+
+
+def test_a_setting_that_nobody_gave_is_not_known() -> None:
+    assert decided("unknown") == decided("unknown", no_overrides=True) == "unknown"
+    assert decided("ZooKeeper") == decided("ZooKeeper", no_overrides=True) == "keep"
+    # The topic may have an older format than its broker, whatever that has.
+    assert decided("ZooKeeper", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "keep"
+    assert decided("unknown", broker={FORMAT: "2.8", PROTOCOL: "2.8"}) == "unknown"
+    assert decided("unknown", broker={FORMAT: "0.10.2", PROTOCOL: "2.8"}) == "keep"
+
+
+def test_kraft_means_version_2() -> None:
+    assert decided("KRaft") == decided("KRaft", OLD) == decided("KRaft", broker={FORMAT: "0.10.2"}) == "v2"
+
+
+@pytest.mark.parametrize("text", ["", "new", "2", "2.8.", "2.8-IV", "-1.0"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(UsageProblem, match=r"a version such as 2\.8"):
+        from_command_line([f"t:message.format.version={text}"])
