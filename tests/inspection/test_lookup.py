@@ -310,7 +310,7 @@ def test_a_wrong_entry_is_named_with_its_slot(tmp_path: Path) -> None:
     offset, position = struct.unpack_from(">ii", data, 8)
     result = lookup_offset(LOCAL, facts, offset)
     [note] = result.notes
-    assert f"{0:020d}.index, slot 1: no batch that ends with offset {offset} begins at byte {position}" in note
+    assert f"{0:020d}.index, slot 1: no batch that is to be read for offset {offset} begins at byte {position}" in note
     assert result.record is not None and result.record.offset == offset
     assert not lookup_offset(LOCAL, facts, offset - 1).notes
 

@@ -126,7 +126,7 @@ def test_each_sort_of_wrong_file_is_seen(tmp_path: Path) -> None:
     cases = {
         "is not a multiple of 8": (index + b"\0", times),
         "does not rise": (index + b"\0" * 80, times),
-        "is not true: the batch at byte position": (index[:4] + (77).to_bytes(4, "big") + index[8:], times),
+        "is not true: no batch begins at byte position": (index[:4] + (77).to_bytes(4, "big") + index[8:], times),
         "relative offset": (index, times[:19] + bytes([times[19] - 1]) + times[20:]),
         "its last timestamp is -1": (index, b""),
         "its last timestamp is": (index, times[:-12]),

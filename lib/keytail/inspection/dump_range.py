@@ -1,7 +1,8 @@
 """Where in a log to begin so that a range of offsets or bytes is met, without reading it from its start.
 
-The offset index says where, if the log agrees: a batch at the entry's position that ends with the entry's offset.
-An index that does not rise, or whose entry the log contradicts, is not believed; then the log is read from byte 0.
+The offset index says where, if the log agrees: a batch at the entry's position that begins at or below the entry's
+offset. An index that does not rise, or whose entry the log contradicts, is not believed; then the log is read from byte
+0.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if slot < 0:
         return 0, ""
     if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
-        text = f"no batch at byte {positions[slot]} ends with offset {offsets[slot]}, as {path} says"
+        text = f"no batch to be read for offset {offsets[slot]} begins at byte {positions[slot]}, as {path} says"
         return 0, f"{text}, so it cannot be trusted: the log is read from its start"
     return int(positions[slot]), ""
 
@@ -106,4 +107,5 @@ def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int
     out = np.zeros(4, np.int64)
     head = np.frombuffer(fs.read_at(log_path, position, _HEADER_BYTES), np.uint8)
     kernels.find_batch(head, len(head), 0, -(2**63), out)
-    return bool(out[0] == kernels.FOUND and out[3] == offset and position + out[2] <= size)
+    begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # an old message: with its last offset
+    return bool(out[0] == kernels.FOUND and begins <= offset and position + out[2] <= size)

@@ -130,7 +130,10 @@ _OFFSET_INDEX = {
         "error", "an entry points to byte {position}, where no batch begins", _WRONG_FETCH, "at-end"
     ),
     "index-offset": _index(
-        "error", "the batch at byte {position} does not end with the entry's offset", _WRONG_FETCH, "at-end"
+        "error",
+        "no batch from byte {position} to the next entry ends with the entry's offset",
+        _WRONG_FETCH,
+        "at-end",
     ),
 }
 
@@ -145,7 +148,11 @@ _TIME_INDEX = {
     ),
     "time-index-untrimmed": _index("error", "{count} entries of zeros end the time index", _OF_1970, "yes"),
     "time-order": _index("error", "entries do not rise from here on", _WRONG_TIME, "yes"),
-    "time-offset": _index("error", "no batch ends with the offset of the entry for timestamp {timestamp}", _WRONG_TIME),
+    "time-offset": _index(
+        "error",
+        "no batch ends with the offset of the entry for timestamp {timestamp}, nor has a record there that timestamp",
+        _WRONG_TIME,
+    ),
     "time-entry": _index(
         "error",
         "{timestamp} is not the segment's largest timestamp so far, first reached by this batch",

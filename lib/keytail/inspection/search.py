@@ -128,8 +128,8 @@ class Search:
                 self.say(f"{name} is not asked, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
             at = index.lookup(offset)
-            text = f"{name} has {_count(len(index), 'entry', 'entries')}, each the last offset of a batch and the byte "
-            text += "where that batch begins. "
+            text = f"{name} has {_count(len(index), 'entry', 'entries')}, each the last offset of a batch, or of a set "
+            text += "of batches, and the byte where it begins. "
         if at.slot < 0:
             text += f"None is at or below {offset}: reading begins at byte 0."
         else:
@@ -151,10 +151,10 @@ class Search:
             else:
                 self.indexes.is_unknown = True
             self.indexes.note(
-                f"{name}, slot {floor.slot}: no batch that ends with offset {floor.offset} begins at byte "
+                f"{name}, slot {floor.slot}: no batch that is to be read for offset {floor.offset} begins at byte "
                 f"{floor.position}. A broker {broker}. {REBUILD}"
             )
-            self.say(f"No batch that ends with offset {floor.offset} begins there: the segment is read from byte 0.")
+            self.say(f"No batch that is to be read for offset {floor.offset} begins there: it is read from byte 0.")
             return self._scan(number, self._begin(number), min_offset, min_timestamp_ms)
 
     def _scan(
@@ -225,7 +225,10 @@ class Search:
         return None
 
     def _strides(self, number: int, floor: OffsetEntry) -> Iterator[Stride]:
-        """Those of a segment from `floor` on; _WrongEntry unless the batch that it promises begins there."""
+        """Those of a segment from `floor` on; _WrongEntry unless a batch begins there, and not above its offset.
+
+        The entry may name the end of a later batch (format/INDEX.md, 8).
+        """
         segment = self.facts.segments[number]
         path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
         is_last = number == len(self.facts.segments) - 1
@@ -234,7 +237,7 @@ class Search:
             for stride in self._reader.unhurried_strides(
                 path, segment.log_bytes, start=floor.position, torn_tail=is_last
             ):
-                if promised and int(stride.table["last_offset"][0]) != floor.offset:
+                if promised and int(stride.table["base_offset"][0]) > floor.offset:
                     raise _WrongEntry
                 promised = False
                 yield stride

@@ -81,7 +81,7 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
             index_entries += len(entries)
             batches_before, records_before = walk.batches, walk.records
             if walk.segment(base, next_base, entries):
-                check_ends(scope, entries, walk.unmet(), walk.largest_timestamp_ms, walk.batches - batches_before)
+                check_ends(scope, entries, walk, walk.batches - batches_before)
             producers.close_segment(base, believed=not walk.spoiled)
             missing.after_segment(base, walk.records - records_before, walk.last_offset)
     finally:

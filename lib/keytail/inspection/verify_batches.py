@@ -90,6 +90,11 @@ class BatchWalk:
         """Which entry of the offset index, and of the time index, no batch has come up to yet."""
         return int(self._state[kernels.INDEX_AT]), int(self._state[kernels.TIME_AT])
 
+    @property
+    def has_open_entry(self) -> bool:
+        """Whether the last entry of the offset index that a batch came up to names an offset behind all batches."""
+        return bool(self._state[kernels.SET_IS_OPEN])
+
     def close(self) -> None:
         self._window.close()
 
@@ -106,6 +111,7 @@ class BatchWalk:
             (kernels.MAX_TIMESTAMP, -1),
             (kernels.INDEX_AT, 0),
             (kernels.TIME_AT, 0),
+            (kernels.SET_IS_OPEN, 0),
         ):
             self._state[at] = value
         whole = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -119,13 +120,28 @@ def _rising(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_byt
     return first
 
 
-def check_ends(scope: Scope, entries: Entries, unmet: tuple[int, int], largest_timestamp_ms: int, batches: int) -> None:
+class EndOfWalk(Protocol):
+    """What is known when all batches of a segment were walked."""
+
+    @property
+    def largest_timestamp_ms(self) -> int: ...
+
+    @property
+    def has_open_entry(self) -> bool: ...
+
+    def unmet(self) -> tuple[int, int]: ...
+
+
+def check_ends(scope: Scope, entries: Entries, walk: EndOfWalk, batches: int) -> None:
     """After a walk to the end: entries that no batch has met, and what a closed segment's indexes need.
 
-    `unmet`: the first such entry of each index. `batches`: how many the segment has.
+    `batches`: how many the segment has.
     """
     base, active = entries.base, scope.is_active(entries.base)
+    unmet, largest_timestamp_ms = walk.unmet(), walk.largest_timestamp_ms
     if not (scope.live and active):
+        if walk.has_open_entry:
+            entries.add_offset_entry(scope, unmet[0] - 1, at_batch=True)
         for i in range(unmet[0], len(entries.offsets)):
             entries.add_offset_entry(scope, i, at_batch=False)
         for i in range(unmet[1], len(entries.times)):

@@ -67,11 +67,11 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class Slice:
-    """Bytes `start` .. `end` of a segment's log. Its first batch is to end with `first_last_offset` (-1: any)."""
+    """Bytes `start` .. `end` of a segment's log. Its first batch is to begin at or below `named_offset`."""
 
     start: int
     end: int
-    first_last_offset: int = -1
+    named_offset: int = -1
 
 
 @dataclass
@@ -120,7 +120,8 @@ def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...
     """Slices of about `slice_bytes`, each from an entry of the offset index on; one where there is no such index.
 
     The entries are believed only as far as the slices then prove: the batches of each end where the next begins,
-    with a batch that is whole and has the offset of the entry. `finish` knows what to do where they do not.
+    with a batch that is whole and begins at or below the offset of the entry. `finish` knows what to do where they do
+    not.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -192,7 +193,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         table = stride.table
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
-            if part.start and int(table["last_offset"][0]) != part.first_last_offset:
+            if part.start and found.first_offset > part.named_offset:
                 return found  # without batches it joins nothing: the index was wrong
         _refuse_range(task, stride)
         _add(task, indexer, stride)
@@ -283,10 +284,12 @@ def _judge(
     why = dict.fromkeys(wanted, "is not what a recovery writes")
     differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
     if differ and not task.rebuild_all:
+        reader = SegmentReader(fs, STRIDE_BYTES)
         told = why_wrong(
             there[names.INDEX] or b"",
             there[names.TIME_INDEX] or b"",
-            _strides(fs, task, 0, found.end),
+            reader.unhurried_strides(task.path(names.LOG), found.end),
+            reader,
             base_offset=task.base_offset,
             index_interval_bytes=task.index_interval_bytes,
             is_in_use=task.is_in_use,

@@ -1,55 +1,70 @@
 """Whether the index files of a segment are true of its log, though they need not be what a recovery would write.
 
 A broker that was started again while a segment was active, or under another `index.interval.bytes`, leaves other
-entries than a recovery does, and all of them right (format/INDEX.md). Wrong is what would be answered wrongly, or
-found only by reading much of the log.
+entries than a recovery does, and so does Kafka before 4.0; all of them are right (format/INDEX.md, 2 and 8). Wrong is
+what would be answered wrongly, or found only by reading much of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
+from keytail.errors import CorruptLog, Refused
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
-from keytail.log.stride import Stride
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import OpenedRows, Stride
 
 # Without entries over so many bytes, and over several times what the interval explains, an index is incomplete.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 
 
+class Reader(Protocol):
+    """What opens the records of a stride."""
+
+    def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]: ...
+
+
 def why_wrong(
     offset_index: bytes,
     time_index: bytes,
     strides: Iterable[Stride],
+    reader: Reader,
     *,
     base_offset: int,
     index_interval_bytes: int,
     is_in_use: bool,
 ) -> tuple[str, str]:
-    """What is wrong with the two files, by the segment's batches; "" where nothing is.
+    """What is wrong with the two files, by the segment's batches; "" where nothing is. `reader` reads `strides`.
 
     `is_in_use`: of the segment that a broker writes to. Its files have room behind their entries, and its time
     index lacks the entry that closes it.
     """
-    offsets = _Entries(parse_offset_index(_used(offset_index, OFFSET_ENTRY, is_in_use)), "position", "relative_offset")
-    times = _Entries(parse_time_index(_used(time_index, TIME_ENTRY, is_in_use)), "relative_offset", "timestamp_ms")
+    offsets = _OffsetEntries(
+        parse_offset_index(_used(offset_index, OFFSET_ENTRY, is_in_use)), "position", "relative_offset"
+    )
+    times = _TimeEntries(parse_time_index(_used(time_index, TIME_ENTRY, is_in_use)), "relative_offset", "timestamp_ms")
     offsets.why = _why_not_whole(offset_index, OFFSET_ENTRY) or offsets.why_not_rising()
     times.why = _why_not_whole(time_index, TIME_ENTRY) or times.why_not_rising()
     largest_ms, largest_batch_bytes, end = -1, 0, 0
     for stride in strides:
         table = stride.table
-        last = table["last_offset"] - base_offset
-        offsets.compare(table["position"], last, np.ones(len(table), bool), "the batch at byte position")
         reached = np.maximum.accumulate(np.maximum(table["max_timestamp_ms"], largest_ms))
         rises = np.diff(reached, prepend=largest_ms) > 0
-        times.compare(last, reached, rises, "the largest timestamp up to relative offset")
+        batches = _Batches(stride, base_offset, reached, rises)
+        offsets.take(batches)
+        times.take(batches)
+        batches.open(reader, np.concatenate([offsets.inside, times.inside]))
+        offsets.compare(batches)
+        times.compare(batches)
         largest_ms = int(reached[-1])
         largest_batch_bytes = max(largest_batch_bytes, int(table["size_bytes"].max()))
         end = stride.position + len(stride.raw)
-    offsets.finish("lies behind the last batch")
-    times.finish("lies behind the last batch")
+    offsets.finish()
+    times.finish()
     if not offsets.why:
         gap = int(np.diff([0, *offsets.keys.tolist(), end]).max())
         if gap > max(UNINDEXED_BYTES, _INTERVALS * (index_interval_bytes + largest_batch_bytes)):
@@ -61,14 +76,79 @@ def why_wrong(
     return offsets.why, times.why
 
 
+class _Batches:
+    """The batches of a stride, offsets relative; and of the records that entries name inside of batches, what they are.
+
+    `reached`: the largest timestamp up to each batch; `rises`: whether the batch had it first.
+    """
+
+    def __init__(self, stride: Stride, base_offset: int, reached: np.ndarray, rises: np.ndarray) -> None:
+        table = stride.table
+        self.stride, self.reached, self.rises = stride, reached, rises
+        self.positions = table["position"]
+        self.first = table["base_offset"] - base_offset
+        self.last = table["last_offset"] - base_offset
+        self._base_offset = base_offset
+        self._is_open = False
+        self._last_record = self.last.copy()
+        self._offsets = self._times_ms = np.empty(0, np.int64)
+
+    def rows_of(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The row that each offset lies in or before, at most the last; and whether it is inside, not at its end.
+
+        Of a message of magic 0 and 1 the only offset that an entry names is the last.
+        """
+        rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
+        is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
+        return rows, is_inside & (self.stride.table["magic"][rows] == 2)
+
+    def open(self, reader: Reader, offsets: np.ndarray) -> None:
+        """Look for the records at these offsets. Those of a batch that cannot be opened are not judged."""
+        if not len(offsets):
+            return
+        wanted = np.zeros(len(self.last), bool)
+        wanted[self.rows_of(offsets)[0]] = True
+        found, times_ms, scanner = [self._offsets], [self._offsets], RecordScanner()
+        try:
+            for opened in reader.open_rows(self.stride, wanted):
+                for chunk in scanner.chunks(self.stride, opened):
+                    at = chunk.records["offset"] - self._base_offset
+                    self._last_record[chunk.records["row"]] = at  # of a batch the last one stays
+                    named = np.isin(at, offsets)
+                    found.append(at[named])
+                    times_ms.append(chunk.records["timestamp_ms"][named])
+        except (CorruptLog, Refused):
+            return
+        self._offsets, self._times_ms, self._is_open = np.concatenate(found), np.concatenate(times_ms), True
+
+    def end_with(self, offsets: np.ndarray) -> np.ndarray:
+        """Whether each offset is the last of a batch, or of a batch's records."""
+        rows, inside = self.rows_of(offsets)
+        if self._is_open:
+            inside &= self._last_record[rows] == offsets
+        return (self.last[rows] == offsets) | inside
+
+    def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
+        """Whether each offset is the last of a batch, or of a record with that timestamp."""
+        rows, inside = self.rows_of(offsets)
+        if self._is_open and len(self._offsets):
+            at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
+            inside &= (self._offsets[at] == offsets) & (self._times_ms[at] == times_ms)
+        elif self._is_open:
+            inside &= False
+        return (self.last[rows] == offsets) | inside
+
+
 class _Entries:
-    """Entries of one index, of which those that lie in a stride are compared with it; `why` says what is wrong."""
+    """Entries of one index; `take` finds those that lie in a stride, `inside` are the offsets of theirs that lie inside
+    of a batch, and `compare` says in `why` what is wrong with one."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)
         self.values = entries[value].astype(np.int64)
         self.why = ""
-        self._done = 0
+        self.inside = np.empty(0, np.int64)
+        self._mine = slice(0, 0)
 
     def why_not_rising(self) -> str:
         falls = np.zeros(len(self.keys), bool)
@@ -77,22 +157,75 @@ class _Entries:
         # The first entry may name relative offset 0 or timestamp 0.
         return f"entry {int(np.argmax(falls))} does not rise" if falls.any() else ""
 
-    def compare(self, keys: np.ndarray, values: np.ndarray, may: np.ndarray, what: str) -> None:
-        """Entries up to the last of `keys` (ascending) must be among them, where `may`, and have their values."""
-        end = int(np.searchsorted(self.keys, keys[-1], side="right"))
-        mine = slice(self._done, end)
-        self._done = max(end, self._done)
-        if self.why or mine.start >= mine.stop:
-            return
-        at = np.searchsorted(keys, self.keys[mine])
-        wrong = (keys[at] != self.keys[mine]) | ~may[at] | (values[at] != self.values[mine])
-        if wrong.any():
-            number = mine.start + int(np.argmax(wrong))
-            self.why = f"entry {number} is not true: {what} {int(self.keys[number])} is not {int(self.values[number])}"
+    def _advance(self, last_key: int) -> None:
+        end = int(np.searchsorted(self.keys, last_key, side="right"))
+        self._mine = slice(self._mine.stop, max(end, self._mine.stop))
 
-    def finish(self, what: str) -> None:
-        if not self.why and self._done < len(self.keys):
-            self.why = f"entry {self._done} {what}"
+    def _say(self, wrong: np.ndarray, first: int, what: str) -> None:
+        """`wrong`: of the entries from number `first` on."""
+        if not self.why and wrong.any():
+            number = first + int(np.argmax(wrong))
+            key, value = int(self.keys[number]), int(self.values[number])
+            self.why = f"entry {number} is not true: {what.format(key=key, value=value)}"
+
+    def finish(self) -> None:
+        if not self.why and self._mine.stop < len(self.keys):
+            self.why = f"entry {self._mine.stop} lies behind the last batch"
+
+
+class _OffsetEntries(_Entries):
+    """By position. One names the last offset of the batch there, or of one behind it, in front of the next entry's."""
+
+    def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
+        super().__init__(entries, key, value)
+        self._waits = False  # whether the last entry so far names an offset behind the batches so far
+
+    def take(self, batches: _Batches) -> None:
+        self._advance(int(batches.positions[-1]))
+        offsets = self.values[self._mine.start - self._waits : self._mine.stop]
+        self.inside = offsets[batches.rows_of(offsets)[1]][: 0 if self.why else None]
+
+    def compare(self, batches: _Batches) -> None:
+        if self.why:
+            return
+        begins = np.searchsorted(batches.positions, self.keys[self._mine])
+        misplaced = batches.positions[begins] != self.keys[self._mine]
+        self._say(misplaced, self._mine.start, "no batch begins at byte position {key}")
+        first = self._mine.start - self._waits
+        offsets = self.values[first : self._mine.stop]
+        if self._waits:
+            begins = np.concatenate([[0], begins])
+        ends = np.append(begins[1:], len(batches.last))
+        rows = np.searchsorted(batches.last, offsets)
+        waits = rows == len(batches.last)
+        waits[:-1] = False
+        wrong = (rows < begins) | (rows >= ends) | ~batches.end_with(offsets)
+        what = "no batch from byte position {key} to the next entry ends with relative offset {value}"
+        self._say(wrong & ~waits, first, what)
+        self._waits = bool(waits.any())
+
+    def finish(self) -> None:
+        super().finish()
+        if not self.why and self._waits:
+            self.why = f"entry {len(self.keys) - 1} names a relative offset behind the last batch, {self.values[-1]}"
+
+
+class _TimeEntries(_Entries):
+    """By offset. One has the largest timestamp so far, and names the last offset of the batch that first had it, or the
+    record."""
+
+    def take(self, batches: _Batches) -> None:
+        self._advance(int(batches.last[-1]))
+        offsets = self.keys[self._mine]
+        self.inside = offsets[batches.rows_of(offsets)[1]][: 0 if self.why else None]
+
+    def compare(self, batches: _Batches) -> None:
+        if self.why:
+            return
+        offsets, times_ms = self.keys[self._mine], self.values[self._mine]
+        rows, _ = batches.rows_of(offsets)
+        wrong = (batches.reached[rows] != times_ms) | ~batches.rises[rows] | ~batches.have(offsets, times_ms)
+        self._say(wrong, self._mine.start, "the largest timestamp up to relative offset {key} is not {value}")
 
 
 def _used(data: bytes, entry: np.dtype, is_in_use: bool) -> bytes:

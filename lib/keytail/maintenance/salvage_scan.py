@@ -18,7 +18,7 @@ from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL
 from keytail.format.legacy import summarize
 from keytail.kernels import batches as header_kernels
 from keytail.kernels import salvage as kernels
-from keytail.kernels.legacy import check_message, check_plain
+from keytail.kernels.legacy import OUT_SIZE, check_message, check_plain
 from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE
 from keytail.limits import max_record_bytes
 from keytail.log.block_check import check_block
@@ -193,7 +193,7 @@ def _good_old(raw: np.ndarray, table: np.ndarray) -> int:
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
         return len(table)
-    out = np.zeros(6, np.int64)
+    out = np.zeros(OUT_SIZE, np.int64)
     check_plain(raw, 0, table, out)
     bad = int(out[1]) if out[0] else len(table)
     for row in old[old < bad]:
