@@ -25,6 +25,7 @@ def history(run: Run, ledger: Path, *more: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.spark
+@pytest.mark.soak("spark/test_ledger.py: appends that meet others")
 def test_two_runs_at_once_make_and_share_a_ledger(run: Run, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     log_dirs = [

@@ -79,7 +79,7 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, said = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "keytail: no metadata log here (ZooKeeper?). Give the settings of topics with --topic-configs FILE" in said
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
     assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
@@ -234,7 +234,7 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
     after.pop(".lock", None)
     assert after == before
     rows, said = plan(run, log_dir, "--metadata-is-current")
-    assert statuses(rows)["orders-0"] == "would-compact"
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     assert "is not believed" not in said
 
 
@@ -244,7 +244,7 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, l
     assert set(statuses(rows).values()) == {"refused"}
     assert f"version=0 in {log_dir}/meta.properties the broker runs with ZooKeeper" in said
     rows, _ = plan(run, log_dir, "--metadata-is-current")
-    assert statuses(rows)["orders-0"] == "would-compact"
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
     assert statuses(rows)["orders-0"] == "would-compact", "what is given needs no metadata"
 
@@ -321,7 +321,7 @@ def test_each_verb_says_which_metadata_it_uses(
     assert f"keytail: metadata as of offset {log.end_offset - 1}" in said
     shutil.rmtree(log.path)
     said = run(verb, "--log-dirs", log_dir, *more).stderr
-    assert "keytail: no metadata log here (ZooKeeper?). Give the settings of topics with --topic-configs FILE" in said
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
 
 
 def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
@@ -336,8 +336,85 @@ def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: Me
     assert row()["status"] == "warn"
     assert "is not believed" in row()["found"]
     shutil.rmtree(log.path)
+    (log_dir / "meta.properties").unlink()
     assert (row()["status"], row()["found"]) == ("warn", "no metadata log here (ZooKeeper?)")
-    assert "--topic-configs FILE" in row()["remedy"]
+    assert "kafka-configs.sh --bootstrap-server" in row()["remedy"]
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    where = log_dir / "meta.properties"
+    assert row()["found"] == f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {where}"
+
+
+@pytest.mark.parametrize("source", ["metadata", "file", "flag", "broker"])
+def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, source: str
+) -> None:
+    flags: dict[str, tuple[str | Path, ...]] = {
+        "metadata": (),
+        "file": ("--topic-configs", tmp_path / "configs"),
+        "flag": ("--topic-config", "orders:segment.bytes=16384"),
+        "broker": ("--config", tmp_path / "server.properties"),
+    }
+    (tmp_path / "configs").write_text("orders:segment.bytes=16384\n")
+    (tmp_path / "server.properties").write_text("log.segment.bytes=16384\nbroker.id=1\n")
+    if source == "metadata":
+        log.append(dull.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
+    rows, said = plan(run, log_dir, *flags[source])
+    assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
+    named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
+    assert f"segment.bytes is below 1048576 for {named}" in said
+    assert "Kafka 4.1 and later do not start with it" in said
+    if source in ("metadata", "broker"):
+        found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json", *flags[source]).stdout)
+        [row] = [row for row in found if row["check"] == "segment.bytes"]
+        assert row["status"] == "warn"
+        assert named in row["found"]
+
+
+def test_internal_segment_bytes_and_1_mib_are_no_reason_to_warn(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
+    _, said = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
+    assert "segment.bytes" not in said
+
+
+def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
+    rows, _ = plan(run, log_dir)
+    assert rows["orders-0"]["status"] == "refused"
+    assert "Allowed is a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
+
+
+def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert all("kafka-configs.sh --bootstrap-server" in row["error"] for row in rows.values())
+    assert "the broker runs with ZooKeeper" in said
+    assert "then run again with --topic-configs topics.txt" in said
+    configs = tmp_path / "topics.txt"
+    configs.write_text(
+        "".join(
+            f"Dynamic configs for topic {topic} are:\n"
+            f"  cleanup.policy={policy} sensitive=false synonyms={{DYNAMIC_TOPIC_CONFIG:cleanup.policy={policy}}}\n"
+            for topic, policy in (("orders", "compact"), ("users", "delete"))
+        )
+    )
+    rows, said = plan(run, log_dir, "--topic-configs", configs)
+    assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
+    assert f"The settings of topics are those of {configs}" in said
+    assert "kafka-configs.sh" not in said, "what was asked for is given"
+
+
+def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
+    log_dir = golden.unpack(tmp_path)
+    described = run("describe", "--log-dirs", log_dir, "--output", "json")
+    for row in json.loads(described.stdout):
+        assert row["kafka"]["versions"] == "4.3 or later"
+        assert "metadata.version 30 in the metadata log" in row["kafka"]["evidence"]
+    assert "Kafka that wrote this: 4.3 or later" in run("describe", "--log-dirs", log_dir).stdout
+    found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+    [row] = [row for row in found if row["check"] == "Kafka"]
+    assert (row["status"], row["found"]) == ("ok", "version 4.3 or later")
+    assert "Kafka: metadata.version 30 in the metadata log" in {row["check"] for row in found}
 
 
 # Metadata that cannot be read
@@ -432,3 +509,31 @@ def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_
         kept = {key: record for key, record in newest_by_key(records).items() if record.value is not None}
         assert {key: record for key, record in newest_by_key(after).items() if record.value is not None} == kept
     assert json.loads(result.stdout)[0]["records_after"] is not None
+
+
+def newer(data: bytes) -> bytes:
+    """The record with version 9, and a field behind those that are known."""
+    return data[:2] + b"\x09" + data[3:] + b"\x01\x02"
+
+
+def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
+    rows, said = plan(run, log_dir)
+    assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
+    why = "a record of type 4 has version 9, which this release does not know"
+    assert f"topic config unknown: {why}" in rows["orders-0"]["error"]
+    assert METADATA in rows["orders-0"]["error"]
+    assert f"Warning: settings of orders are unknown, since {why}" in said
+    rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
+    assert statuses(rows)["orders-0"] == "would-compact"
+
+
+def test_a_newer_version_of_the_brokers_settings_leaves_every_topic_unknown(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    log.append(newer(dull.config(4, "2", "retention.ms", "1")))
+    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "of another broker"
+    log.append(newer(dull.config(4, "", "retention.ms", "1")))
+    rows, _ = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "settings of all brokers: a record of type 4 has version 9" in rows["users-0"]["error"]

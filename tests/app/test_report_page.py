@@ -236,6 +236,7 @@ def test_what_is_no_secret_is_shown() -> None:
     assert shown("two\nlines\x07") == "two\nlines\\x07"
 
 
+@pytest.mark.soak("the other pages; the size is what takes the time")
 def test_ten_thousand_partitions() -> None:
     rows = rows_of_a_cluster(10_000)
     text = page(report_of(rows))

@@ -146,6 +146,7 @@ def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path
 
 
 @pytest.mark.spark
+@pytest.mark.soak("test_without_spark.py: a signal between rounds")
 def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     bytes_before = sum(log.stat().st_size for log in (log_dir / "orders-0").glob("*.log"))
@@ -180,7 +181,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("to_group", [True, False])
+@pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
 def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
     """The group gets SIGINT, JVM and driver alike; SIGTERM only the JVM, whose end tells the driver."""
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}

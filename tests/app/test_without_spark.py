@@ -87,7 +87,9 @@ def large(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions, segments=16)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak("SIGINT, test_stopping.py"))]
+)
 def test_a_signal_to_the_group_between_rounds(signal_number: signal.Signals, large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
     words = ["--log-dirs", str(large), *CONFIG, *ROUNDS, "--execute", "--output", "json"]

@@ -22,6 +22,11 @@ class FanOut(StrEnum):
     always = "always"
 
 
+class OldMessages(StrEnum):
+    v2 = "v2"
+    keep = "keep"
+
+
 Force = Annotated[
     bool,
     typer.Option(
@@ -75,6 +80,18 @@ FanOutFlag = Annotated[
         parser=one_of(FanOut),
         help="Whether the tasks of all hosts share one partition. auto: where its keys do not fit into --map-memory. "
         "never: such a partition is compacted as far as they do, as by Kafka's cleaner. always: every partition.",
+        rich_help_panel=RUN,
+    ),
+]
+MessageFormatFlag = Annotated[
+    OldMessages | None,
+    typer.Option(
+        "--message-format",
+        metavar=choices(OldMessages),
+        parser=one_of(OldMessages),
+        help="What messages of magic 0 and 1 become. keep: messages of the same magic, which all brokers and clients "
+        "can read. v2: batches of version 2, for brokers from 3.0 on. Default: by message.format.version and "
+        "inter.broker.protocol.version; a partition with such messages is refused where nothing is known.",
         rich_help_panel=RUN,
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -35,6 +36,7 @@ def plan(
     unsafe_clock: o.UnsafeClock = False,
     force: c.Force = False,
     from_log_start: c.FromLogStart = False,
+    message_format: c.MessageFormatFlag = None,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     replica: c.Replica = None,
     report_file: o.ReportFile = None,
@@ -47,6 +49,8 @@ def plan(
     configuration = configuration_of(
         config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
     )
+    if message_format is not None:
+        configuration = replace(configuration, message_format=message_format.value)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,
@@ -86,6 +90,7 @@ def compact(
     grouping: c.GroupingFlag = c.Grouping.measured,
     map_memory: o.MapMemory = None,
     fan_out: c.FanOutFlag = c.FanOut.auto,
+    message_format: c.MessageFormatFlag = None,
     max_scratch_bytes: c.MaxScratch = None,
     throttle: c.Throttle = None,
     drop_keyless: o.DropKeyless = False,
@@ -118,6 +123,8 @@ def compact(
     configuration = configuration_of(
         config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
     )
+    if message_format is not None:
+        configuration = replace(configuration, message_format=message_format.value)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,

@@ -27,6 +27,7 @@ from keytail.app.planning import (
     plan_one,
     plan_to_compact,
     resolve_leftovers,
+    say_how_old_messages_become,
     say_what_is_assumed,
 )
 from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
@@ -133,6 +134,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         )
         due = [row for row in rows if row.status == "would-compact"]
         say_what_is_assumed(configuration, (row.topic for row in due))
+        say_how_old_messages_become(configuration, (row.topic for row in due))
         if rules.replicas:
             tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
@@ -159,6 +161,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         tell_unhosted([p.row().name for p in planned if p.gate is not None and p.gate.replica is None])
         _mend_checkpoints(fs, chosen, planned)
         say_what_is_assumed(configuration, (p.facts.topic for p in planned if p.wanted))
+        say_how_old_messages_become(configuration, (p.facts.topic for p in planned if p.wanted))
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:

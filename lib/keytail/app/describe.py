@@ -18,10 +18,12 @@ from rich.table import Table
 
 from keytail.app import rows as show
 from keytail.app.each_partition import of_each
+from keytail.app.kafka_version import which_kafka
 from keytail.app.metadata import with_metadata
 from keytail.app.planning import Planned, Rules, plan_one
 from keytail.app.selection import Choice, Configuration, choose
 from keytail.clean.plan import Selection, select
+from keytail.config.kafka_version import Inferred
 from keytail.config.keys import KEYS, TOPIC_KEYS
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.durations import duration_text
@@ -43,7 +45,7 @@ class DescribeRow:
     act on it now; else `blocker` says why not. The numbers of the section to clean, which ends at
     `end_dirty_offset`, are None where the partition is in a state that forbids to say. `settings`: value and source
     by Kafka's name, those of `keys.py` that were asked for. `overrides_known`: whether the topic's own are among the
-    sources.
+    sources. `kafka`: `versions` that may have written the log dirs, and `evidence`, what was seen and what it means.
     """
 
     topic: str
@@ -68,6 +70,7 @@ class DescribeRow:
     dirty_ratio: float | None
     overrides_known: bool
     settings: Mapping[str, Mapping[str, Any]]
+    kafka: Mapping[str, Any]
     error: str = ""
 
     @property
@@ -87,12 +90,13 @@ def describe(
     """A row for each chosen partition."""
     chosen = choose(fs, choice)
     configuration = with_metadata(fs, choice.log_dirs, configuration)
+    kafka = _kafka(which_kafka(fs, chosen.log_dirs, configuration.cluster))
     # A broker removes the file of a clean shutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
 
     def row(plan: Planned, records: int | KeytailError | None) -> DescribeRow:
         settings = _settings(configuration, plan.facts.topic, every_setting)
-        return _row(plan, rules, settings, records, live=live[plan.facts.log_dir])
+        return _row(plan, rules, settings, records, kafka, live=live[plan.facts.log_dir])
 
     if not count_records:
         return of_each(
@@ -103,6 +107,10 @@ def describe(
     planned = [plan_one(fs, facts, entry, configuration, rules) for facts, entry in chosen.partitions]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(lambda plan: row(plan, _count(fs, plan.facts)), planned))
+
+
+def _kafka(inferred: Inferred) -> dict[str, Any]:
+    return {"versions": inferred.sentence, "evidence": {one.seen: one.means for one in inferred.evidence}}
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
@@ -145,6 +153,7 @@ def _row(
     rules: Rules,
     settings: tuple[dict[str, dict[str, Any]], bool],
     records: int | KeytailError | None,
+    kafka: Mapping[str, Any],
     *,
     live: bool,
 ) -> DescribeRow:
@@ -172,6 +181,7 @@ def _row(
         dirty_ratio=section.dirty_ratio if section else None,
         overrides_known=settings[1],
         settings=settings[0],
+        kafka=kafka,
         error=str(records) if isinstance(records, KeytailError) else "",
     )
 
@@ -214,6 +224,10 @@ def print_table(rows: Sequence[DescribeRow], *, every_setting: bool) -> None:
             "yes" if row.eligible else "no",
         )
     console.print(table)
+    if rows:
+        console.print(f"\nKafka that wrote this: {escape(rows[0].kafka['versions'])}", soft_wrap=True)
+        for seen, means in rows[0].kafka["evidence"].items():
+            console.print(f"  {escape(seen)}: {escape(means)}", soft_wrap=True)
     for row in rows:
         if row.blocker:
             console.print(f"\n{escape(row.name)} is not due: {escape(row.blocker)}", soft_wrap=True)

@@ -12,8 +12,12 @@ from dataclasses import replace
 
 from keytail.app import rows as show
 from keytail.app.doctor_row import FAIL, OK, WARN, CheckRow
+from keytail.app.kafka_version import which_kafka
 from keytail.app.metadata import Cluster, read_cluster
 from keytail.app.selection import GIVE_SETTINGS, Configuration
+from keytail.app.small_segments import REMEDY as SET_MORE
+from keytail.app.small_segments import small_segments
+from keytail.config.kafka_version import Inferred
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
@@ -26,7 +30,7 @@ _FUTURE_MS = 3_600_000
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
-    """Rows of each log dir, one of the metadata log, and one of the clock."""
+    """Rows of each log dir, of the version of Kafka, of settings of topics, and one of the clock."""
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:
@@ -45,7 +49,18 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
         of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
         rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
-    return [*rows, metadata(read_cluster(fs, paths, configuration), now_ms), clock(now_ms, newest)]
+    cluster = read_cluster(fs, paths, configuration)
+    rows += _kafka(which_kafka(fs, surveyed, cluster))
+    rows.append(metadata(cluster, now_ms))
+    if small := small_segments(replace(configuration, cluster=cluster)):
+        rows.append(CheckRow("segment.bytes", WARN, small, SET_MORE))
+    return [*rows, clock(now_ms, newest)]
+
+
+def _kafka(inferred: Inferred) -> list[CheckRow]:
+    """Which versions may have written the log dirs, and a row for each sign of it."""
+    signs = [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in inferred.evidence]
+    return [CheckRow("Kafka", OK, f"version {inferred.sentence}"), *signs]
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
@@ -56,6 +71,8 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     if cluster.is_old(now_ms):
         remedy = "If the cluster ran on, start this broker and stop it again: it then has the settings of today"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
+    if cluster.is_uncertain:
+        return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
     return CheckRow(check, OK, cluster.sentence(now_ms))
 
 

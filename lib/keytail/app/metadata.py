@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from keytail.app.selection import GIVE_SETTINGS, NO_METADATA, Configuration
+from keytail.app.small_segments import REMEDY as SET_MORE
+from keytail.app.small_segments import small_segments
 from keytail.config.files import MetaProperties, parse_meta_properties
 from keytail.config.keys import KEYS, file_names
+from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, Setting, broker_options, topic_options
 from keytail.durations import duration_text
 from keytail.errors import KeytailError, Refused
@@ -36,37 +39,57 @@ _ASSERT_CURRENT = (
 class Cluster:
     """The cluster that the log dirs belong to, by their metadata log.
 
-    `problem` says why nothing is known by it; then there is no `metadata`.
+    `problem` says why nothing is known by it; then there is no `metadata`. `is_absent`: there is no such log. `mode` is
+    known by that log, by `meta.properties` or by the broker's file.
     """
 
     broker: int = -1
     metadata: ClusterMetadata | None = None
     problem: str = ""
+    mode: ClusterMode = "unknown"
+    is_absent: bool = False
 
     @property
     def origin(self) -> str:
         assert self.metadata is not None
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
-    def sentence(self, now_ms: int) -> str:
-        """What to tell a person about it, with a warning where it is old."""
+    def sentence(self, now_ms: int, topic_configs: str = "") -> str:
+        """What to tell a person about it, with a warning where it is old. `topic_configs`: the file of
+        `--topic-configs`, if there is one."""
+        if self.metadata is None and topic_configs:
+            return f"{self.problem}. The settings of topics are those of {topic_configs}"
         if self.metadata is None:
             return f"{self.problem}. {GIVE_SETTINGS}"
         at = self.metadata
         said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
+        if at.uncertain_topics:
+            said += f". {_uncertain(at.uncertain_topics)}"
         if not self.is_old(now_ms):
             return said
         age = duration_text(now_ms - at.as_of_ms)
         return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.metadata is not None and bool(self.metadata.uncertain_topics)
 
     def is_old(self, now_ms: int) -> bool:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - _OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
         """The entry of `topic` for `effective`, where the metadata has one."""
-        if self.metadata is None or topic not in self.metadata.topics:
+        at = self.metadata
+        if at is None or topic not in at.topics or topic in at.uncertain_topics:
             return {}
-        return {topic: topic_options(topic, self.metadata.topic_configs[topic], self.origin)}
+        return {topic: topic_options(topic, at.topic_configs[topic], self.origin)}
+
+    def why_unknown(self, topic: str) -> str:
+        """Why this metadata does not have the settings of `topic`."""
+        if self.metadata is None:
+            return self.problem or NO_METADATA
+        why = self.metadata.uncertain_topics.get(topic)
+        return f"{why} ({self.metadata.path})" if why else f"the {self.origin} has no topic {topic}"
 
     def dynamic(self) -> Sequence[Layer]:
         if self.metadata is None:
@@ -78,7 +101,7 @@ class Cluster:
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
         """Refused when a broker that starts would move the partition's directory out of the way."""
-        if self.metadata is None:
+        if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)
         if why:
@@ -106,6 +129,15 @@ class Cluster:
         return ""
 
 
+def _uncertain(topics: Mapping[str, str]) -> str:
+    named = sorted(topics)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"Warning: settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown, since {topics[named[0]]}. Update "
+        "keytail, or give their settings by --topic-configs"
+    )
+
+
 def _time(ms: int) -> str:
     try:
         return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
@@ -123,11 +155,18 @@ def with_metadata(
     clock's.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
+    cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    is_wrong = bool(cluster.problem and cluster.problem != NO_METADATA) or cluster.is_old(now_ms)
-    say(f"keytail: {cluster.sentence(now_ms)}", "warning" if is_wrong else "info")
+    is_wrong = (
+        bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
+    )
+    said = cluster.sentence(now_ms, configuration.topic_configs.path)
+    say(f"keytail: {said}", "warning" if is_wrong else "info")
     _report_unmatched(fs, log_dirs, configuration)
-    return replace(configuration, cluster=cluster)
+    configuration = replace(configuration, cluster=cluster)
+    if small := small_segments(configuration):
+        say(f"keytail: Warning: {small}. {SET_MORE}", "warning")
+    return configuration
 
 
 def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:
@@ -135,9 +174,9 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
     own_dir = _value(configuration.broker, "metadata.log.dir")
     try:
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
-        if path is None:
-            return Cluster(problem=NO_METADATA)
         properties = _meta_properties(fs, log_dirs)
+        if path is None:
+            return Cluster(problem=_why_absent(properties), is_absent=True)
         if not configuration.metadata_is_current:
             _refuse_zookeeper(path, properties)
         broker = _broker(properties, configuration.broker)
@@ -147,6 +186,26 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
     except (KeytailError, OSError) as problem:
         return Cluster(problem=str(problem))
     return Cluster(broker, metadata)
+
+
+def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
+    """Whether the brokers use KRaft. A metadata log that is believed says so, also before what a file says."""
+    if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
+        return "KRaft"
+    try:
+        versions = {found.version for found in _meta_properties(fs, log_dirs).values()}
+    except (KeytailError, OSError):
+        versions = set()
+    if versions == {1}:
+        return "KRaft"
+    return "ZooKeeper" if 0 in versions or configuration.broker else "unknown"
+
+
+def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
+    for file, found in properties.items():
+        if found.version == 0:
+            return f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {file}"
+    return NO_METADATA
 
 
 def _refuse_zookeeper(path: str, properties: Mapping[str, MetaProperties]) -> None:

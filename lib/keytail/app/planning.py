@@ -19,6 +19,7 @@ from keytail.app.selection import Configuration
 from keytail.clean.detail import Detail, detail_of_plan
 from keytail.clean.gate import Gate
 from keytail.clean.plan import CompactionConfig, Decision, HighWatermarkSource, decide, settings_of_compaction
+from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
 from keytail.durations import duration_text
 from keytail.errors import CorruptLog, KeytailError, Refused, in_words
@@ -59,6 +60,7 @@ class Planned:
     problem: KeytailError | None = None
     counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
     gate: Gate | None = None  # of a partition that is due, where other replicas were named
+    message_format: MessageFormat = "unknown"
 
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
@@ -211,7 +213,8 @@ def plan_one(
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error:
         decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
-    return Planned(facts, config, decision, settings_known=not unknown, gate=held)
+    of_old = configuration.message_format_of(entry.topic)
+    return Planned(facts, config, decision, settings_known=not unknown, gate=held, message_format=of_old)
 
 
 # By a shorter one than the broker's, records are removed sooner than by its own cleaner.
@@ -227,6 +230,19 @@ def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> 
         say(
             f"keytail: Kafka's default holds for {listed}, since the broker's file was not given. If it has another, "
             "give it with --config"
+        )
+
+
+def say_how_old_messages_become(configuration: Configuration, topics: Iterable[str]) -> None:
+    """Reports on standard error what becomes of messages of magic 0 and 1 of `topics`, which are due, where that is not
+    version 2."""
+    formats = Counter(configuration.message_format_of(topic) for topic in set(topics))
+    if formats["keep"]:
+        say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
+    if formats["unknown"]:
+        say(
+            f"keytail: the message format is not known (topics: {formats['unknown']}). A partition with messages of "
+            "magic 0 or 1 is refused: then give the broker's file with --config, or --message-format"
         )
 
 
@@ -328,6 +344,7 @@ def cleaning_tasks(
             show_keys=settings.show_keys,
             hash_seed=hash_seed,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
+            message_format=plan.message_format,
         )
         tasks.append(task)
     return tasks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keytail.app.selection import Configuration
+from keytail.app.selection import SETTINGS_COMMAND, Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
 
@@ -28,10 +28,12 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return ""
-    why = f"{', '.join(given)} given here cannot replace it" if resolved.in_metadata else configuration.why_unknown
+    why = f"{', '.join(given)} given here cannot replace it"
+    if not resolved.in_metadata:
+        why = configuration.why_unknown(resolved.topic)
     return (
         f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log alone ({why}"
-        "); leave it to the broker: choose other topics with --topic-list or --topic"
+        "); leave it to the broker: --topic '(?!__).*' chooses all topics but those of Kafka"
     )
 
 
@@ -45,7 +47,7 @@ def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
         return ""
     return (
         f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is what the broker's own configuration says, "
-        "which was not read. Give --topic-configs FILE with what kafka-configs.sh prints with --all, or each as "
+        f"which was not read. Give --topic-configs FILE with what `{SETTINGS_COMMAND}` prints, or each as "
         f"--topic-config {resolved.topic}:key=value; of other settings than cleanup.policy, --config FILE with the "
         "broker's server.properties is enough"
     )

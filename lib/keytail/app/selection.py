@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from keytail.clean.plan import CompactionConfig
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
+from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
     CommandLine,
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
 _MOST_RESOLVED = 64
 NO_METADATA = "no metadata log here (ZooKeeper?)"
+SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 GIVE_SETTINGS = (
-    "Give the settings of topics with --topic-configs FILE (what kafka-configs.sh --describe --entity-type topics "
-    "--all prints), or each with --topic-config TOPIC:key=value"
+    f"Save the settings of topics, from any broker of the cluster that runs: `{SETTINGS_COMMAND} > topics.txt`; then "
+    "run again with --topic-configs topics.txt"
 )
 
 
@@ -69,6 +71,7 @@ class Configuration:
     topics_have_no_overrides: bool = False
     topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
     metadata_is_current: bool = False
+    message_format: MessageFormat = "unknown"  # as given
     cluster: Cluster | None = None  # what is known by the metadata log in the log dirs, once it was looked for
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -90,22 +93,27 @@ class Configuration:
             self._resolved[topic] = found
         return found
 
-    @property
-    def why_unknown(self) -> str:
+    def why_unknown(self, topic: str) -> str:
         """Why settings of a topic are not known by a metadata log."""
-        return self.cluster.problem if self.cluster is not None and self.cluster.problem else NO_METADATA
+        return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> str:
         """Why something that rests on the settings `names` is refused, with what to do; empty if all are known."""
         missing = self.of(topic).unknown(names)
         if not missing:
             return ""
-        text = f"topic config unknown: {self.why_unknown}. Not known of {topic}: {', '.join(missing)}. "
-        text += "Give --topic-configs FILE with what kafka-configs.sh prints of it, or each as --topic-config "
+        text = f"topic config unknown: {self.why_unknown(topic)}. Not known of {topic}: {', '.join(missing)}. "
+        text += f"Give --topic-configs FILE with what `{SETTINGS_COMMAND}` prints, or each as --topic-config "
         text += f"{topic}:key=value"
         if CLEANUP_POLICY in missing:
             return f"{text}, cleanup.policy as Kafka shows it: by a wrong one, records that are to be kept are removed"
         return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own beside those given"
+
+    def message_format_of(self, topic: str) -> MessageFormat:
+        """Whether messages of magic 0 and 1 of the topic may become version 2; what was given takes precedence."""
+        if self.message_format != "unknown":
+            return self.message_format
+        return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")
 
     def _resolve(self, topic: str) -> Resolved:
         return effective(

@@ -215,7 +215,7 @@ def _compact(path: str) -> None:
         facts = _facts(path)
         if checkpoint is not None and len(facts.segments) > 2:
             facts = replace(facts, cleaner_checkpoint=facts.segments[-2].base_offset)
-        compact(facts, config, now_ms=_NOW_MS + 60_000)
+        compact(facts, config, now_ms=_NOW_MS + 60_000, message_format="v2")
 
 
 def _many_keys(home: str) -> str:
@@ -234,7 +234,7 @@ def _compact_in_rounds(path: str) -> None:
     task = CleaningTask.of(
         facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,
         now_ms=_NOW_MS + 60_000, config=COMPACTED, run_id="warm", grouping="kafka", max_scratch_bytes=1,
-        hottest_keys=2,
+        hottest_keys=2, message_format="v2",
     )  # fmt: skip
     task = replace(task, config=replace(COMPACTED, segment_bytes=1))
     while True:
