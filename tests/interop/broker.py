@@ -1,4 +1,4 @@
-"""A real Kafka 4.3.1 broker for tests: KRaft on one node, 127.0.0.1, free ports.
+"""A real Kafka broker for tests, 4.3.1 or another version: KRaft on one node, 127.0.0.1, free ports.
 
 `Broker` starts on a log dir (formatting it if need be), tells what it logged, and stops by SIGTERM to its own
 process. Talking to it is left to broker_client.py, and what should be true of it to the tests.
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from tests import class_archives
-from tests.interop.kafka import KafkaUnavailable, class_path
+from tests.interop.kafka import VERSION, KafkaUnavailable, broker_class_path
 from tests.ports import free_ports
 
 CLUSTER_ID = "a2V5dGFpbC1nb2xkZW4tMQ"
@@ -29,13 +29,9 @@ STOP_LIMIT_S = 120.0
 
 # Every broker of these tests has one replica of everything, and nothing that acts on old data by itself.
 PROPERTIES: Mapping[str, str] = {
-    "process.roles": "broker,controller",
-    "node.id": str(NODE_ID),
-    "controller.listener.names": "CONTROLLER",
-    "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "auto.create.topics.enable": "false",
     "group.initial.rebalance.delay.ms": "0",
+    "inter.broker.listener.name": "PLAINTEXT",
     "log.cleaner.enable": "false",
     "log.initial.task.delay.ms": "2000000000",
     "log.retention.check.interval.ms": "2000000000",
@@ -45,13 +41,19 @@ PROPERTIES: Mapping[str, str] = {
     "offsets.retention.minutes": "2000000000",
     "offsets.topic.num.partitions": "3",
     "offsets.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-    "share.coordinator.state.topic.num.partitions": "1",
-    "share.coordinator.state.topic.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "transaction.state.log.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",
     "transactional.id.expiration.ms": "2000000000",
+}
+KRAFT_PROPERTIES: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": str(NODE_ID),
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
 }
 
 JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
@@ -74,14 +76,18 @@ class LogLine(NamedTuple):
 class Broker:
     """One broker on one or more log dirs; `with Broker(...) as broker` starts it and stops it cleanly.
 
-    `work_dir` takes its configuration and its log. The ports stay the same over restarts of one object.
+    A broker with ZooKeeper is a subclass (tests/versions_of_kafka). `work_dir` takes its configuration and its
+    log. The ports stay the same over restarts of one object.
     """
+
+    ready_text = "Kafka Server started"
 
     def __init__(
         self,
         log_dirs: Path | Sequence[Path],
         work_dir: Path,
         *,
+        version: str = VERSION,
         properties: Mapping[str, str] | None = None,
         cluster_id: str = CLUSTER_ID,
         heap: str = "512m",
@@ -92,12 +98,14 @@ class Broker:
         an archive of its classes, where there is one."""
         self.log_dirs = [log_dirs] if isinstance(log_dirs, Path) else list(log_dirs)
         self.log_file = work_dir / "broker.log"
+        self.version = version
         self._work_dir = work_dir
         self._properties = dict(properties or {})
         self._cluster_id = cluster_id
         self._heap = heap
         self._user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
-        self._java_options = class_archives.options("kafka") if java_options is None else tuple(java_options)
+        self._archive = class_archives.options("kafka" if version == VERSION else f"kafka-{version}")
+        self._java_options = self._archive if java_options is None else tuple(java_options)
         self._ports = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0  # position in the log file
@@ -113,8 +121,7 @@ class Broker:
         config = self._write_config()
         for log_dir in self.log_dirs:
             log_dir.mkdir(parents=True, exist_ok=True)
-        if any(not (log_dir / "meta.properties").exists() for log_dir in self.log_dirs):
-            self._format(config)
+        self._prepare(config)
         with self.log_file.open("ab") as log:
             self._started_at = log.tell()
             command = self._java(f"-Xmx{self._heap}", *self._java_options, "kafka.Kafka", str(config))
@@ -167,11 +174,9 @@ class Broker:
             self.kill()
 
     def _write_config(self) -> Path:
-        broker, controller = self._ports
         values = {
             **PROPERTIES,
-            "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+            **self._mode_properties(),
             "log.dirs": ",".join(str(log_dir) for log_dir in self.log_dirs),
             **self._properties,
         }
@@ -179,10 +184,20 @@ class Broker:
         path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
         return path
 
-    def _format(self, config: Path) -> None:
+    def _mode_properties(self) -> Mapping[str, str]:
+        broker, controller = self._ports
+        return {
+            **KRAFT_PROPERTIES,
+            "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        }
+
+    def _prepare(self, config: Path) -> None:
+        if all((log_dir / "meta.properties").exists() for log_dir in self.log_dirs):
+            return
         arguments = ("kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(config))
         done = subprocess.run(
-            self._java("-Xmx128m", *class_archives.options("kafka"), *arguments, "--ignore-formatted"),
+            self._java("-Xmx128m", *self._archive, *arguments, "--ignore-formatted"),
             capture_output=True,
             text=True,
             check=False,
@@ -190,14 +205,13 @@ class Broker:
         if done.returncode != 0:
             raise RuntimeError(f"the log dir could not be formatted: {done.stdout}{done.stderr}")
 
-    @staticmethod
-    def _java(heap: str, *arguments: str) -> list[str]:
-        return [tool("java"), heap, *JVM_FLAGS, *_LOGGING, "-cp", class_path(with_logging=True), *arguments]
+    def _java(self, heap: str, *arguments: str) -> list[str]:
+        return [tool("java"), heap, *JVM_FLAGS, *_LOGGING, "-cp", broker_class_path(self.version), *arguments]
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         give_up = time.monotonic() + START_LIMIT_S
-        while not any("Kafka Server started" in line.text for line in self.log_lines()):
+        while not any(self.ready_text in line.text for line in self.log_lines()):
             status = self._process.poll()
             if status is not None:
                 self.kill()

@@ -27,7 +27,10 @@ HARMLESS = (
     "Error processing append operation on partition",  # the gap in sequences that test_broker.py provokes
 )
 # The quorum and the network, which know nothing of logs, and warn when a machine is slow or a node stops.
-ELSEWHERE = re.compile(r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager)$|\.raft\.|Raft")
+ELSEWHERE = re.compile(
+    r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor)$"
+    r"|\.raft\.|Raft"
+)
 REPAIRS = re.compile(
     r"recovering unflushed|rebuil|truncat|corrupt|orphan|swap|stray|offline|could not find|"
     r"not found|no clean shutdown|found file|deleting|uncleanable|unclean",

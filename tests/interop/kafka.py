@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 HERE = Path(__file__).parent
 TARGET = HERE / "target"
+VERSION = "4.3.1"
 CLOCK_MS = 1_700_000_000_000
 LOAD_FACTOR = 0.9
 # Whatever the loader logs (DEBUG included) says that it deleted, renamed, recovered or cut something.
@@ -507,13 +508,18 @@ def class_path(*, with_logging: bool = False) -> str:
     The harness answers with Kafka's log messages through its own binding; `with_logging` is for a broker
     process: without the harness and with a binding that writes to standard error.
     """
+    if with_logging:
+        return broker_class_path(VERSION)
     with compiling():
-        jars = sorted(_jars().glob("*.jar"))
-        if with_logging:
-            return os.pathsep.join(str(jar) for jar in jars)
-        jars = [jar for jar in jars if not jar.name.startswith("slf4j-simple")]
+        jars = [jar for jar in sorted(kafka_jars().glob("*.jar")) if not jar.name.startswith("slf4j-simple")]
         classes = compiled(sorted((HERE / "java").rglob("*.java")), os.pathsep.join(map(str, jars)))
     return os.pathsep.join(str(path) for path in [classes, *jars])
+
+
+def broker_class_path(version: str) -> str:
+    """The jars of a version of Kafka, resolved if need be, with a logging binding that writes to standard error."""
+    with compiling():
+        return os.pathsep.join(str(jar) for jar in sorted(kafka_jars(version).glob("*.jar")))
 
 
 @contextlib.contextmanager
@@ -533,23 +539,33 @@ def _java() -> str:
     return java
 
 
-def _jars() -> Path:
-    """target/jars, filled by Maven once for each state of pom.xml."""
-    pom = HERE / "pom.xml"
-    jars, stamp = TARGET / "jars", TARGET / "jars.stamp"
+def jar_folder(version: str) -> Path:
+    """Where the jars of a version are, or will be."""
+    return TARGET / version / "jars"
+
+
+def kafka_jars(version: str = VERSION) -> Path:
+    """target/<version>/jars, filled by Maven once for each state of pom.xml."""
+    profiles = [] if int(version.partition(".")[0]) >= 4 else ["-Plog4j-1"]
+    return fetched_jars(HERE / "pom.xml", jar_folder(version), version, profiles)
+
+
+def fetched_jars(pom: Path, jars: Path, version: str, profiles: Sequence[str] = ()) -> Path:
+    """`jars`, filled by Maven with the dependencies of `pom` once for each state of it."""
+    stamp = jars.with_suffix(".stamp")
     digest = hashlib.sha256(pom.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest and jars.is_dir():
         return jars
     maven = shutil.which("mvn")
     if maven is None:
-        raise KafkaUnavailable("no mvn on PATH, and tests/interop/target/jars is not filled")
-    TARGET.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=TARGET) as work:
+        raise KafkaUnavailable(f"no mvn on PATH, and tests/interop/{jars.relative_to(HERE)} is not filled")
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=jars.parent) as work:
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={work}/jars", "-DincludeScope=runtime"]
-        command = [maven, "-q", "-B", "-f", str(pom), *goal]
+        command = [maven, "-q", "-B", "-f", str(pom), f"-Dkafka.version={version}", *profiles, *goal]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise KafkaUnavailable(f"mvn could not fetch Kafka: {(done.stdout + done.stderr).strip()[-500:]}")
+            raise KafkaUnavailable(f"mvn could not fetch Kafka {version}: {(done.stdout + done.stderr).strip()[-500:]}")
         shutil.rmtree(jars, ignore_errors=True)
         Path(work, "jars").rename(jars)
     stamp.write_text(digest)
@@ -557,8 +573,9 @@ def _jars() -> Path:
 
 
 def compiled(sources: Sequence[Path], path: str) -> Path:
-    """target/classes/<digest of the sources>, compiled by javac once; a JVM at work keeps the classes it began with."""
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    """target/classes/<digest of sources and class path>, compiled by javac once; a JVM at work keeps the classes it
+    began with."""
+    digest = hashlib.sha256(b"".join([path.encode(), *(source.read_bytes() for source in sources)])).hexdigest()
     classes = TARGET / "classes" / digest[:16]
     if classes.is_dir():
         return classes

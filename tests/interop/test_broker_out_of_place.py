@@ -76,6 +76,6 @@ def test_no_broker_starts_where_the_target_is_not_whole(tmp_path: Path) -> None:
     keytail("compact", *given, *golden.topic_config_arguments(), "--topic", "none|zstd", "--execute")
     assert not (out / "meta.properties").exists()
     broker = Broker(out, tmp_path / "there")
-    broker._format = lambda config: None  # type: ignore[method-assign] (as an operator who just starts it)
+    broker._prepare = lambda config: None  # type: ignore[method-assign] (as an operator who just starts it)
     with pytest.raises(RuntimeError, match="the broker ended with status"):
         broker.start()

@@ -230,6 +230,7 @@ def keytail_round(
         now_ms=now.now_ms,
         config=compaction_config(now),
         run_id="fuzz",
+        message_format="v2",  # as 4.3.1's cleaner
         grouping=grouping,
         map_memory_bytes=1 << 20,
         map_max_entries=now.map_max_entries,

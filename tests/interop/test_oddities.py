@@ -159,6 +159,7 @@ class Pair:
             now_ms=now.now_ms,
             config=config,
             run_id="odd",
+            message_format="v2",  # as 4.3.1's cleaner
             clean_shutdown=facts.clean_shutdown,
             map_memory_bytes=1 << 20,
             map_max_entries=now.map_max_entries,

@@ -1,0 +1,127 @@
+"""A broker of any version: KRaft as in tests/interop/broker.py, or with a ZooKeeper from the same jars.
+
+`broker_of(version, log_dir, work_dir)` chooses; `BrokerClient` (4.3.1's Java clients) and `librdkafka.py` talk to all
+of them from 2.4 on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.interop.broker import JVM_FLAGS, NODE_ID, Broker, tool
+from tests.interop.kafka import broker_class_path
+from tests.ports import free_ports
+from tests.versions_of_kafka import has_zookeeper
+
+ZOOKEEPER_LIMIT_S = 60.0
+SESSION_LIMIT_S = 60.0
+
+
+def broker_of(version: str, log_dirs: Path | Sequence[Path], work_dir: Path, **options: Any) -> Broker:
+    """A stopped broker of that version; `options` are those of `Broker`."""
+    kind = ZooKeeperBroker if has_zookeeper(version) else Broker
+    return kind(log_dirs, work_dir, version=version, **options)
+
+
+class ZooKeeper:
+    """One ZooKeeper on 127.0.0.1, from the jars of a version of Kafka. It keeps its data in `work_dir`."""
+
+    def __init__(self, version: str, work_dir: Path) -> None:
+        self.port = free_ports(1)[0]
+        self._version = version
+        self._work_dir = work_dir
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it unless it runs, and return when it serves."""
+        if self._process is not None:
+            return
+        data = self._work_dir / "zookeeper"
+        data.mkdir(parents=True, exist_ok=True)
+        config, log_file = self._work_dir / "zookeeper.properties", self._work_dir / "zookeeper.log"
+        values = {
+            "4lw.commands.whitelist": "*",
+            "admin.enableServer": "false",
+            "clientPort": str(self.port),
+            "clientPortAddress": "127.0.0.1",
+            "dataDir": str(data),
+            "tickTime": "500",
+        }
+        config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        with log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [tool("java"), "-Xmx128m", *JVM_FLAGS, "-cp", broker_class_path(self._version), main, str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        atexit.register(self.kill)
+        give_up = time.monotonic() + ZOOKEEPER_LIMIT_S
+        while self._ask("ruok") != "imok":
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                self.kill()
+                raise RuntimeError(f"ZooKeeper did not start: {log_file.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)
+
+    def wait_until_free(self) -> None:
+        """Until no broker has a session: that of a killed one lives on for some seconds, and no other can register."""
+        give_up = time.monotonic() + SESSION_LIMIT_S
+        while "/brokers/ids/" in self._ask("dump"):
+            assert time.monotonic() < give_up, "the session of a killed broker does not end"
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """It writes ahead of each answer, so nothing is lost."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            atexit.unregister(self.kill)
+
+    def _ask(self, word: str) -> str:
+        """The answer to one of its words of four letters; empty while it does not answer."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=10) as one:
+            one.sendall(word.encode())
+            with one.makefile("rb") as answer:
+                return answer.read().decode()
+        return ""
+
+
+class ZooKeeperBroker(Broker):
+    """A broker with a ZooKeeper of its own, which runs from the first start of the broker to the end of the `with`."""
+
+    ready_text = f"[KafkaServer id={NODE_ID}] started"
+
+    def __init__(self, log_dirs: Path | Sequence[Path], work_dir: Path, *, version: str, **options: Any) -> None:
+        super().__init__(log_dirs, work_dir, version=version, **options)
+        self.zookeeper = ZooKeeper(version, work_dir)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self.zookeeper.kill()
+
+    def _mode_properties(self) -> Mapping[str, str]:
+        return {
+            "broker.id": str(NODE_ID),
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "zookeeper.connect": f"127.0.0.1:{self.zookeeper.port}",
+            "zookeeper.session.timeout.ms": "6000",
+        }
+
+    def _prepare(self, config: Path) -> None:
+        self.zookeeper.start()
+        self.zookeeper.wait_until_free()

@@ -1,0 +1,22 @@
+"""The fixture `version`: each version of Kafka that this run tests. Skips where Java or Maven are missing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.interop.kafka import KafkaUnavailable, broker_class_path
+from tests.versions_of_kafka import VERSIONS
+
+
+@pytest.fixture(params=VERSIONS, scope="module")
+def version(request: pytest.FixtureRequest) -> str:
+    """A version of Kafka whose jars are there."""
+    try:
+        broker_class_path(request.param)
+    except KafkaUnavailable as reason:
+        if os.environ.get("KEYTAIL_NO_SKIP") == "1":
+            pytest.fail(f"KEYTAIL_NO_SKIP=1, and there is no Kafka {request.param}: {reason}")
+        pytest.skip(f"no Kafka {request.param}: {reason}")
+    return str(request.param)
