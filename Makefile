@@ -11,7 +11,7 @@ help:  ## this list
 
 $(VENV)/.installed: pyproject.toml conf/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c conf/constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e '.[test]'
 	touch $@
 
 venv: $(VENV)/.installed  ## build .venv, with .venv/bin/keytail
@@ -19,7 +19,7 @@ venv: $(VENV)/.installed  ## build .venv, with .venv/bin/keytail
 # Of its own: Airflow's Spark provider brings pyspark-client, which overwrites files of pyspark.
 $(AIRFLOW)/.installed: airflow_dags/requirements.txt conf/constraints-airflow.txt
 	$(PYTHON) -m venv $(AIRFLOW)
-	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -c conf/constraints-airflow.txt \
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints-airflow.txt \
 		-r airflow_dags/requirements.txt
 	touch $@
 
@@ -81,7 +81,7 @@ hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and
 
 mutants: N = 200
 mutants: venv  ## N changes of the core, each of which a test must notice; hours; JOBS=2, KEYTAIL_SEED; tests/MUTATION.md
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c conf/constraints.txt -e '.[mutation]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e '.[mutation]'
 	$(BIN)/python -m tests.mutation --n $(N) --jobs $(or $(JOBS),1)
 
 soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md

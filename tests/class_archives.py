@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pyspark
 
+from tests.interop.kafka import VERSION, jar_folder
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "interop" / "target" / "archives"
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
@@ -68,7 +70,7 @@ def use_for_spark() -> None:
 def path_of(name: str) -> Path:
     """An archive is good for one Java and one state of the jars."""
     java = os.path.realpath(shutil.which("java", path=_path()) or "")
-    folder = SPARK_JARS if name == "spark" else FOLDER.parent / "jars"
+    folder = SPARK_JARS if name == "spark" else jar_folder(VERSION if name == "kafka" else name.removeprefix("kafka-"))
     facts = [java, os.path.getmtime(java) if java else 0, str(folder)]
     with contextlib.suppress(OSError):
         facts += sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(folder))

@@ -193,7 +193,8 @@ class GrowingLog:
         """A round of keytail's own cleaner over all but the active segment, far enough behind that tombstones go."""
         facts = replace(self.facts(), clean_shutdown=False)  # there are no snapshots, so producers are in the log
         self._rounds += 1
-        result = compact(facts, EAGER, now_ms=self.now_ms + self._rounds * 10**12, fs=LOCAL)
+        now_ms = self.now_ms + self._rounds * 10**12
+        result = compact(facts, EAGER, now_ms=now_ms, message_format=self.rng.choice(["v2", "keep"]), fs=LOCAL)
         if result is not None:
             self.cleaned_to = result.end_offset
             self.checkpoint("cleaner-offset-checkpoint", result.end_offset)

@@ -88,10 +88,14 @@ def parts() -> list[Part]:
              {"KEYTAIL_STEPS": "60", "KEYTAIL_LIVES": "20"}, _always("20 partitions of 60 random steps")),
         Part("owner", (*PYTEST, "tests/hostile/test_owner_attack.py"), {"KEYTAIL_ATTACKS": "40"},
              _always("40 attacks by the owner of the log dir")),
+        Part("tests", (*PYTEST, "-m", "soak", "tests"), {"KEYTAIL_SOAK": "1"},
+             _always("the tests with the mark `soak`")),
         Part("inputs", (*hostile, "--inputs", str(N)), {}, _of_hostile),
         Part("directories", (*hostile, "--directories", str(N // 100)), {}, _of_hostile),
         Part("interop", (*PYTEST, "tests/interop/test_differential.py"), {"KEYTAIL_FUZZ_LOGS": LOGS},
              _always(f"{LOGS} random logs")),
+        Part("versions-of-kafka", (*PYTEST, "tests/versions_of_kafka"), {"KEYTAIL_KAFKA_VERSIONS": "soak"},
+             _always("brokers of 2.4.1, 3.0.2, 4.0.0 and 4.1.1")),
     ]  # fmt: skip
 
 

@@ -39,7 +39,8 @@ GUIDE = {path.name: path.read_text() for path in (ROOT / "lib/keytail/guide").gl
 ROWS = (ROOT / "lib/keytail/app/ROWS.md").read_text()
 TOLD = "\n".join([README, ROWS, *GUIDE.values()])
 # Kafka's and other tools', in prose and commands beside ours.
-NOT_OURS = {"--conf", "--partition", "--start-offset"} | {"--bootstrap-server", "--describe", "--entity-type"}
+NOT_OURS = {"--conf", "--partition", "--start-offset"}
+NOT_OURS |= {"--bootstrap-server", "--describe", "--entity-type", "--zookeeper"}
 MISTYPED = {"--log-dir"}  # on purpose, in troubleshoot.md
 
 

@@ -79,7 +79,7 @@ class Cluster:
         broker = self.brokers[name] = Broker(work / "logs", work, properties=properties, heap="256m")
         (work / "logs").mkdir(parents=True)
         config = broker._write_config()
-        broker._format(config)
+        broker._prepare(config)
         script = work / "service"
         script.write_text(SERVICE.format(java=shlex.join(broker._java("-Xmx256m", "kafka.Kafka", str(config)))))
         script.chmod(0o755)

@@ -54,6 +54,7 @@ def running(commands: dict[str, list[str]], env: dict[str, str], logs: Path) -> 
             process.wait()
 
 
+@pytest.mark.soak("test_runs.py and the rolls, by `dag.test()`")
 def test_a_run_by_the_scheduler_over_two_brokers(
     airflow_bin: Path,
     airflow: Airflow,

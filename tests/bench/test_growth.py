@@ -20,6 +20,7 @@ MEASURED = Path(__file__).with_name("growth.json")
 @pytest.mark.interop
 @pytest.mark.spark
 @pytest.mark.usefixtures("kafka")
+@pytest.mark.soak("test_bench.py: the runs and their figures")
 def test_every_curve_has_points_and_adds_to_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth.os, "cpu_count", lambda: 1)  # each number of cores is a session of its own
     figures = tmp_path / "growth.json"

@@ -21,7 +21,7 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user, which only root may")
 
-ATTACKS = int(os.environ.get("KEYTAIL_ATTACKS", "4"))
+ATTACKS = int(os.environ.get("KEYTAIL_ATTACKS", "2"))
 SECRET = b"root:$6$secret-of-root:19000:0:99999:7:::\n"
 TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-config", "orders:retention.ms=-1",
           "--topic-config", "orders:retention.bytes=20000", "--topic-config", "orders:delete.retention.ms=0",

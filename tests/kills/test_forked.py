@@ -25,7 +25,7 @@ from tests.kills.forks import SlowFileSystem, compact_here, run_in_child
 from tests.kills.judging import Kills, contents, judge_ended, judge_killed, moment
 from tests.kills.logs import small_log_dir
 
-KILLS = int(os.environ.get("KEYTAIL_KILLS", "40"))
+KILLS = int(os.environ.get("KEYTAIL_KILLS", "20"))
 KILLS_A_LOG_DIR = 12
 PAUSE_S = 0.0003
 OPENED_BY_KAFKA = 10  # one in so many states

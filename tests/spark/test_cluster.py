@@ -54,6 +54,7 @@ def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_
 @pytest.mark.parametrize(
     ("how", "speculation"), [("merge:executor", "asked for"), *([("scan:slow,merge:slow", "forced")] if SOAK else [])]
 )
+@pytest.mark.soak("test_one_clean_result, spark/test_fan_out.py")
 def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
     """With the executor go the key runs that it had made for others; copies of tasks write the same beside them."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})

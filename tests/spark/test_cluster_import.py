@@ -73,6 +73,7 @@ IN_SOAK = [
 
 
 @pytest.mark.parametrize(("how", "flags"), [("read-1:executor,write-1:late", ()), *(IN_SOAK if SOAK else [])])
+@pytest.mark.soak("test_cluster.py, spark/test_import.py")
 def test_one_clean_import(
     how: str, flags: tuple[str, ...], source: Source, undisturbed: dict[str, bytes], two_workers: Cluster,
     tmp_path: Path,

@@ -84,7 +84,13 @@ def flags(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("command", [[str(KEYTAIL)], [sys.executable, "-m", "keytail.app.cli"]], ids=["script", "-m"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([str(KEYTAIL)], id="script"),
+        pytest.param([sys.executable, "-m", "keytail.app.cli"], id="-m", marks=pytest.mark.soak("script")),
+    ],
+)
 def test_a_module_in_the_current_directory_does_not_run(
     command: list[str], planted: Path, temporary: Path, flags: list[str]
 ) -> None:
@@ -106,7 +112,9 @@ def test_nor_does_it_under_spark_submit(planted: Path, flags: list[str]) -> None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("how", ["ends", "the JVM is killed", "both are killed"])
+@pytest.mark.parametrize(
+    "how", ["ends", pytest.param("the JVM is killed", marks=pytest.mark.soak("both")), "both are killed"]
+)
 def test_what_spark_writes_is_private_and_gone_afterwards(how: str, temporary: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, how], stdout=subprocess.PIPE, text=True, env=environment(temporary)

@@ -104,6 +104,7 @@ def test_tasks_work_as_the_owner_and_workers_are_root_again_afterwards(case: Cas
         assert BROKER not in ids_of(status)["Groups"]
 
 
+@pytest.mark.soak("the other tests of this file, spark/test_fan_out.py, app/test_owner.py")
 def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case) -> None:
     """Of one task, test_a_job_of_spark_submit_works_as_the_owner."""
     flags = ("--log-dirs", case.log_dir, "--execute", "--ledger", case.private / "ledger", "--master", "local[2]")
@@ -119,6 +120,7 @@ def test_a_compaction_by_fan_out_with_a_ledger_where_only_root_reads(case: Case)
     assert foreign(case.private, 0) == []
 
 
+@pytest.mark.soak("hostile/test_owner_attack.py")
 def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) -> None:
     for name in ("leader-epoch-checkpoint", "00000000000000000000.log"):
         (case.log_dir / "orders-0" / name).unlink()
@@ -148,7 +150,7 @@ def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case
     assert foreign(case.private, 0) == foreign(case.log_dir, BROKER) == []
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.soak("json")), "json"])
 def test_an_import_reads_what_only_root_reads(case: Case, kind: str) -> None:
     """Parquet is read by tasks themselves, JSON by Spark's JVM."""
     source = case.private / f"source.{kind}"
