@@ -191,16 +191,21 @@ def index_position(rng: random.Random, partition: Path) -> Damage | None:
 
 
 def index_offset(rng: random.Random, partition: Path) -> Damage | None:
+    """An offset in front of the batch that the entry points to: who looks for it there does not find it.
+
+    Not the offset behind: where the next batch ends with it, it is what a broker before 4.0 writes for both batches.
+    """
     chosen = _entry(rng, partition, ".index", 8)
     if chosen is None:
         return None
     file, at, entry = chosen
-    offset, position = struct.unpack(">ii", entry)
-    if at + 8 < file.stat().st_size and offset + 1 >= struct.unpack_from(">i", file.read_bytes(), at + 8)[0]:
+    _, position = struct.unpack(">ii", entry)
+    (base_offset,) = struct.unpack_from(">q", file.with_suffix(".log").read_bytes(), position)
+    before = struct.unpack_from(">i", file.read_bytes(), at - 8)[0] if at else -1
+    offset = base_offset - 1 - int(file.stem)
+    if offset <= before:
         return None
-    if offset == 2**31 - 1:
-        return None
-    _write_at(file, at, struct.pack(">ii", offset + 1, position))
+    _write_at(file, at, struct.pack(">ii", offset, position))
     return Damage(("index-offset",), file, at, _dump_complains(file))
 
 
