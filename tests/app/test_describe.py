@@ -54,6 +54,21 @@ def test_settings_say_where_they_come_from(run: Run, log_dir: Path, tmp_path: Pa
     assert "secret" not in table + result.stdout
 
 
+@pytest.mark.parametrize("given, expected, text", [
+    ("2.8", "v2", "v1 as v2. Topics: all"),
+    ("0.10.2", "keep", "v1 in their own format"),
+    (None, "unknown", "refused if it has any; --message-format"),
+])  # fmt: skip
+def test_what_becomes_of_old_messages_is_shown(
+    run: Run, log_dir: Path, given: str | None, expected: str, text: str
+) -> None:
+    (log_dir / "meta.properties").unlink()  # nothing says that this is KRaft, which has no older format
+    stated = ["--topic-config", f"orders:message.format.version={given}"] if given else []
+    arguments = ("describe", "--log-dirs", log_dir, "--topic", "orders", *ORDERS[1:], *stated)
+    assert rows_of(run(*arguments, "--output", "json"))["orders-0"]["message_format"] == expected
+    assert text in run(*arguments).stdout
+
+
 def test_records_are_counted_where_asked(run: Run, log_dir: Path) -> None:
     """A gap in the offsets, as after a cleaning, makes the two numbers differ."""
     records = [record for record in random_records(9, 400) if record.offset % 3 == 0]

@@ -25,6 +25,7 @@ from keytail.app.selection import Choice, Configuration, choose
 from keytail.clean.plan import Selection, select
 from keytail.config.kafka_version import Inferred
 from keytail.config.keys import KEYS, TOPIC_KEYS
+from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.durations import duration_text
 from keytail.errors import KeytailError
@@ -34,6 +35,11 @@ from keytail.log.lock import is_held
 from keytail.log.partition import PartitionFacts
 
 _ALWAYS = ("cleanup.policy",)
+_OF_OLD_MESSAGES = {
+    "v2": "as v2",
+    "keep": "in their own format, which a broker before 3.0 may need",
+    "unknown": "not at all: the topic is refused if it has any; --message-format v2 or keep decides",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,9 @@ class DescribeRow:
     act on it now; else `blocker` says why not. The numbers of the section to clean, which ends at
     `end_dirty_offset`, are None where the partition is in a state that forbids to say. `settings`: value and source
     by Kafka's name, those of `keys.py` that were asked for. `overrides_known`: whether the topic's own are among the
-    sources. `kafka`: `versions` that may have written the log dirs, and `evidence`, what was seen and what it means.
+    sources. `message_format`: what a compaction writes messages of formats v0 and v1 as, v2 or keep (their own);
+    unknown where it refuses them. `kafka`: `versions` that may have written the log dirs, and `evidence`, what was
+    seen and what it means.
     """
 
     topic: str
@@ -69,6 +77,7 @@ class DescribeRow:
     cleanable_bytes: int | None
     dirty_ratio: float | None
     overrides_known: bool
+    message_format: MessageFormat
     settings: Mapping[str, Mapping[str, Any]]
     kafka: Mapping[str, Any]
     error: str = ""
@@ -132,12 +141,16 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     return count
 
 
-def _settings(configuration: Configuration, topic: str, every: bool) -> tuple[dict[str, dict[str, Any]], bool]:
-    """Settings of `topic`, and whether its own are known. None at all where they contradict each other."""
+def _settings(
+    configuration: Configuration, topic: str, every: bool
+) -> tuple[dict[str, dict[str, Any]], bool, MessageFormat]:
+    """Settings of `topic`, whether its own are known, and what they say of old messages. None where they contradict
+    each other."""
     try:
         resolved = configuration.of(topic)
+        message_format = configuration.message_format_of(topic)
     except KeytailError:
-        return {}, False
+        return {}, False, "unknown"
     wanted = KEYS if every else [key.name for key in TOPIC_KEYS]
     found = {}
     for name in wanted:
@@ -145,13 +158,13 @@ def _settings(configuration: Configuration, topic: str, every: bool) -> tuple[di
         if every or name in _ALWAYS or setting.source != DEFAULT_SOURCE:
             value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
             found[name] = {"value": value, "source": setting.source}
-    return found, resolved.overrides_known
+    return found, resolved.overrides_known, message_format
 
 
 def _row(
     plan: Planned,
     rules: Rules,
-    settings: tuple[dict[str, dict[str, Any]], bool],
+    settings: tuple[dict[str, dict[str, Any]], bool, MessageFormat],
     records: int | KeytailError | None,
     kafka: Mapping[str, Any],
     *,
@@ -180,6 +193,7 @@ def _row(
         cleanable_bytes=section.cleanable_bytes if section else None,
         dirty_ratio=section.dirty_ratio if section else None,
         overrides_known=settings[1],
+        message_format=settings[2],
         settings=settings[0],
         kafka=kafka,
         error=str(records) if isinstance(records, KeytailError) else "",
@@ -233,6 +247,15 @@ def print_table(rows: Sequence[DescribeRow], *, every_setting: bool) -> None:
             console.print(f"\n{escape(row.name)} is not due: {escape(row.blocker)}", soft_wrap=True)
         if row.error:
             console.print(f"\n{escape(row.name)} could not be counted: {escape(row.error)}", soft_wrap=True)
+    by_format: dict[str, set[str]] = {}
+    for row in rows:
+        by_format.setdefault(row.message_format, set()).add(row.topic)
+    for message_format, topics_of in sorted(by_format.items()):
+        which = "all" if len(by_format) == 1 else ", ".join(sorted(topics_of))
+        how = _OF_OLD_MESSAGES[message_format]
+        console.print(
+            escape(f"\nA compaction writes messages of formats v0 and v1 {how}. Topics: {which}"), soft_wrap=True
+        )
     topics = {row.topic: row for row in reversed(rows)}
     for topic in sorted(topics):
         _print_settings(console, topics[topic])
