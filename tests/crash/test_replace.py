@@ -11,7 +11,7 @@ from keytail.log import replace
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.recover import recover
 from tests.chance import SEED
-from tests.crash.driver import Counts, State, digest_of, few_in_check, for_every_fault, for_every_stop
+from tests.crash.driver import EVERY_FAULT, Counts, State, digest_of, few_in_check, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 from tests.crash.trees import Tree, digest_of_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -100,7 +100,7 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         assert all(replaced) or not state.action_ended
         for_every_stop(
             state.tree, recover_dir, check_within_recovery,
-            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=1,
+            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=int(EVERY_FAULT), seed=1,
         )  # fmt: skip
         assert recover_for_good(partition, state.root, settled) == replaced
 
