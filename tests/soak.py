@@ -94,7 +94,8 @@ def parts() -> list[Part]:
         Part("directories", (*hostile, "--directories", str(N // 100)), {}, _of_hostile),
         Part("interop", (*PYTEST, "tests/interop/test_differential.py"), {"KEYTAIL_FUZZ_LOGS": LOGS},
              _always(f"{LOGS} random logs")),
-        Part("versions-of-kafka", (*PYTEST, "tests/versions_of_kafka"), {"KEYTAIL_KAFKA_VERSIONS": "soak"},
+        Part("versions-of-kafka", (*PYTEST, "tests/versions_of_kafka"),
+             {"KEYTAIL_KAFKA_VERSIONS": "soak", "KEYTAIL_SOAK": "1"},
              _always("brokers of 2.4.1, 3.0.2, 4.0.0 and 4.1.1")),
     ]  # fmt: skip
 
