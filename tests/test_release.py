@@ -74,6 +74,7 @@ def _as_in_the_image(home: Path, *words: str, **arguments: str) -> None:
     _run(["sh", "-c", command], home, PATH=path, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_COMPILE="1", **arguments)
 
 
+@pytest.mark.soak("test_image.py: what the image is given; the environment here is made by the image's step")
 def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
     """Made as its step makes it, of what an engine is given."""
     for name in given(tracked()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
 
 
 @pytest.mark.spark
-def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
+def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Path) -> None:
     """A real broker's logs by a real spark-submit: the others are compacted and verified, the task is green and not
-    tried again, the ledger has all of it, and the last one says which is damaged, where. Then the ledger is maintained.
+    tried again, the ledger has all of it, and the last one says which is damaged, where.
     """
     log_dir = unpack(tmp_path)
     damage(log_dir, "gzip-0")
@@ -85,8 +86,15 @@ def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Pat
     assert planned["due"] == 3
     assert 0 < planned["dirty_ratio"] <= 1
 
+
+@pytest.mark.spark
+@pytest.mark.soak("test_each_broker_reads_back_its_own_run_of_the_ledger; spark/test_ledger.py: maintenance")
+def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
+    log_dir, ledger = small(tmp_path / "logs", 0), str(tmp_path / "ledger")
+    flags = ["--log-dirs", str(log_dir), "--execute", "--ledger", ledger]
+    subprocess.run([keytail_home / "bin" / "keytail", "rebuild-index", *flags], check=True)
     path = inventory(tmp_path / "b.toml", keytail_home, b1={"log_dirs": [str(log_dir)], "on_host": ["sh", "-c"]})
-    found = run_dag(LEDGER, {"ledger": conf["ledger"], "broker": "b1"}, KEYTAIL_BROKERS=path)
+    found = run_dag(LEDGER, {"ledger": ledger, "broker": "b1"}, KEYTAIL_BROKERS=path)
     assert found["state"] == "success"
     assert left(found, "maintain")["counts"] == {"maintained": 3}
 
@@ -110,7 +118,8 @@ rows = {
         {**row, "status": "compacted", "bytes_before": 100, "bytes_after": 40},
     ],
 }
-print(json.dumps(rows[verb]))
+maintained = [{"table": "runs", "status": "maintained", "error": ""}]
+print(json.dumps(maintained if "--maintain" in words else rows[verb]))
 """
 
 
@@ -141,6 +150,11 @@ def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path
         history = ["history", "--ledger", "/the ledger", "--run", f"20260101-{name}", "--output", "json"]
         assert done[-1] == history
     assert not {x["key"] for x in found["xcoms"]} - {"return_value", "skipmixin_key"}
+    found = run_dag(LEDGER, {"ledger": "/the ledger", "broker": "b1"}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
+    assert (found["state"], left(found, "maintain")["counts"]) == ("success", {"maintained": 1})
+    words = json.loads((tmp_path / "b1").read_text().splitlines()[-1])
+    maintain = ["history", "--ledger", "/the ledger", "--maintain", "--execute", "--retain-days", "90"]
+    assert words == [*maintain, "--output", "json"]
 
 
 @pytest.mark.long

@@ -14,7 +14,15 @@ import pytest
 from keytail.log import replace
 from keytail.log.recover import recover
 from tests.chance import SEED
-from tests.crash.driver import SOAK, Counts, State, for_every_fault, for_every_stop, for_every_stop_and_fault
+from tests.crash.driver import (
+    EVERY_FAULT,
+    SOAK,
+    Counts,
+    State,
+    for_every_fault,
+    for_every_stop,
+    for_every_stop_and_fault,
+)
 from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION, Partition
 from tests.crash.test_compaction import SHAPES
@@ -48,7 +56,7 @@ def test_kafka_finds_all_sources_or_the_output_at_every_stop(
             state.tree,
             lambda fs, root: recover(fs, str(root / PARTITION)),
             lambda stopped: _compare(kafka, partition, stopped.root),
-            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=1, seed=3,
+            work_dir=fast_dir / "recovery", counts=in_recovery, partial_cuts=int(EVERY_FAULT), seed=3,
         )  # fmt: skip
 
     for_every_stop(partition.make, commit, check, work_dir=fast_dir / "commit", counts=counts, seed=4)

@@ -21,7 +21,7 @@ from tests.interop.conftest import fast_dir  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user, which only root may")
 
-ATTACKS = int(os.environ.get("KEYTAIL_ATTACKS", "2"))
+ATTACKS = int(os.environ.get("KEYTAIL_ATTACKS", "1"))
 SECRET = b"root:$6$secret-of-root:19000:0:99999:7:::\n"
 TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-config", "orders:retention.ms=-1",
           "--topic-config", "orders:retention.bytes=20000", "--topic-config", "orders:delete.retention.ms=0",
@@ -31,13 +31,14 @@ TOPICS = ["--topic-config", "orders:cleanup.policy=compact,delete", "--topic-con
 @pytest.mark.long
 def test_nothing_outside_changes_or_is_read(fast_dir: Path) -> None:  # noqa: F811
     fast_dir.chmod(0o755)
-    done = 0
-    for number in range(ATTACKS):
+    done, number = 0, 0
+    while number < ATTACKS or (not done and number < ATTACKS + 5):  # of some, the owner lets no command do anything
         here = fast_dir / str(number)
         here.mkdir(mode=0o755)
         done += one_attack(f"{SEED}/{number}", here)
         shutil.rmtree(here)
-    assert done, f"seed {SEED}: no command of {ATTACKS} attacks did anything"
+        number += 1
+    assert done, f"seed {SEED}: no command of {number} attacks did anything"
 
 
 def one_attack(seed: str, here: Path) -> int:

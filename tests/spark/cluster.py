@@ -53,12 +53,12 @@ _AS_ROOT = ["--user", "--map-root-user"] if os.geteuid() else []
 _APART = ["unshare", *_AS_ROOT, "--mount", "--propagation", "private", "--uts"]
 
 
-def _java_options() -> str:
+def java_options() -> str:
     return " ".join([LEAN_JAVA, *class_archives.options("spark")])
 
 
 def _executor() -> dict[str, str]:
-    return {**EXECUTOR, "spark.executor.extraJavaOptions": _java_options()}
+    return {**EXECUTOR, "spark.executor.extraJavaOptions": java_options()}
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Cluster:
         """For a driver: `settings` are those of a spark-defaults.conf."""
         conf = self._conf("driver", {**_executor(), **self._secure, **(settings or {})})
         arguments = f"--properties-file {conf} pyspark-shell"
-        return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": _java_options()}
+        return self._environment() | {"PYSPARK_SUBMIT_ARGS": arguments, "SPARK_SUBMIT_OPTS": java_options()}
 
     @property
     def _secure(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(self.work_dir / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": _java_options(),
+            "SPARK_DAEMON_JAVA_OPTS": java_options(),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGES))),
         }

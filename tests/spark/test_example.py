@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import class_archives
 from tests.documentation.pages import ROOT, blocks, find_in_order, squeezed
-from tests.spark.cluster import LEAN_JAVA
+from tests.spark.cluster import java_options
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +35,7 @@ def test_every_block(tmp_path: Path) -> None:
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     # For the tests' time; the page prints the same without.
     environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
-    environment["SPARK_SUBMIT_OPTS"] = " ".join([LEAN_JAVA, *class_archives.options("spark")])
+    environment["SPARK_SUBMIT_OPTS"] = java_options()
     run = subprocess.run(
         ["bash", "-c", "\n".join(lines)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,

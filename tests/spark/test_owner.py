@@ -140,6 +140,7 @@ def test_verify_and_audit_on_spark_do_not_follow_the_owners_links(case: Case) ->
             assert "KNOWN-TO-ROOT" not in done.stdout + done.stderr
 
 
+@pytest.mark.soak("the import, which reads what only root reads; the tasks, which are root again afterwards")
 def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case) -> None:
     command = ("export", "--log-dirs", case.log_dir, "--to", case.private / "tables", "--execute", "--output", "json")
     done = keytail(*command)

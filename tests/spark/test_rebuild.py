@@ -86,6 +86,7 @@ def test_a_torn_tail_is_cut_and_the_rest_made_on_spark(spark: Any, tmp_path: Pat
     assert torn.with_suffix(".index").exists()
 
 
+@pytest.mark.soak("test_submit.py: the compact job; tests/test_jobs.py: its interpreter")
 def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path: Path) -> None:
     other_python = shutil.which("python3", path="/usr/bin:/bin") is not None
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 200) for n in range(2)})

@@ -13,7 +13,7 @@ import pytest
 
 from tests.app.log_dirs import newest_by_key, random_records, records_of, write_log_dir
 from tests.reference.murmur2 import partition as partition_of
-from tests.spark.cluster import LEAN_JAVA
+from tests.spark.cluster import java_options
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +29,7 @@ def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> 
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
     environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment |= {"SPARK_SUBMIT_OPTS": LEAN_JAVA}  # for the tests' time
+    environment |= {"SPARK_SUBMIT_OPTS": java_options()}  # for the tests' time
     folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
     if activated:
         folders.insert(0, str(SUBMIT.parent))
@@ -66,6 +66,7 @@ def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
     assert {row["status"] for row in json.loads(again.stdout)} == {"clean"}
 
 
+@pytest.mark.soak("the compact job; tests/test_jobs.py; tests/spark/test_import.py")
 def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> None:
     keys = [b"%d" % number for number in range(500)]
     pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / "orders.parquet", row_group_size=100)
