@@ -12,7 +12,8 @@ from keytail.log.directory import Directory
 
 NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # of every output
 
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+# The file system has none, or no more of this file; some that join several others have none between two of them.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 def finish(
@@ -96,6 +97,8 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
                     raise
                 for name in given:
                     directory.unlink(name)
+                # Beside a `.log` with its final name they would pass for indexes that a broker has rebuilt.
+                directory.fsync()
                 return False
         given.append(live)
     directory.fsync()
