@@ -102,6 +102,7 @@ def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **
         metadata: Any = SimpleNamespace(
             topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
             as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={},
+            unknown_types=(),
         )  # fmt: skip
         configuration = Configuration(cluster=Cluster(1, metadata))
     request = Request(Source("s", "parquet"), "orders", (str(log_dir),), configuration=configuration, **changes)

@@ -269,6 +269,14 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
         assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]
 
 
+def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    assert "Warning: records of type" not in plan(run, log_dir)[1]
+    log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
+    rows, said = plan(run, log_dir)
+    assert "Warning: records of type 99 are passed over, which this release does not know" in said
+    assert statuses(rows)["orders-0"] == "would-compact"
+
+
 @pytest.mark.parametrize("appended_by_broker", [False, True])
 def test_what_an_import_wrote_says_nothing_about_brokers(
     run: Run, log_dir: Path, log: MetadataLog, appended_by_broker: bool

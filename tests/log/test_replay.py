@@ -218,6 +218,12 @@ def test_a_newer_record_of_an_aborted_transaction_says_nothing() -> None:
     assert not replay.in_transaction
 
 
+def test_types_that_are_not_kafkas_are_named() -> None:
+    replay = replayed(NEW, [dull.frame(20, 0, b""), dull.frame(999, 0, b"\x00")], [dull.frame(77, 3, b"")])
+    assert replay.unknown_types() == (77, 999)
+    assert replayed(NEW, [dull.BEGIN, dull.frame(999, 0, b""), dull.ABORT]).unknown_types() == ()
+
+
 def test_levels_of_features() -> None:
     level = dull.frame(12, 0, dull.text("metadata.version") + b"\x00\x1d")
     assert replayed(NEW, [level]).features() == {"metadata.version": 29}

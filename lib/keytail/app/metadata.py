@@ -66,6 +66,12 @@ class Cluster:
         said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:
             said += f". {_uncertain(at.uncertain_topics)}"
+        if at.unknown_types:
+            types = ", ".join(map(str, at.unknown_types))
+            said += (
+                f". Warning: records of type {types} are passed over, which this release does not know: if they are "
+                "about topics, the settings here may not be those that hold. Update keytail"
+            )
         if not self.is_old(now_ms):
             return said
         age = duration_text(now_ms - at.as_of_ms)
@@ -73,7 +79,7 @@ class Cluster:
 
     @property
     def is_uncertain(self) -> bool:
-        return self.metadata is not None and bool(self.metadata.uncertain_topics)
+        return self.metadata is not None and bool(self.metadata.uncertain_topics or self.metadata.unknown_types)
 
     def is_old(self, now_ms: int) -> bool:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - _OLD_MS

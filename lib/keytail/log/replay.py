@@ -20,6 +20,7 @@ from keytail.format.metadata import (
     KnownRecord,
     MetadataRecord,
     NewerRecord,
+    OtherRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -57,6 +58,7 @@ class Replay:
         self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
         self._newer: dict[Resource, str] = {}
         self._features: dict[str, int] = {}
+        self._unknown_types: set[int] = set()
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
@@ -97,6 +99,10 @@ class Replay:
         """The cluster's levels of features by name, `metadata.version` among them."""
         return dict(self._features)
 
+    def unknown_types(self) -> tuple[int, ...]:
+        """Types of records that are not known here at all: what they say, and about what, is not applied."""
+        return tuple(sorted(self._unknown_types))
+
     def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
         """By config name, what may hold; a name that is absent certainly has no value."""
         resource = (resource_type.value, resource_name)
@@ -110,6 +116,9 @@ class Replay:
         for record in unit:
             if isinstance(record, NewerRecord):
                 newer |= self._apply_newer(record)
+            elif isinstance(record, OtherRecord):
+                if not record.is_known:
+                    self._unknown_types.add(record.record_type)
             elif isinstance(record, FeatureLevelRecord):
                 self._features[record.name] = record.level
             elif isinstance(record, TopicRecord):
