@@ -75,6 +75,18 @@ def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path
     assert "Not known of orders: cleanup.policy. Give" in result.stderr
 
 
+def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) -> None:
+    """A broker before 3.0 sends the batches of version 2 as they are, and clients before 0.11 cannot read them."""
+    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--output", "json")
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
+    assert result.exit_code == 1
+    assert "orders has a message format before version 2 (command line: orders:message.format" in result.stderr
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\n")  # KRaft ignores it
+    result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
+    assert "message format" not in result.stderr and "Spark was started" in repr(result.exception)
+
+
 def test_no_import_beside_a_broker(run: Run, log_dir: Path) -> None:
     arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
     with hold([str(log_dir)]):
@@ -90,6 +102,7 @@ def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **
         metadata: Any = SimpleNamespace(
             topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
             as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={},
+            unknown_types=(),
         )  # fmt: skip
         configuration = Configuration(cluster=Cluster(1, metadata))
     request = Request(Source("s", "parquet"), "orders", (str(log_dir),), configuration=configuration, **changes)

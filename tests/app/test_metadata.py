@@ -249,6 +249,34 @@ def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, l
     assert statuses(rows)["orders-0"] == "would-compact", "what is given needs no metadata"
 
 
+def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
+) -> None:
+    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it, and writes it again."""
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "give its file with --config" in said
+    config = tmp_path / "server.properties"
+    config.write_text("process.roles=broker\nnode.id=1\n")
+    rows, _ = plan(run, log_dir, "--config", config)
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
+    config.write_text("zookeeper.connect=localhost\nbroker.id=1\n")
+    assert set(statuses(plan(run, log_dir, "--config", config)[0]).values()) == {"refused"}
+    for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9 and 4.0, which has no ZooKeeper
+        log.append(dull.frame(12, 0, dull.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
+        rows, _ = plan(run, log_dir)
+        assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]
+
+
+def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    assert "Warning: records of type" not in plan(run, log_dir)[1]
+    log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
+    rows, said = plan(run, log_dir)
+    assert "Warning: records of type 99 are passed over, which this release does not know" in said
+    assert statuses(rows)["orders-0"] == "would-compact"
+
+
 @pytest.mark.parametrize("appended_by_broker", [False, True])
 def test_what_an_import_wrote_says_nothing_about_brokers(
     run: Run, log_dir: Path, log: MetadataLog, appended_by_broker: bool

@@ -40,8 +40,18 @@ def test_zookeeper_is_before_4_0_and_needs_the_settings_of_topics() -> None:
 
 
 def test_signs_that_contradict_each_other_are_of_several_versions() -> None:
-    found = infer(Signs(features={"metadata.version": 26}, meta_versions=frozenset({0, 1})))
-    assert found.sentence == "several versions: 4.1 or later, and one before 4.0"
+    found = infer(Signs(features={"metadata.version": 26}, clean_shutdown_has_json=False))
+    assert found.sentence == "several versions: 4.1 or later, and one before 3.7"
+
+
+def test_a_migration_to_kraft_keeps_version_0() -> None:
+    """Seen with 4.3.1; a disk that was added later has version 1."""
+    found = infer(Signs(features={"metadata.version": 26}, has_metadata_log=True, meta_versions=frozenset({0, 1})))
+    assert found.sentence == "4.1 or later"
+    assert "before a migration to KRaft" in text(found)
+    found = infer(Signs(has_metadata_log=True, meta_versions=frozenset({0})))
+    assert found.sentence == "3.4 or later"
+    assert "give its file with --config" in text(found)
 
 
 def test_formats_snapshots_and_topic_ids() -> None:

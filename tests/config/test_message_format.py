@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keytail.config.message_format import ClusterMode, MessageFormat, message_format
+from keytail.config.message_format import ClusterMode, MessageFormat, message_format, older_format
 from keytail.config.resolve import effective, from_broker, from_command_line
 from keytail.errors import UsageProblem
 
@@ -76,3 +76,26 @@ def test_kraft_means_version_2() -> None:
 def test_what_is_no_version(text: str) -> None:
     with pytest.raises(UsageProblem, match=r"a version such as 2\.8"):
         from_command_line([f"t:message.format.version={text}"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "topic", "broker", "source"),
+    [
+        ("ZooKeeper", OLD, {}, f"command line: t:{OLD}"),
+        ("unknown", OLD, {}, f"command line: t:{OLD}"),
+        ("ZooKeeper", "", {FORMAT: "0.9.0"}, f"f: {FORMAT}=0.9.0"),
+        ("ZooKeeper", "", {PROTOCOL: "0.10.2"}, f"f: {PROTOCOL}=0.10.2"),
+        ("ZooKeeper", NEW, {FORMAT: "0.9.0"}, None),
+        ("ZooKeeper", "", {}, None),
+        ("unknown", "", {}, None),
+        ("KRaft", OLD, {}, None),
+        ("ZooKeeper", OLD, {PROTOCOL: "3.6"}, None),
+    ],
+)
+def test_the_setting_that_says_that_a_format_is_older(
+    mode: ClusterMode, topic: str, broker: dict[str, str], source: str | None
+) -> None:
+    command_line = from_command_line([f"t:{topic}"] if topic else [])
+    resolved = effective("t", command_line=command_line, broker=from_broker(broker, "f"), topics_have_no_overrides=True)
+    found = older_format(resolved, mode)
+    assert (found.source if found else None) == source

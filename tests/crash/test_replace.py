@@ -3,7 +3,10 @@ all outputs, by the model of Kafka's loader, and the recovery ends with one of t
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +18,7 @@ from tests.crash.driver import EVERY_FAULT, Counts, State, digest_of, few_in_che
 from tests.crash.partitions import PARTITION, Group, Partition, txn_index
 from tests.crash.trees import Tree, digest_of_tree
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.reference.loader import load
 
 SHARE = 0.1
 CASES = {
@@ -109,6 +113,44 @@ def test_every_stop_of_a_replacement_and_of_its_recovery(
         print(f"\n{name}: {counts}; in the recovery of these {in_recovery}")
     assert counts.distinct_states > 15
     assert in_recovery.distinct_states > 15
+
+
+class _FewLinks:
+    """A file system that refuses hard links after the first ones."""
+
+    def __init__(self, fs: FileSystem, links: int) -> None:
+        self._fs, self._links = fs, links
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._fs, name)
+
+    def link(self, source: str, target: str) -> None:
+        if self._links == 0:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), source)
+        self._links -= 1
+        self._fs.link(source, target)
+
+
+@pytest.mark.parametrize("links", [1, 2])
+def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, fast_dir: Path) -> None:  # noqa: F811
+    """The names given before are gone for good before anything is renamed: beside a `.log` with its final name they
+    would pass for indexes that a broker has rebuilt, and the other index files would be removed."""
+    partition = CASES["one by itself, with a transaction index that stays"]
+
+    def commit(fs: FileSystem, root: Path) -> None:
+        for group in partition.outputs():
+            replace.commit_group(cast("FileSystem", _FewLinks(fs, links)), str(root / PARTITION), group)
+
+    def check(state: State) -> None:
+        path = state.root / PARTITION
+        replaced = partition.judge(load(path))
+        assert all(replaced) or not state.action_ended
+        recover(LOCAL, str(path))
+        assert partition.judge(load(path)) == replaced
+
+    for_every_stop(
+        partition.make, commit, check, work_dir=fast_dir / "commit", counts=Counts(), partial_cuts=30, seed=SEED
+    )
 
 
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK))

@@ -167,11 +167,12 @@ def test_several_outputs_leave_nothing_else(tmp_path: Path) -> None:
     assert recover(LOCAL, str(path)) == []
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV])
 @pytest.mark.parametrize("case", [CASE, SPLIT], ids=["one", "two"])
-def test_without_hard_links_files_are_renamed(case: Partition, tmp_path: Path) -> None:
+def test_without_hard_links_files_are_renamed(case: Partition, number: int, tmp_path: Path) -> None:
     class WithoutLinks(FileSystem):
         def link(self, source: str, target: str) -> None:
-            raise OSError(errno.EPERM, "no hard links here", source)
+            raise OSError(number, "no hard links here", source)
 
     path, linked = _path(tmp_path, case), _path(tmp_path / "linked", case)
     replace.commit_group(WithoutLinks(), str(path), case.outputs()[0])

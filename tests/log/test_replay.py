@@ -199,6 +199,12 @@ def test_a_topic_that_is_created_again_is_certain() -> None:
     assert replayed(NEW, [newer(dull.remove(1))], [dull.topic("t", 2)]).newer(ResourceType.TOPIC) == {}
 
 
+def test_newer_settings_in_front_of_the_record_that_creates_their_topic_count() -> None:
+    created = [newer(policy("compact")), dull.topic("t", 1), dull.partition(1, 0)]
+    assert replayed(created).newer(ResourceType.TOPIC) == {"t": WHY.format(4)}
+    assert replayed([dull.BEGIN], created[:1], [*created[1:], dull.END]).newer(ResourceType.TOPIC).keys() == {"t"}
+
+
 def test_newer_settings_of_brokers_are_named() -> None:
     replay = replayed(NEW, [newer(dull.config(4, "", "retention.ms", "5"))], [newer(dull.config(4, "1", POLICY, "a"))])
     assert replay.newer(ResourceType.BROKER) == {"": WHY.format(4), "1": WHY.format(4)}
@@ -210,6 +216,12 @@ def test_a_newer_record_of_an_aborted_transaction_says_nothing() -> None:
     replay = replayed(NEW, [newer(dull.BEGIN), newer(policy("delete")), newer(dull.ABORT)])
     assert replay.newer(ResourceType.TOPIC) == {}
     assert not replay.in_transaction
+
+
+def test_types_that_are_not_kafkas_are_named() -> None:
+    replay = replayed(NEW, [dull.frame(20, 0, b""), dull.frame(999, 0, b"\x00")], [dull.frame(77, 3, b"")])
+    assert replay.unknown_types() == (77, 999)
+    assert replayed(NEW, [dull.BEGIN, dull.frame(999, 0, b""), dull.ABORT]).unknown_types() == ()
 
 
 def test_levels_of_features() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -14,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import keytail.maintenance
-from keytail.errors import CorruptLog
+from keytail.errors import CorruptLog, Refused
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_offsets
-from keytail.log.fs import LOCAL
+from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.manifest import MANIFEST, Manifest, read_manifest
 from keytail.log.originals import Originals, keep
 from keytail.log.recover import recover
@@ -135,6 +136,25 @@ def test_the_directory_is_as_it_was(tmp_path: Path, done: int, copies: bool) -> 
     assert story.manifest.undone_ms == 2
     restore(LOCAL, story.manifest, story.entry, story.decide(), 3)
     assert tree(story.path) == story.before
+
+
+class WithoutLinks(FileSystem):
+    def link(self, source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+
+def test_without_hard_links_copies_are_kept_and_put_back(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS), copies=True)
+    restore(WithoutLinks(), story.manifest, story.entry, story.decide(), 2)
+    assert tree(story.path) == story.before
+    partition, originals = Partition(SEGMENTS, GROUPS), Originals(str(tmp_path / "others"), False)
+    partition.make(tmp_path / "logs2")
+    with pytest.raises(Refused, match="cannot have a hard link") as caught:
+        keep(
+            WithoutLinks(), originals, str(tmp_path / "logs2" / PARTITION), partition.outputs()[:1], run_id="r2",
+            topic="orders", partition=0, source_bases=[0, 10], end_offset=ACTIVE, next_checkpoint=ACTIVE, now_ms=1,
+        )  # fmt: skip
+    assert "--copy-originals" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ class ZooKeeper:
                 raise RuntimeError(f"ZooKeeper did not start: {log_file.read_text(errors='replace')[-2000:]}")
             time.sleep(0.05)
 
-    def wait_until_free(self) -> None:
-        """Until no broker has a session: that of a killed one lives on for some seconds, and no other can register."""
+    def wait_until_free(self, broker: int = NODE_ID) -> None:
+        """Until the broker has no session: that of a killed one lives on for some seconds, and it cannot register."""
         give_up = time.monotonic() + SESSION_LIMIT_S
-        while "/brokers/ids/" in self._ask("dump"):
+        while f"/brokers/ids/{broker}\n" in self._ask("dump"):
             assert time.monotonic() < give_up, "the session of a killed broker does not end"
             time.sleep(0.1)
 
@@ -125,3 +125,24 @@ class ZooKeeperBroker(Broker):
     def _prepare(self, config: Path) -> None:
         self.zookeeper.start()
         self.zookeeper.wait_until_free()
+
+
+class Follower(ZooKeeperBroker):
+    """Broker 2 of the cluster of `leader`, which must have been started before and must end after it."""
+
+    ready_text = "[KafkaServer id=2] started"
+
+    def __init__(self, leader: ZooKeeperBroker, log_dirs: Path, work_dir: Path, **options: Any) -> None:
+        super().__init__(log_dirs, work_dir, version=leader.version, **options)
+        self.zookeeper = leader.zookeeper
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Broker.__exit__(self, kind, error, trace)
+
+    def _mode_properties(self) -> Mapping[str, str]:
+        return {**super()._mode_properties(), "broker.id": "2"}
+
+    def _prepare(self, config: Path) -> None:
+        self.zookeeper.wait_until_free(broker=2)

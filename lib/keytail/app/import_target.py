@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from keytail.app.metadata import with_metadata
 from keytail.config.files import parse_meta_properties
+from keytail.config.message_format import older_format
 from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -150,6 +151,13 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
             raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
     if unknown := configuration.unknown(topic, _SETTINGS):
         raise Refused(unknown)
+    older = older_format(configuration.of(topic), cluster.mode if cluster is not None else "unknown")
+    if older is not None:
+        raise Refused(
+            f"{topic} has a message format before version 2 ({older.source}): a broker before 3.0 would send what is "
+            "imported, which is of version 2, to clients that cannot read it",
+            remedy="Raise message.format.version of the topic to 0.11 or later while the broker runs, or produce to it",
+        )
     return known
 
 

@@ -53,6 +53,7 @@ def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluste
         Signs(
             meta_versions=frozenset(meta_versions),
             has_directory_id=has_directory_id,
+            has_metadata_log=cluster is not None and not cluster.is_absent,
             features=cluster.metadata.features if cluster is not None and cluster.metadata is not None else {},
             clean_shutdown_has_json=json.pop() if len(json) == 1 else None,
             partitions=looked_into,

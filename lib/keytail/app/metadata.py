@@ -16,6 +16,7 @@ from keytail.app.selection import GIVE_SETTINGS, NO_METADATA, Configuration
 from keytail.app.small_segments import REMEDY as SET_MORE
 from keytail.app.small_segments import small_segments
 from keytail.config.files import MetaProperties, parse_meta_properties
+from keytail.config.kafka_version import METADATA_VERSION, WITHOUT_ZOOKEEPER
 from keytail.config.keys import KEYS, file_names
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, Setting, broker_options, topic_options
@@ -65,6 +66,12 @@ class Cluster:
         said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:
             said += f". {_uncertain(at.uncertain_topics)}"
+        if at.unknown_types:
+            types = ", ".join(map(str, at.unknown_types))
+            said += (
+                f". Warning: records of type {types} are passed over, which this release does not know: if they are "
+                "about topics, the settings here may not be those that hold. Update keytail"
+            )
         if not self.is_old(now_ms):
             return said
         age = duration_text(now_ms - at.as_of_ms)
@@ -72,7 +79,7 @@ class Cluster:
 
     @property
     def is_uncertain(self) -> bool:
-        return self.metadata is not None and bool(self.metadata.uncertain_topics)
+        return self.metadata is not None and bool(self.metadata.uncertain_topics or self.metadata.unknown_types)
 
     def is_old(self, now_ms: int) -> bool:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - _OLD_MS
@@ -177,11 +184,11 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
         properties = _meta_properties(fs, log_dirs)
         if path is None:
             return Cluster(problem=_why_absent(properties), is_absent=True)
-        if not configuration.metadata_is_current:
-            _refuse_zookeeper(path, properties)
         broker = _broker(properties, configuration.broker)
         metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
         if not configuration.metadata_is_current:
+            if not _value(configuration.broker, "process.roles"):
+                _refuse_zookeeper(metadata, properties)
             _refuse_stale(fs, log_dirs, metadata)
     except (KeytailError, OSError) as problem:
         return Cluster(problem=str(problem))
@@ -208,13 +215,19 @@ def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
     return NO_METADATA
 
 
-def _refuse_zookeeper(path: str, properties: Mapping[str, MetaProperties]) -> None:
-    """A cluster that was migrated to KRaft and then reverted keeps the metadata log of the migration (KAFKA-16463)."""
+def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaProperties]) -> None:
+    """A cluster that was migrated to KRaft and then reverted keeps the metadata log of the migration (KAFKA-16463).
+
+    One that was not reverted keeps the version of its `meta.properties`, too.
+    """
+    if metadata.features.get(METADATA_VERSION, 0) >= WITHOUT_ZOOKEEPER:
+        return
     for file, found in properties.items():
         if found.version == 0:
             raise Refused(
-                f"the metadata log {path} is not believed: by version=0 in {file} the broker runs with ZooKeeper",
-                remedy=_ASSERT_CURRENT,
+                f"the metadata log {metadata.path} is not believed: by version=0 in {file} the broker runs with "
+                "ZooKeeper, or did before a migration to KRaft",
+                remedy="Of a broker with KRaft give its file with --config: it has process.roles. " + _ASSERT_CURRENT,
             )
 
 

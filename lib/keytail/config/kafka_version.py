@@ -18,6 +18,8 @@ _FIRST_LEVELS: tuple[tuple[int, Version], ...] = (
     (1, (3, 0)), (2, (3, 1)), (3, (3, 2)), (4, (3, 3)), (8, (3, 4)), (9, (3, 5)), (12, (3, 6)), (15, (3, 7)),
     (20, (3, 8)), (21, (3, 9)), (22, (4, 0)), (26, (4, 1)), (28, (4, 2)), (30, (4, 3)), (31, (4, 4)),
 )  # fmt: skip
+# From this level on no cluster can be reverted to ZooKeeper.
+WITHOUT_ZOOKEEPER = next(level for level, version in _FIRST_LEVELS if version == (4, 0))
 SNAPSHOT_VERSION = 1
 
 
@@ -25,14 +27,15 @@ SNAPSHOT_VERSION = 1
 class Signs:
     """What a log dir shows; None or empty: nothing to go by.
 
-    `meta_versions` of its `meta.properties`, `has_directory_id` in them; `features`: levels of the metadata log by
-    name; `clean_shutdown_has_json`: of the file of a clean shutdown. `partitions` were looked into, `with_topic_id` of
-    them have a `partition.metadata`; `magics`: of the first batch of their segments, with an example of each;
-    `snapshots`: versions of producer snapshots.
+    `meta_versions` of its `meta.properties`, `has_directory_id` in them; `has_metadata_log`, believed or not, and
+    `features`: its levels by name, if it is believed; `clean_shutdown_has_json`: of the file of a clean shutdown.
+    `partitions` were looked into, `with_topic_id` of them have a `partition.metadata`; `magics`: of the first batch of
+    their segments, with an example of each; `snapshots`: versions of producer snapshots.
     """
 
     meta_versions: frozenset[int] = frozenset()
     has_directory_id: bool = False
+    has_metadata_log: bool = False
     features: Mapping[str, int] = field(default_factory=dict)
     clean_shutdown_has_json: bool | None = None
     partitions: int = 0
@@ -102,12 +105,24 @@ def _metadata_version(signs: Signs) -> Evidence | None:
 def _mode(signs: Signs) -> list[Evidence]:
     found = []
     if 0 in signs.meta_versions:
-        means = "the broker runs with ZooKeeper: settings of topics are not in the log dirs, --topic-configs gives them"
-        found.append(Evidence("version=0 in meta.properties", means, end=(4, 0)))
+        found.append(_version_0(signs))
     if 1 in signs.meta_versions:
         means = "the broker runs with KRaft: the metadata log has the settings of topics"
         found.append(Evidence("version=1 in meta.properties", means, first=(3, 0)))
     return found
+
+
+def _version_0(signs: Signs) -> Evidence:
+    """A migration from ZooKeeper to KRaft, which Kafka has from 3.4 on, leaves the version as it is."""
+    seen = "version=0 in meta.properties"
+    if signs.features:
+        means = "the broker ran with ZooKeeper before a migration to KRaft, which keeps this version"
+        return Evidence(seen, means, first=(3, 4))
+    if signs.has_metadata_log:
+        means = "the broker runs with ZooKeeper, or did before a migration to KRaft: give its file with --config"
+        return Evidence(seen, means, first=(3, 4))
+    means = "the broker runs with ZooKeeper: settings of topics are not in the log dirs, --topic-configs gives them"
+    return Evidence(seen, means, end=(4, 0))
 
 
 def _directory_id(signs: Signs) -> Evidence | None:

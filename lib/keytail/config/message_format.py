@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from keytail.config.keys import version_numbers
-from keytail.config.resolve import DEFAULT_SOURCE, Resolved
+from keytail.config.resolve import DEFAULT_SOURCE, Resolved, Setting
 
 MessageFormat = Literal["v2", "keep", "unknown"]  # of what is left of messages of magic 0 and 1
 ClusterMode = Literal["KRaft", "ZooKeeper", "unknown"]
@@ -38,6 +38,17 @@ def message_format(resolved: Resolved, mode: ClusterMode) -> MessageFormat:
     elif stated is not None and stated < _FIRST_OF_V2:  # the broker's own, which the topic may have raised
         return "keep"
     return "keep" if mode == "ZooKeeper" else "unknown"
+
+
+def older_format(resolved: Resolved, mode: ClusterMode) -> Setting | None:
+    """The setting by which brokers take the topic for one of a format before version 2; None where none says so."""
+    if message_format(resolved, mode) != "keep":
+        return None
+    for name in (TOPIC_FORMAT, PROTOCOL):
+        stated = _version(resolved, name)
+        if stated is not None:
+            return resolved.settings[name] if stated < _FIRST_OF_V2 else None
+    return None
 
 
 def _version(resolved: Resolved, name: str) -> tuple[int, int] | None:

@@ -104,6 +104,11 @@ class OtherRecord:
 
     record_type: int
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the type is one of Kafka's, of which it is known that it says nothing about topics."""
+        return self.record_type in METADATA
+
 
 KnownRecord: TypeAlias = (
     TopicRecord

@@ -47,6 +47,9 @@ T = TypeVar("T")
 # Of a file that is read whole. An index of 2^31 bytes of log, an entry each 100 bytes, has half of that.
 MOST_SMALL_BYTES = 1 << 29
 
+# Of `link`: the file system has no hard links, or no more of this file; or it joins several, and has none between them.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+
 # Without O_NONBLOCK the opening of a FIFO waits for the other end.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW

@@ -54,6 +54,7 @@ class ClusterMetadata:
     as_of_ms: int  # when that record was written
     features: Mapping[str, int] = field(default_factory=dict)  # levels by name, metadata.version among them
     uncertain_topics: Mapping[str, str] = field(default_factory=dict)  # by name, why nothing is certain about it
+    unknown_types: tuple[int, ...] = ()  # of records that were passed over though nothing is known about them
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
@@ -167,6 +168,7 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
         as_of_ms=as_of_ms if log_ms is None else log_ms,
         features=replay.features(),
         uncertain_topics=replay.newer(ResourceType.TOPIC),
+        unknown_types=replay.unknown_types(),
     )
 
 

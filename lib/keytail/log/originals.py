@@ -19,7 +19,7 @@ from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.kernels.native import file_digest
 from keytail.log.checkpoint import read_epochs, read_offsets
-from keytail.log.fs import FileStat, FileSystem
+from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.manifest import MANIFEST, KeptFile, Manifest, parts_of, read_manifest, write_manifest
 from keytail.log.replace import GroupOutput
 
@@ -168,6 +168,12 @@ def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: 
         except OSError as error:
             if error.errno == errno.EXDEV:
                 raise other_file_system(originals.directory) from error
+            if error.errno in NO_LINKS:
+                raise Refused(
+                    f"the file cannot have a hard link in the directory for originals: {error.strerror}",
+                    path=source,
+                    remedy="Add --copy-originals",
+                ) from error
             raise
         # It loses the name under which its writer made it durable, if that did.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)

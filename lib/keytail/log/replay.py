@@ -20,6 +20,7 @@ from keytail.format.metadata import (
     KnownRecord,
     MetadataRecord,
     NewerRecord,
+    OtherRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -57,6 +58,7 @@ class Replay:
         self._earlier: dict[Resource, dict[str, list[str | None]]] = {}
         self._newer: dict[Resource, str] = {}
         self._features: dict[str, int] = {}
+        self._unknown_types: set[int] = set()
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
@@ -97,6 +99,10 @@ class Replay:
         """The cluster's levels of features by name, `metadata.version` among them."""
         return dict(self._features)
 
+    def unknown_types(self) -> tuple[int, ...]:
+        """Types of records that are not known here at all: what they say, and about what, is not applied."""
+        return tuple(sorted(self._unknown_types))
+
     def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
         """By config name, what may hold; a name that is absent certainly has no value."""
         resource = (resource_type.value, resource_name)
@@ -106,9 +112,13 @@ class Replay:
     def _apply(self, unit: Iterable[MetadataRecord], settled: bool) -> None:
         before: dict[tuple[Resource, str], str | None] = {}
         created: set[Resource] = set()
+        newer: dict[Resource, str] = {}
         for record in unit:
             if isinstance(record, NewerRecord):
-                self._apply_newer(record)
+                newer |= self._apply_newer(record)
+            elif isinstance(record, OtherRecord):
+                if not record.is_known:
+                    self._unknown_types.add(record.record_type)
             elif isinstance(record, FeatureLevelRecord):
                 self._features[record.name] = record.level
             elif isinstance(record, TopicRecord):
@@ -124,6 +134,7 @@ class Replay:
                 resource = (record.resource_type, record.resource_name)
                 before.setdefault((resource, record.name), self._configs.get(resource, {}).get(record.name))
                 self._configure(resource, record)
+        self._newer |= newer  # a topic's first settings may stand in front of the record that creates it
         if settled:
             return
         for (resource, name), value in before.items():
@@ -131,8 +142,8 @@ class Replay:
             if resource not in created and value != self._configs.get(resource, {}).get(name):
                 self._earlier.setdefault(resource, {}).setdefault(name, []).append(value)
 
-    def _apply_newer(self, newer: NewerRecord) -> None:
-        """Apply whether topics and partitions exist, and note that nothing else is certain."""
+    def _apply_newer(self, newer: NewerRecord) -> dict[Resource, str]:
+        """Apply whether topics and partitions exist; what nothing else is certain about, and why."""
         record = newer.record
         resource = self._resource_of(record)
         if isinstance(record, TopicRecord):
@@ -141,9 +152,10 @@ class Replay:
             self._remove(record)
         elif isinstance(record, PartitionRecord):
             self._topic_of(record.topic_id).replicas[record.partition] = record.replicas
-        if resource is not None:
-            number, version = newer.record_type, newer.version
-            self._newer[resource] = f"a record of type {number} has version {version}, which this release does not know"
+        if resource is None:
+            return {}
+        number, version = newer.record_type, newer.version
+        return {resource: f"a record of type {number} has version {version}, which this release does not know"}
 
     def _resource_of(self, record: KnownRecord) -> Resource | None:
         if isinstance(record, ConfigRecord):

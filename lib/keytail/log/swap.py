@@ -3,16 +3,14 @@ SWAP.md beside this file has its order, and why."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Sequence
 
 from keytail.format import names
 from keytail.format.names import FileName
 from keytail.log.directory import Directory
+from keytail.log.fs import NO_LINKS
 
 NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)  # of every output
-
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def finish(
@@ -92,10 +90,12 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
             try:
                 directory.link(file.name, live)
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                if error.errno not in NO_LINKS:
                     raise
                 for name in given:
                     directory.unlink(name)
+                # Beside a `.log` with its final name they would pass for indexes that a broker has rebuilt.
+                directory.fsync()
                 return False
         given.append(live)
     directory.fsync()

@@ -16,7 +16,7 @@ from keytail.errors import WRITTEN_TO, CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset
 from keytail.log.directory import Directory
-from keytail.log.fs import FileStat, FileSystem
+from keytail.log.fs import NO_LINKS, FileStat, FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.manifest import KeptFile, LeftFile, Manifest, Part, write_manifest
 from keytail.log.originals import copy_file, digest_file, epochs_below
@@ -306,8 +306,12 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, part
     """The owner in the manifest is not used: whoever can write there would choose whom a file is given to."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):
-        fs.link(source, target)
-        return
+        try:
+            fs.link(source, target)
+            return
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
     like = replace(facts, path=source, mtime_ns=kept.mtime_ns, mode=kept.mode)
     if copy_file(fs, source, target, like) != (kept.size_bytes, kept.digest_hex):
         fs.unlink(target)
