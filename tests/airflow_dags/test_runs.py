@@ -153,7 +153,7 @@ def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path
     found = run_dag(LEDGER, {"ledger": "/the ledger", "broker": "b1"}, KEYTAIL_BROKERS=str(tmp_path / "b.toml"))
     assert (found["state"], left(found, "maintain")["counts"]) == ("success", {"maintained": 1})
     words = json.loads((tmp_path / "b1").read_text().splitlines()[-1])
-    maintain = ["history", "--ledger", "/the ledger", "--maintain", "--execute", "--retain-days", "90"]
+    maintain = ["history", "--ledger", "/the ledger", "--maintain", "--execute", "--retain-days", "400"]
     assert words == [*maintain, "--output", "json"]
 
 
