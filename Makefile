@@ -34,8 +34,9 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# A process of tests for each core; `make test TESTS=tests/log` and `make test TESTS="tests/log -k lock"` are some of them.
-JOBS ?= $(shell nproc)
+# Tests wait for JVMs and brokers, so one process more than there are cores keeps these busy. `make test TESTS=tests/log`
+# and `make test TESTS="tests/log -k lock"` are some of the tests.
+JOBS ?= $(shell expr $$(nproc) + 1)
 TESTS ?= tests
 test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
 	$(MAKE) --no-print-directory -j2 lint kernels archives
@@ -43,7 +44,7 @@ test: airflow-venv  ## lint and all tests (Java and Maven Central for the intero
 
 check: venv  ## before each commit: lint, types and the tests that need no JVM
 	$(MAKE) --no-print-directory -j2 lint kernels
-	$(BIN)/python -m pytest -n $(JOBS) -m "not spark and not interop and not long" $(TESTS)
+	KEYTAIL_DRAWS=0 $(BIN)/python -m pytest -n $(JOBS) -m "not spark and not interop and not long" $(TESTS)
 
 kernels: venv  ## compile the kernels that most tests need, once, before processes of tests would each
 	$(BIN)/keytail doctor --warm >/dev/null
@@ -82,7 +83,7 @@ hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and
 mutants: N = 200
 mutants: venv  ## N changes of the core, each of which a test must notice; hours; JOBS=2, KEYTAIL_SEED; tests/MUTATION.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e '.[mutation]'
-	$(BIN)/python -m tests.mutation --n $(N) --jobs $(or $(JOBS),1)
+	$(BIN)/python -m tests.mutation --n $(N) --jobs $(JOBS)
 
 soak: venv  ## what does not fit into CI, for hours: kills, faults, hostile input, random logs; tests/SOAK.md
 	$(BIN)/python -m tests.soak
