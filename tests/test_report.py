@@ -13,7 +13,7 @@ FAILING = "tests/draws_that_fail.py"
 
 
 def output_of(command: list[str] | str, **environ: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEYTAIL_SEED", "PYTEST_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEYTAIL_", "PYTEST_"))}
     done = subprocess.run(
         command, shell=isinstance(command, str), cwd=ROOT, env=kept | environ, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
