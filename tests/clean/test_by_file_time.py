@@ -1,4 +1,4 @@
-"""Rounds as by the cleaners before Kafka 3.1 (CLEANING.md 16): what stays, against the model, and what the proof says."""
+"""Rounds as by the cleaners before Kafka 3.1 (CLEANING.md 16): what stays, and what the proof stops."""
 
 from __future__ import annotations
 

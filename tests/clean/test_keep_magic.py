@@ -196,6 +196,15 @@ def test_a_wrapper_around_another_magic_is_rebuilt_though_nothing_goes(tmp_path:
     assert [(m[16], m[17], struct.unpack_from(">q", m, 18)[0]) for m in inner_messages(left)] == [(1, 8, 700)] * 2
 
 
+def test_a_wrapper_of_magic_0_has_no_time_though_messages_inside_had_one(tmp_path: Path) -> None:
+    """Its time index entry would name a time that nothing in the segment has."""
+    mixed = encode_wrapper([Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")], GZIP, magic=0, inner_magics=[0, 1])
+    newer = encode_single(Rec(2, 400, b"a", b"3"), magic=1)
+    log = RandomLog([Segment(0, mixed + newer, mtime_ms=NOW), Segment(40, b"")], [], 40, {})
+    path = tmp_path / "t-0"
+    assert_equal(path, clean_partition(LOCAL, task_of(path, log, 0)), expected(log, 0))
+
+
 def test_a_last_message_of_the_range_goes_when_it_is_emptied(tmp_path: Path) -> None:
     """A batch of version 2 would be kept without records; no message can be."""
     source = encode_single(Rec(0, NOW, b"a", b"1")) + encode_single(Rec(1, NOW, b"b", None))

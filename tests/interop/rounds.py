@@ -177,6 +177,14 @@ class Case:
         )
 
     def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
+        self._same_choice(theirs, outcome, now)
+        if self.mode not in ("measured", "damaged"):
+            interval = int(now.configs["index.interval.bytes"])
+            found = differences(self.kafka / "t-0", self.ours / "t-0", index_interval_bytes=interval)
+            if found:
+                raise Difference("\n".join(found))
+
+    def _same_choice(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
         names = CHOICE if self.mode != "measured" else CHOICE[:2]
         other = [
             f"{name}: Kafka's {getattr(theirs, name)}, ours {outcome.choice[name]}"
@@ -188,11 +196,6 @@ class Case:
         end_offset = theirs.end_offset if theirs.cleaned else None
         if outcome.end_offset != end_offset and not self._fills_otherwise(theirs, outcome, now):
             raise Difference(f"another end: Kafka's {end_offset}, ours {outcome.end_offset}")
-        if self.mode not in ("measured", "damaged"):
-            interval = int(now.configs["index.interval.bytes"])
-            found = differences(self.kafka / "t-0", self.ours / "t-0", index_interval_bytes=interval)
-            if found:
-                raise Difference("\n".join(found))
 
     def _fills_otherwise(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> bool:
         """A full map ends the round with what it holds; from inside a segment that depends on entries of which no
@@ -272,6 +275,9 @@ class Case:
                 raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(mine, name)}")
         if self.mode != "damaged" and _headers(mine) != _headers(theirs):
             raise Difference(f"batches: Kafka's {_headers(theirs)}, ours {_headers(mine)}")
+        self._count_batches(theirs)
+
+    def _count_batches(self, theirs: Loaded) -> None:
         headers = [batch for batch in theirs.batches if batch["segment"] != theirs.segment_bases[-1]]
         self.seen["batches"] += len(headers)
         self.seen["batches without records"] += sum(batch["records"] == 0 for batch in headers)

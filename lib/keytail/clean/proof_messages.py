@@ -45,9 +45,10 @@ def prove_message(proof: Proof) -> None:
         state[kernels.OUTPUT_FROM] += q_size
         state[kernels.OUTPUT_CHECKED] = 0
         state[kernels.BATCHES_KEPT] += 1
-    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE]:
-        if not state[kernels.KEEP_MAGIC] and not state[kernels.BY_FILE_TIME]:
-            proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
+    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE] and not (
+        state[kernels.KEEP_MAGIC] or state[kernels.BY_FILE_TIME]
+    ):
+        proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
     _note_message(proof, message, kept)
     state[kernels.SOURCE_FROM] += len(source)
     state[kernels.SOURCE_LAST_OFFSET] = message.last_offset

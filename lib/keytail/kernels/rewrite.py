@@ -168,8 +168,9 @@ def rebuild_blocks(
 
     `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `first_ms` is the
     timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. With
-    `by_file_time` no batch has a horizon, also where its source has one (CLEANING.md 16). `blocks` must have room for the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code,
-    bad row. Fields by CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
+    `by_file_time` no batch has a horizon, also where its source has one (CLEANING.md 16). `blocks` must have room for
+    the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code, bad row. Fields by
+    CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
     """
     p = block_from
     done = 0
@@ -270,6 +271,8 @@ def rebuild_blocks(
             break
         if batch.attributes & 0x08:
             max_timestamp = batch.max_timestamp_ms
+        if keeps and batch.magic == 0:  # messages inside of magic 1 (KAFKA-4298) lose their times
+            max_timestamp = np.int64(-1)
         new.block_bytes = p - new.block_start
         new.base_timestamp_ms = base_timestamp
         new.max_timestamp_ms = max_timestamp
