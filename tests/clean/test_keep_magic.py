@@ -34,7 +34,7 @@ NOW = 1_750_000_000_000
 RETENTION = 1000
 
 
-def log_of(rng: random.Random, *, new_tombstones: bool = True) -> RandomLog:
+def log_of(rng: random.Random) -> RandomLog:
     """Messages of magic 0 and 1, alone and around others, and batches of version 2; tombstones of all ages."""
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
@@ -45,8 +45,6 @@ def log_of(rng: random.Random, *, new_tombstones: bool = True) -> RandomLog:
             records = []
             for _ in range(1 if kind == "single" else rng.choice([1, 2, 5, 20])):
                 value = rng.choice([None, b"", b"v" * rng.randint(1, 90), b"v%d" % offset])
-                if kind == "v2" and not new_tombstones:
-                    value = value or b""
                 time = NOW - rng.randint(0, 10**6) if magic or kind == "v2" else -1
                 records.append(Rec(offset, rng.choice([time, time, -1]), rng.choice(keys), value))
                 offset += rng.choice([1, 1, 1, 3])

@@ -70,6 +70,8 @@ class CaseOfVersion(Case):
     markers and emptied batches.
     """
 
+    keeps_magic = True
+
     def __init__(
         self,
         cleaner: OldCleaner,
@@ -130,11 +132,13 @@ class CaseOfVersion(Case):
         self.seen["markers that only keytail keeps"] += len(our_markers - their_markers)
 
     def _count_removed(self, end_offset: int) -> None:
-        """What the older cleaner removed although nothing newer superseded it, and what became of horizons."""
+        """What the older cleaner removed although nothing newer superseded and no abort revoked it, and what became of
+        horizons."""
         (source, markers), (left, markers_left) = _records(self.source), _records(self.kafka)
         keys = {record.key for record in left}
+        plain = [record for batch in _batches(self.source) if not batch.transactional for record in batch.records]
         newest = {record.key: record for record in sorted(source, key=lambda record: record.offset)}
-        gone = [record for key, record in newest.items() if key not in keys and record.value is None]
+        gone = [record for record in plain if newest[record.key] == record and record.key not in keys]
         self.seen["newest tombstones removed"] += len(gone)
         self.seen["markers removed"] += len(markers - markers_left)
         with_horizon = {batch.base_offset for batch in _batches(self.source) if batch.attributes & DELETE_HORIZON}

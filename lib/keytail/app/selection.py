@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keytail.clean.plan import CompactionConfig
+from keytail.config.broker_version import BrokerVersion
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
 from keytail.config.message_format import MessageFormat, message_format
@@ -72,6 +73,7 @@ class Configuration:
     topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
     metadata_is_current: bool = False
     message_format: MessageFormat = "unknown"  # as given
+    broker_version: BrokerVersion | None = None  # as given
     cluster: Cluster | None = None  # what is known by the metadata log in the log dirs, once it was looked for
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -114,6 +116,11 @@ class Configuration:
         if self.message_format != "unknown":
             return self.message_format
         return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")
+
+    @property
+    def by_file_time(self) -> bool:
+        """Whether tombstones and markers are removed as before Kafka 3.1 (CLEANING.md 16)."""
+        return self.broker_version is not None and self.broker_version.cleans_by_file_time
 
     def _resolve(self, topic: str) -> Resolved:
         return effective(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 _FIRST = (0, 11)
 _FIRST_WITH_HORIZONS = (3, 1)
 
 
-class BrokerVersion(NamedTuple):
+@dataclass(frozen=True)
+class BrokerVersion:
     """Such as 2.8.2; the patch, which changes nothing here, is kept as it was given."""
 
     major: int
