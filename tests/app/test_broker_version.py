@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from keytail.app.selection import read_configuration
+from keytail.config.broker_version import parse_broker_version
 from tests.app.conftest import Run, rows_of
 from tests.no_spark import without_spark
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
@@ -108,6 +111,25 @@ def test_the_report_shows_the_version_and_no_horizons(run: Run, logs: Path, tmp_
     with without_spark():
         run("compact", "--log-dirs", logs, *CONFIG, "--execute", "--broker-version", "2.8.2", "--report", page)
     assert "--broker-version" in page.read_text() and "2.8.2" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expiration_ms"),
+    [
+        (None, (), 86_400_000),
+        ("3.1", ("transactional.id.expiration.ms=5",), 86_400_000),
+        ("2.8", (), 604_800_000),
+        ("2.8", ("transactional.id.expiration.ms=5",), 5),
+        ("2.8", ("transactional.id.expiration.ms=5", "producer.id.expiration.ms=7"), 7),
+    ],
+)
+def test_below_3_1_producers_expire_with_transactional_ids(
+    version: str | None, given: tuple[str, ...], expiration_ms: int
+) -> None:
+    """Whose last batch is kept, though emptied, depends on it."""
+    stated = parse_broker_version(version) if version else None
+    configuration = replace(read_configuration(None, given, True), broker_version=stated)
+    assert configuration.for_compaction("t")[1].producer_id_expiration_ms == expiration_ms
 
 
 @pytest.mark.parametrize("text", ["0.10.2", "2", "new"])

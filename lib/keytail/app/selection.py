@@ -10,7 +10,7 @@ import contextlib
 import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from keytail.config.files import parse_server_properties
 from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
+    DEFAULT_SOURCE,
     CommandLine,
     Resolved,
     Setting,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _MOST_RESOLVED = 64
+# Kafka before 3.1 has no setting of its own for producers: they expire when transactional ids do.
+PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 NO_METADATA = "no metadata log here (ZooKeeper?)"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 GIVE_SETTINGS = (
@@ -89,11 +92,19 @@ class Configuration:
         found = self._resolved.get(topic)
         if found is None:
             resolved = self._resolve(topic)
-            found = resolved, CompactionConfig.from_values(resolved.values())
+            found = resolved, self._compaction_config(resolved)
             if len(self._resolved) >= _MOST_RESOLVED:
                 self._resolved.clear()
             self._resolved[topic] = found
         return found
+
+    def _compaction_config(self, resolved: Resolved) -> CompactionConfig:
+        config = CompactionConfig.from_values(resolved.values())
+        if self.by_file_time and resolved.settings[PRODUCER_EXPIRATION].source == DEFAULT_SOURCE:
+            expiration_ms = resolved.settings[TRANSACTION_EXPIRATION].value
+            assert isinstance(expiration_ms, int)
+            config = replace(config, producer_id_expiration_ms=expiration_ms)
+        return config
 
     def why_unknown(self, topic: str) -> str:
         """Why settings of a topic are not known by a metadata log."""
