@@ -267,6 +267,4 @@ def test_the_proof_stops_a_cleaner_that_rebuilds_what_lost_nothing(
     segments = [Segment(0, batch, mtime_ms=NOW), Segment(1, b"")]
     log, facts = RandomLog(segments, [], 1, {}), write_log(str(tmp_path / "t-0"), segments)
     with pytest.raises(KeytailError, match="a batch that lost nothing is not the source's bytes"):
-        clean_partition(
-            LOCAL, task_for(str(tmp_path / "t-0"), log, facts, NOW, first_dirty=0, by_file_time=True)
-        )
+        clean_partition(LOCAL, task_for(str(tmp_path / "t-0"), log, facts, NOW, first_dirty=0, by_file_time=True))

@@ -31,6 +31,7 @@ class OldCleaner(Kafka):
 
     def __init__(self, version: str) -> None:
         super().__init__()
+        self.version = version
         path = broker_class_path(version)
         with compiling():
             classes = compiled([HERE / "cleaner_java" / "CleanOnce.java"], path)
@@ -38,9 +39,7 @@ class OldCleaner(Kafka):
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
         self._command = [tool("java"), *flags, quiet, "-cp", os.pathsep.join([path, str(classes)]), "CleanOnce"]
 
-    def clean_from(
-        self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any
-    ) -> Cleaned:
+    def clean_from(self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any) -> Cleaned:
         """One round over the range of `choice`; no `.deleted` file remains."""
         configs = {OLD_NAMES.get(name, name): value for name, value in options.pop("configs").items()}
         if "segment.bytes" in configs:  # 14 is the least that is taken, and the smallest batch has more

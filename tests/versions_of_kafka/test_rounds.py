@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from keytail.config.broker_version import parse_broker_version
-from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import CLOCK_MS, Kafka, Opened, step_batch, step_marker, step_roll
 from tests.interop.rounds import Circumstances, Difference, Outcome, Round
@@ -48,7 +47,7 @@ def cleaner(version: str) -> Iterator[OldCleaner]:
 
 
 def run_rounds(
-    kafka: Kafka,  # noqa: F811
+    kafka: Kafka,
     cleaner: OldCleaner,
     directory: Path,
     share: float,
@@ -63,9 +62,11 @@ def run_rounds(
         return keytail_round(log_dir, now, by_file_time=by_file_time, message_format=message_format)
 
     case_of = partial(CaseOfVersion, cleaner, rule=rule)
+    # 2.4.1 with a full map looks for aborted transactions below its end only, and keeps aborted data behind it.
+    from_inside = cleaner.version >= "2.8"
     return run_cases(
         kafka, directory, ours, logs=max(1, round(LOGS * share)), case_of=case_of, configs=configs,
-        **{"transactional": True, **traffic},
+        **{"transactional": True, "from_inside": from_inside, **traffic},
     )  # fmt: skip
 
 
@@ -76,16 +77,12 @@ def run_rounds(
     ids=["transactional", "plain", "legacy"],
 )
 def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
-    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float  # noqa: F811
+    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, traffic: dict[str, Any], share: float
 ) -> None:
     """Each round from Kafka's result of the one before. From 3.1 on horizons are compared too."""
     by_file_time = parse_broker_version(version).cleans_by_file_time
     rule: Rule = "equal" if by_file_time else "may keep the last"
-    # 2.4.1 with a full map looks for aborted transactions below its end only, and keeps aborted data behind it.
-    from_inside = version >= "2.8"
-    seen = run_rounds(
-        kafka, cleaner, fast_dir, share, by_file_time=by_file_time, rule=rule, from_inside=from_inside, **traffic
-    )
+    seen = run_rounds(kafka, cleaner, fast_dir, share, by_file_time=by_file_time, rule=rule, **traffic)
     assert by_file_time or not seen["horizons dropped by a rewrite"]
     if seen["logs"] >= 100 and not traffic:
         wanted = (*NEVER_MISSED, *(("horizons kept", "horizons dropped by a rewrite") if by_file_time else (EMPTIED,)))
@@ -96,7 +93,7 @@ def test_rounds_leave_what_the_cleaner_of_the_version_leaves(
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
 @pytest.mark.parametrize("retention_ms", [0, 2**40])
 def test_without_the_version_tombstones_and_markers_stay_longer_and_nothing_else_differs(
-    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, retention_ms: int  # noqa: F811
+    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path, retention_ms: int
 ) -> None:
     """No log has a horizon before keytail writes one. With a long retention neither removes any tombstone or marker."""
     seen = run_rounds(
@@ -134,7 +131,7 @@ def play(case: CaseOfVersion, steps: list[dict[str, Any]], ages_ms: dict[int, in
 
 @pytest.mark.parametrize("version", BY_FILE_TIME, indirect=True)
 def test_a_second_round_removes_what_the_first_kept(
-    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path  # noqa: F811
+    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
     """Tombstones of a file that is old enough, and the marker of a transaction whose data the first round removed."""
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
@@ -156,7 +153,7 @@ def test_a_second_round_removes_what_the_first_kept(
 
 @pytest.mark.parametrize("version", [v for v in BY_FILE_TIME if v < "3"], indirect=True)
 def test_a_marker_outlives_a_key_of_its_own_bytes(
-    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path  # noqa: F811
+    version: str, cleaner: OldCleaner, kafka: Kafka, fast_dir: Path
 ) -> None:
     """The departure of CLEANING.md 16: before 3.0 a marker, whose data is still there, is removed as superseded."""
     case = CaseOfVersion(cleaner, kafka, fast_dir / "log", Counter())
