@@ -111,9 +111,9 @@ BrokerVersionFlag = Annotated[
         "--broker-version",
         metavar="VERSION",
         parser=_version,
-        help="Remove tombstones and markers as the cleaner of this Kafka does, such as 2.8. Below 3.1: by the time of "
-        "their file, and no delete horizon is written. Default, and from 3.1 on: by delete horizons, which older "
-        "brokers can read, and which remove nothing earlier.",
+        help="Version of Kafka, such as 2.8, whose cleaner decides when tombstones and markers are removed. Below 3.1: "
+        "by the time of their file, and no delete horizon is written. Default, and from 3.1 on: by delete horizons, "
+        "which older brokers can read, and which remove nothing earlier.",
         rich_help_panel=RUN,
     ),
 ]
