@@ -46,6 +46,7 @@ class Case:
         self.uncleanable = segments[-1].base_offset
         self.index_limit = 10_485_760
         self.keep_magic = given.get("keep_magic", False)
+        self.by_file_time = given.get("by_file_time", False)
         self.removal_limit = given.get("removal_limit", cleaner.LONG_MAX)
         self.round = cleaner.clean(
             segments,
@@ -143,6 +144,7 @@ class Case:
             removal_limit_offset=self.removal_limit,
             active_producers=tuple(np.array(column, np.int64) for column in active),
             keep_magic=self.keep_magic,
+            by_file_time=self.by_file_time,
         )
 
     def after(self) -> list[Segment]:

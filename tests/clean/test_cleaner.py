@@ -98,16 +98,17 @@ def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
     active = {pid: state for pid, state in log.producers.items() if rng.random() < 0.7}
     snapshots = write_snapshot(path, log, [snapshot_entry(p, *state) for p, state in active.items()])
     removal_limit = rng.choice([NO_REMOVAL_LIMIT, rng.randint(base, end)])
+    by_file_time = rng.random() < 0.3
     task = task_for(
         path, log, facts, NOW, first_dirty=first_dirty, first_uncleanable=first_uncleanable, config=config,
         snapshots=snapshots, map_max_entries=max_entries, drop_keyless=True, hash_seed=rng.randrange(2**64),
-        removal_limit_offset=removal_limit,
+        removal_limit_offset=removal_limit, by_file_time=by_file_time,
     )  # fmt: skip
     twin = clean(
         log.segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=NOW,
         max_entries=max_entries or 10**6, producers=active, segment_bytes=config["segment_bytes"],
         index_interval_bytes=config["index_interval_bytes"],
-        delete_retention_ms=config["delete_retention_ms"], removal_limit=removal_limit,
+        delete_retention_ms=config["delete_retention_ms"], removal_limit=removal_limit, by_file_time=by_file_time,
     )  # fmt: skip
     result = clean_partition(LOCAL, task)
 

@@ -34,7 +34,7 @@ NOW = 1_750_000_000_000
 RETENTION = 1000
 
 
-def log_of(rng: random.Random, *, new_tombstones: bool = True) -> RandomLog:
+def log_of(rng: random.Random) -> RandomLog:
     """Messages of magic 0 and 1, alone and around others, and batches of version 2; tombstones of all ages."""
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
@@ -45,8 +45,6 @@ def log_of(rng: random.Random, *, new_tombstones: bool = True) -> RandomLog:
             records = []
             for _ in range(1 if kind == "single" else rng.choice([1, 2, 5, 20])):
                 value = rng.choice([None, b"", b"v" * rng.randint(1, 90), b"v%d" % offset])
-                if kind == "v2" and not new_tombstones:
-                    value = value or b""
                 time = NOW - rng.randint(0, 10**6) if magic or kind == "v2" else -1
                 records.append(Rec(offset, rng.choice([time, time, -1]), rng.choice(keys), value))
                 offset += rng.choice([1, 1, 1, 3])
@@ -194,6 +192,15 @@ def test_a_wrapper_around_another_magic_is_rebuilt_though_nothing_goes(tmp_path:
     install(LOCAL, task, clean_partition(LOCAL, task))
     left = (path / f"{0:020d}.log").read_bytes()
     assert [(m[16], m[17], struct.unpack_from(">q", m, 18)[0]) for m in inner_messages(left)] == [(1, 8, 700)] * 2
+
+
+def test_a_wrapper_of_magic_0_has_no_time_though_messages_inside_had_one(tmp_path: Path) -> None:
+    """Its time index entry would name a time that nothing in the segment has."""
+    mixed = encode_wrapper([Rec(0, -1, b"a", b"1"), Rec(1, 500, b"b", b"2")], GZIP, magic=0, inner_magics=[0, 1])
+    newer = encode_single(Rec(2, 400, b"a", b"3"), magic=1)
+    log = RandomLog([Segment(0, mixed + newer, mtime_ms=NOW), Segment(40, b"")], [], 40, {})
+    path = tmp_path / "t-0"
+    assert_equal(path, clean_partition(LOCAL, task_of(path, log, 0)), expected(log, 0))
 
 
 def test_a_last_message_of_the_range_goes_when_it_is_emptied(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.reference.batches import Batch, Rec, decode_log, encode_batch
-from tests.reference.cleaner import Round, Segment, clean, legacy_horizon_ms
+from tests.reference.cleaner import Round, Segment, clean, file_horizon_ms
 from tests.reference.legacy import encode_single, encode_wrapper
 
 NOW = 2_000_000_000_000
@@ -79,7 +79,7 @@ def test_a_tombstone_goes_by_the_time_of_its_file(mtime_ms: int, goes: bool) -> 
 @pytest.mark.parametrize(("first_dirty", "horizon"), [(0, 0), (1, 4000), (10, 4000), (11, 9000), (40, 19_000)])
 def test_the_segment_with_the_first_dirty_offset_inside_counts_as_clean(first_dirty: int, horizon: int) -> None:
     segments = [Segment(base, b"", mtime_ms=5000 + base * 500) for base in (0, 10, 30)]
-    assert legacy_horizon_ms(segments, first_dirty, RETENTION) == horizon
+    assert file_horizon_ms(segments, first_dirty, RETENTION) == horizon
 
 
 def test_without_clean_segments_only_files_of_the_year_1970_lose_tombstones() -> None:

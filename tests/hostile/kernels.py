@@ -277,8 +277,8 @@ def _rebuild(raw, arena, table, where, found, row, rng) -> None:  # type: ignore
     blocks = OUT.room(np.uint8, int(found["body_bytes"].sum(dtype=np.int64)) + rewrite.MOST_GROWTH_BYTES * n)
     rebuilt, out = np.empty(1, rewrite.REBUILT), np.zeros(4, np.int64)
     rewrite.rebuild_blocks(
-        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, rewrite.NOT_EARLIER, False, blocks, 0,
-        rebuilt, out,
+        raw, arena, where, found, n, keep, table, action, kept, nulls, 10**13, rewrite.NOT_EARLIER, False, False,
+        blocks, 0, rebuilt, out,
     )
     if out[2] != rewrite.OK:
         return

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ def run_cases(
     rounds: int | None = None,
     from_inside: bool = True,
     again: Again | None = None,
+    case_of: Callable[..., Case] = Case,
+    configs: Mapping[str, Any] | None = None,
     **traffic_options: Any,
 ) -> Counter[str]:
     """Run that many random logs and return what they exercised. The first difference fails, shrunk.
 
     `from_inside` lets rounds start and end inside segments: small maps, checkpoints anywhere. `rounds` None:
-    three to five.
+    three to five. `case_of` makes the case of each log. `configs` take precedence over those that are drawn.
     """
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOGS={logs} mode {mode} {traffic_options}", flush=True)
     only = os.environ.get("KEYTAIL_FUZZ_LOG")
@@ -51,7 +53,8 @@ def run_cases(
     for number in range(logs) if only is None else [int(only)]:
         rng = random.Random(f"{SEED}-{number}")
         traffic = random_traffic(rng, **traffic_options)
-        case = Case(kafka, directory / f"log-{number}", seen, mode, again)
+        traffic.configs |= configs or {}
+        case = case_of(kafka, directory / f"log-{number}", seen, mode, again)
         try:
             for _ in range(rounds or rng.choice([3, 3, 4, 5])):
                 if not case.play(ours, *_drawn(traffic, rng, from_inside=from_inside)):
@@ -66,7 +69,7 @@ def run_cases(
             kept = TARGET / "failed" / f"{SEED}-{number}"
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(case.home, kept / "as found")
-            script, last = _shrunk(case, ours, problem, directory / "shrinking", kept / "shrunk")
+            script, last = _shrunk(case, ours, problem, directory / "shrinking", kept / "shrunk", case_of)
             report = "\n".join([*map(_described, script), f"{type(last).__name__}: {last}"])
             (kept / "steps.txt").write_text(report + "\n")
             problem.add_note(f"KEYTAIL_SEED={SEED} KEYTAIL_FUZZ_LOG={number}, mode {mode}, {traffic_options}")
@@ -126,7 +129,7 @@ def _changed_configs(rng: random.Random, opened: Opened) -> dict[str, Any]:
 
 
 def _shrunk(
-    case: Case, ours: Side, problem: Exception, work: Path, kept: Path
+    case: Case, ours: Side, problem: Exception, work: Path, kept: Path, case_of: Callable[..., Case]
 ) -> tuple[list[Round], Exception]:
     """The rounds of a failed case with as much left out as can be, and how they fail; their directories in `kept`."""
     script, last, wanted = case.rounds, problem, _signature(problem)
@@ -138,7 +141,7 @@ def _shrunk(
         for candidate in candidates:
             if time.monotonic() > deadline:
                 break
-            failure = _replayed(case, ours, candidate, work)
+            failure = _replayed(case_of(case.harness, work, Counter(), case.mode, case.again), ours, candidate)
             if failure is not None and _signature(failure) == wanted:
                 script, last, smaller = candidate, failure, True
                 shutil.rmtree(kept, ignore_errors=True)
@@ -154,10 +157,9 @@ def _signature(problem: Exception) -> tuple[str, str]:
     return type(problem).__name__, re.sub(r"[0-9]+", "", text)[:40]
 
 
-def _replayed(case: Case, ours: Side, script: list[Round], work: Path) -> Exception | None:
+def _replayed(again: Case, ours: Side, script: list[Round]) -> Exception | None:
     """How those rounds fail from the beginning; None when they do not, or are no traffic Kafka takes."""
-    shutil.rmtree(work, ignore_errors=True)
-    again = Case(case.harness, work, Counter(), case.mode, case.again)
+    shutil.rmtree(again.home, ignore_errors=True)
     try:
         for round_ in _resequenced(script):
             if not again.play(ours, round_):

@@ -211,8 +211,9 @@ def plain_circumstances(
 
 
 def keytail_round(
-    log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka", force: bool = False
+    log_dir: Path, now: Circumstances, *, grouping: Grouping = "kafka", force: bool = False, **fields: Any
 ) -> Outcome:
+    """`fields` of the task other than those that follow from the circumstances."""
     facts, selection = keytail_choice(log_dir, now, force=force)
     choice = {name: getattr(selection, name) for name in CHOICE}
     if not selection.cleanable_bytes:
@@ -230,12 +231,12 @@ def keytail_round(
         now_ms=now.now_ms,
         config=compaction_config(now),
         run_id="fuzz",
-        message_format="v2",  # as 4.3.1's cleaner
         grouping=grouping,
         map_memory_bytes=1 << 20,
         map_max_entries=now.map_max_entries,
         hash_seed=now.log_end_offset,
         drop_keyless=True,
+        **{"message_format": "v2", **fields},  # as 4.3.1's cleaner
     )
     rng = random.Random(repr(now))
     if rng.random() >= IN_ROUNDS:

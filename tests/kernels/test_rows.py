@@ -12,27 +12,31 @@ from tests.chance import chance
 
 def _decided(row, facts, survives, has_null, ends, unneeded, aborted):
     """(who decides, whether bits do, what becomes of it, whether an empty one stays, whether tombstones go)."""
-    horizon, control = bool(row["attributes"] & DELETE_HORIZON), bool(row["attributes"] & CONTROL)
+    by_file, control = bool(facts[kernels.BY_FILE_TIME]), bool(row["attributes"] & CONTROL)
+    horizon = bool(row["attributes"] & DELETE_HORIZON) and not by_file
     mapped = facts[kernels.FIRST_DIRTY] <= row["base_offset"] and row["last_offset"] <= facts[kernels.LATEST_OFFSET]
     if facts[kernels.ASK_MAP] and row["attributes"] & TRANSACTIONAL:
         mapped = False
     held = row["last_offset"] >= facts[kernels.REMOVAL_LIMIT]
-    over = horizon and row["base_timestamp_ms"] <= facts[kernels.NOW_MS] and not held
-    stays_empty = ends or row["last_offset"] + 1 == facts[kernels.FIRST_UNCLEANABLE]
+    over = horizon and row["base_timestamp_ms"] <= facts[kernels.NOW_MS]
+    if by_file or row["magic"] < 2:
+        over = bool(facts[kernels.FILE_IS_OLD])
+    over = over and not held
+    stays_empty = ends or (not by_file and row["last_offset"] + 1 == facts[kernels.FIRST_UNCLEANABLE])
+    needs_none = by_file or horizon
     if control:
-        rule, what = BEYOND, COPY if horizon else OPEN
+        rule, what = BEYOND, COPY if needs_none else OPEN
     elif mapped:
-        untouched = all(survives) and row["magic"] == 2 and (not has_null or (horizon and not over))
+        untouched = all(survives) and row["magic"] == 2 and (not has_null or (needs_none and not over))
         rule, what = BY_BITS, COPY if untouched else OPEN
     elif row["base_offset"] > facts[kernels.LATEST_OFFSET]:
-        rule, what = BEYOND, COPY if horizon else OPEN
+        rule, what = BEYOND, COPY if needs_none and row["magic"] == 2 else OPEN
     else:
         rule, what = BY_MAP, OPEN
     nothing_left = rule == BY_BITS and not any(survives)
     if not row["record_count"] or nothing_left or (unneeded and over) or aborted:
         what = EMPTY if stays_empty else DROP
-    tombstones_go = bool(facts[kernels.OLD_TOMBSTONES_GO]) and not held if row["magic"] < 2 else over
-    return rule, rule == BY_BITS, what, stays_empty, tombstones_go
+    return rule, rule == BY_BITS, what, stays_empty, over
 
 
 def test_rows_are_decided_as_the_rules_say():
@@ -47,13 +51,15 @@ def test_rows_are_decided_as_the_rules_say():
             offset = row["last_offset"] + rng.randrange(1, 3)
             row["record_count"] = rng.choice([0, 1, 1, 2, 9, 30])
             row["attributes"] = rng.choice([0, 0, 0, TRANSACTIONAL, TRANSACTIONAL | CONTROL])
-            row["attributes"] |= rng.choice([0, 0, DELETE_HORIZON])
             row["base_timestamp_ms"], row["magic"] = rng.randrange(97, 104), rng.choice([2, 2, 2, 1])
+            if row["magic"] == 2:
+                row["attributes"] |= rng.choice([0, 0, DELETE_HORIZON])
         facts = np.zeros(kernels.FACTS, np.int64)
         facts[kernels.FIRST_DIRTY], facts[kernels.LATEST_OFFSET] = rng.randrange(offset), rng.randrange(-1, offset)
         facts[kernels.FIRST_UNCLEANABLE] = rng.choice(table["last_offset"]) + 1
         facts[kernels.NOW_MS], facts[kernels.ASK_MAP] = 100, rng.random() < 0.3
-        facts[kernels.OLD_TOMBSTONES_GO] = rng.random() < 0.5
+        facts[kernels.FILE_IS_OLD] = rng.random() < 0.5
+        facts[kernels.BY_FILE_TIME] = rng.random() < 0.4
         facts[kernels.REMOVAL_LIMIT] = rng.choice([2**63 - 1, 0, rng.randrange(offset)])
         facts[kernels.SEGMENT], facts[kernels.RECORDS] = 3, 7
         facts[kernels.RECORD_BIT], facts[kernels.BATCH_BIT] = rng.randrange(20), rng.randrange(20)

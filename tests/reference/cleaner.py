@@ -137,9 +137,10 @@ class Settings:
     now_ms: int
     delete_retention_ms: int
     producers: Mapping[int, tuple[int | None, int]]
-    legacy_horizon_ms: int
+    file_horizon_ms: int
     removal_limit: int
     keep_magic: bool
+    by_file_time: bool
 
 
 def clean(
@@ -158,22 +159,24 @@ def clean(
     drop_keyless: bool = True,
     removal_limit: int = LONG_MAX,
     keep_magic: bool = False,
+    by_file_time: bool = False,
 ) -> Round:
     """One round over all segments of a partition, ascending; what is based at or above the end stays.
 
     `producers`: producer id -> (last data offset or None, epoch) of each active producer. With `drop_keyless`
     false a record without a key in the range to be cleaned raises KeylessRecords. In batches that reach
     `removal_limit` no tombstone and no marker is over its time. `keep_magic`: messages of magic 0 and 1 are
-    treated as by the cleaners before 4.0.
+    treated as by the cleaners before 4.0. `by_file_time`: tombstones, markers and horizons as by those before 3.1.
     """
     offsets, latest = build_map(
         segments, first_dirty, first_uncleanable, max_entries, log_start_offset=log_start_offset
     )
     end_offset = latest + 1
-    horizon_ms = legacy_horizon_ms(segments, first_dirty, delete_retention_ms)
+    horizon_ms = file_horizon_ms(segments, first_dirty, delete_retention_ms)
     settings = Settings(
-        first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms, removal_limit, keep_magic
-    )
+        first_uncleanable, now_ms, delete_retention_ms, producers or {}, horizon_ms, removal_limit, keep_magic,
+        by_file_time,
+    )  # fmt: skip
     transactions = Transactions()
     tally = {"read": 0, "written": 0}
     keyless: list[int] = []
@@ -229,8 +232,8 @@ def build_map(
     return offsets, latest
 
 
-def legacy_horizon_ms(segments: Sequence[Segment], first_dirty: int, delete_retention_ms: int) -> int:
-    """Segments modified until then lose their tombstones of magic 0 and 1."""
+def file_horizon_ms(segments: Sequence[Segment], first_dirty: int, delete_retention_ms: int) -> int:
+    """Segments modified until then lose their tombstones of magic 0 and 1, and before Kafka 3.1 all of them."""
     cleaned = selection.between(segments, 0, first_dirty) if first_dirty > 0 else []
     return cleaned[-1].mtime_ms - delete_retention_ms if cleaned else 0
 
@@ -255,18 +258,18 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
     """The bytes that one batch leaves."""
     now_ms, horizon = settings.now_ms, batch.delete_horizon_ms
     legacy = isinstance(batch, LegacyBatch)
-    if legacy:
-        keeps_tombstones = mtime_ms > settings.legacy_horizon_ms
+    if legacy or settings.by_file_time:
+        is_over = mtime_ms <= settings.file_horizon_ms
     else:
-        keeps_tombstones = horizon is None or now_ms < horizon
-    held = batch.last_offset >= settings.removal_limit
-    keeps_tombstones = keeps_tombstones or held
+        is_over = horizon is not None and now_ms >= horizon
+    is_over = is_over and batch.last_offset < settings.removal_limit
     discardable = transactions.can_discard(batch)
     drop_records = discardable
     if batch.control:
-        drop_records = discardable and horizon is not None and horizon <= now_ms and not held
+        drop_records = discardable and is_over
     keep_empty = _is_last_of_producer(batch, settings.producers)
-    keep_empty = keep_empty or batch.last_offset + 1 == settings.first_uncleanable
+    if not settings.by_file_time:
+        keep_empty = keep_empty or batch.last_offset + 1 == settings.first_uncleanable
     keep_empty = keep_empty and not (legacy and settings.keep_magic)
     if drop_records and not keep_empty:
         return b""
@@ -280,7 +283,7 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
         elif record.key is None:
             keyless.append(record.offset)
         elif record.offset >= offsets.get(record.key, -1):
-            if record.value is not None or keeps_tombstones:
+            if record.value is not None or not is_over:
                 kept.append(record)
     tally["read"] += len(batch.records)
     tally["written"] += len(kept)
@@ -293,6 +296,8 @@ def _clean_batch(batch, raw, mtime_ms, transactions, offsets, latest, settings, 
         return raw if is_whole and is_uniform(batch, raw) else rebuilt_wrapper(batch, kept)
     holds_null = any(record.value is None for record in kept)
     set_horizon = horizon is None and (holds_null or (batch.control and discardable))
+    if settings.by_file_time:
+        set_horizon, horizon = False, None
     if len(kept) == len(batch.records) and not set_horizon and not legacy:
         return raw
     return _rebuilt(batch, kept, now_ms + settings.delete_retention_ms if set_horizon else horizon)

@@ -1,4 +1,7 @@
-"""The fixture `version`: each version of Kafka that this run tests. Skips where Java or Maven are missing."""
+"""The fixture `version`: each version of Kafka that this run tests. Skips where Java or Maven are missing.
+
+`kafka` and `fast_dir` are those of tests/interop.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 
 import pytest
 
+from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import KafkaUnavailable, broker_class_path
 from tests.versions_of_kafka import VERSIONS
 

@@ -13,6 +13,8 @@ import pytest
 
 from keytail.app.compaction import Request, compact
 from keytail.app.selection import Choice, read_configuration
+from keytail.config.broker_version import parse_broker_version
+from keytail.format.batch import DELETE_HORIZON
 from tests.chance import chance
 from tests.clean.logs import RandomLog
 from tests.clean.test_keep_magic import contents, log_of
@@ -84,6 +86,12 @@ def left_in(partition: Path) -> tuple[list[object], int]:
     return found, emptied
 
 
+def batches_of(partition: Path) -> list[Batch]:
+    """Those of version 2."""
+    log = b"".join(path.read_bytes() for path in sorted(partition.glob("*.log")))
+    return [batch for batch in decode_any_log(log) if log[batch.position + 16] == 2]
+
+
 def _of_version_2(batch: Batch) -> tuple[object, ...]:
     return batch.base_offset, batch.last_offset, batch.codec, batch.timestamp_type, batch.records
 
@@ -102,8 +110,7 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
 def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
     rng = chance()
-    # Batches of version 2 lose theirs by another rule before 3.1: by the time of their file, as old messages do.
-    logs = [log_of(rng, new_tombstones=retention_ms > 0) for _ in range(PARTITIONS)]
+    logs = [log_of(rng) for _ in range(PARTITIONS)]
     dirty = [rng.choice([segment.base_offset for segment in log.segments[:-1]]) for log in logs]
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     settings = topic_settings(version, retention_ms)
@@ -125,6 +132,7 @@ def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_p
         broker.stop()
     given = [f"t:{name}={value}" for name, value in settings.items()]
     configuration = read_configuration(str(tmp_path / "work" / "server.properties"), given, True)
+    configuration = replace(configuration, broker_version=parse_broker_version(version))
     if not has_zookeeper(version):  # KRaft is never below 3.0, where batches of version 2 are right
         configuration = replace(configuration, message_format="keep")
     names = tuple(f"t-{number}" for number in ends)
@@ -136,11 +144,12 @@ def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_p
         (found, emptied), (expected, their_emptied) = left_in(ours / f"t-{number}"), left_in(theirs / f"t-{number}")
         assert found == expected, (number, dirty[number])
         more_emptied += emptied - their_emptied
+        assert emptied - their_emptied in ((0,) if configuration.by_file_time else (0, 1)), (number, dirty[number])
+        if configuration.by_file_time:
+            assert not [batch for batch in batches_of(ours / f"t-{number}") if batch.attributes & DELETE_HORIZON]
     old = sum(1 for n in ends for c in left_in(ours / f"t-{n}")[0] if not isinstance(c, tuple) or len(c) == 3)
     print(f"{len(ends)} partitions, {old} old messages left, {more_emptied} more emptied batches of version 2")
     assert old > 20
-
-
 
 
 OLD_TOPICS = {"nine": "0.9.0", "ten": "0.10.0", "ten-two": "0.10.2"}

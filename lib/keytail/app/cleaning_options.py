@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from keytail.app.options import RUN, choices, one_of, size_bytes
+from keytail.config.broker_version import BrokerVersion, parse_broker_version
 
 
 class Grouping(StrEnum):
@@ -92,6 +93,27 @@ MessageFormatFlag = Annotated[
         help="What messages of magic 0 and 1 become. keep: messages of the same magic, which all brokers and clients "
         "can read. v2: batches of version 2, for brokers from 3.0 on. Default: by message.format.version and "
         "inter.broker.protocol.version; a partition with such messages is refused where nothing is known.",
+        rich_help_panel=RUN,
+    ),
+]
+
+
+def _version(text: str) -> BrokerVersion:
+    try:
+        return parse_broker_version(text)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
+
+
+BrokerVersionFlag = Annotated[
+    BrokerVersion | None,
+    typer.Option(
+        "--broker-version",
+        metavar="VERSION",
+        parser=_version,
+        help="Version of Kafka, such as 2.8, whose cleaner decides when tombstones and markers are removed. Below 3.1: "
+        "by the time of their file, and no delete horizon is written. Default, and from 3.1 on: by delete horizons, "
+        "which older brokers can read, and which remove nothing earlier.",
         rich_help_panel=RUN,
     ),
 ]

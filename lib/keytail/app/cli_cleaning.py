@@ -37,6 +37,7 @@ def plan(
     force: c.Force = False,
     from_log_start: c.FromLogStart = False,
     message_format: c.MessageFormatFlag = None,
+    broker_version: c.BrokerVersionFlag = None,
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     replica: c.Replica = None,
     report_file: o.ReportFile = None,
@@ -51,6 +52,7 @@ def plan(
     )
     if message_format is not None:
         configuration = replace(configuration, message_format=message_format.value)
+    configuration = replace(configuration, broker_version=broker_version)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,
@@ -91,6 +93,7 @@ def compact(
     map_memory: o.MapMemory = None,
     fan_out: c.FanOutFlag = c.FanOut.auto,
     message_format: c.MessageFormatFlag = None,
+    broker_version: c.BrokerVersionFlag = None,
     max_scratch_bytes: c.MaxScratch = None,
     throttle: c.Throttle = None,
     drop_keyless: o.DropKeyless = False,
@@ -125,6 +128,7 @@ def compact(
     )
     if message_format is not None:
         configuration = replace(configuration, message_format=message_format.value)
+    configuration = replace(configuration, broker_version=broker_version)
     request = compaction.Request(
         choice=choice_of(configuration, log_dirs, topic, topic_list, partitions, directories_of(replica or ())),
         configuration=configuration,

@@ -28,6 +28,7 @@ from keytail.app.planning import (
     plan_to_compact,
     resolve_leftovers,
     say_how_old_messages_become,
+    say_what_goes_by_file_time,
     say_what_is_assumed,
 )
 from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
@@ -104,6 +105,7 @@ class Request:
             fan_out=self.fan_out,
             hottest_keys=HOTTEST if self.in_detail else 0,
             show_keys=self.show_keys,
+            by_file_time=self.configuration.by_file_time,
         )
 
     def map_memory(self) -> int:
@@ -135,6 +137,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         due = [row for row in rows if row.status == "would-compact"]
         say_what_is_assumed(configuration, (row.topic for row in due))
         say_how_old_messages_become(configuration, (row.topic for row in due))
+        say_what_goes_by_file_time(configuration, len(due))
         if rules.replicas:
             tell_unhosted([row.name for row in due if row.removal_limit_replica is None])
         return rows
@@ -162,6 +165,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         _mend_checkpoints(fs, chosen, planned)
         say_what_is_assumed(configuration, (p.facts.topic for p in planned if p.wanted))
         say_how_old_messages_become(configuration, (p.facts.topic for p in planned if p.wanted))
+        say_what_goes_by_file_time(configuration, sum(p.wanted for p in planned))
         run_id = secrets.token_hex(4)
         tasks = cleaning_tasks(planned, rules, request.task_settings(), run_id)
         if not tasks and flags.path is None:

@@ -202,7 +202,8 @@ def versions() -> Mapping[str, str]:
 def given_settings(configuration: Configuration) -> dict[str, str]:
     """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows.
 
-    Of the file of `--topic-configs` the path: it may have settings of thousands of topics.
+    Of the file of `--topic-configs` the path: it may have settings of thousands of topics. `--broker-version` is
+    among them.
     """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
@@ -210,6 +211,8 @@ def given_settings(configuration: Configuration) -> dict[str, str]:
         given |= {f"{topic}:{name}": setting.value for name, setting in settings.items()}
     if configuration.topic_configs.path:
         given["--topic-configs"] = configuration.topic_configs.path
+    if configuration.broker_version is not None:
+        given["--broker-version"] = str(configuration.broker_version)
     return {name: _text(value) for name, value in given.items()}
 
 

@@ -21,7 +21,7 @@ from keytail.app.ledger import is_named_by
 from keytail.app.metadata import with_metadata
 from keytail.app.out_of_place_plan import Judged, judge, metadata_partition, not_chosen
 from keytail.app.out_of_place_target import Target, target_of
-from keytail.app.planning import Rules, say_how_old_messages_become
+from keytail.app.planning import Rules, say_how_old_messages_become, say_what_goes_by_file_time
 from keytail.app.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.app.replicas import tell_unhosted
 from keytail.app.selection import Chosen, choose
@@ -65,6 +65,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             )
         tell_unhosted([one.name for one in judged if one.is_unhosted])
         say_how_old_messages_become(configuration, (one.topic for one in judged if one.fate == "clean"))
+        say_what_goes_by_file_time(configuration, sum(one.fate == "clean" for one in judged))
         return [one.planned_row(request.map_memory(), in_detail=request.in_detail) for one in judged]
 
 
@@ -93,6 +94,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         )
         tell_unhosted([one.name for one in judged if one.is_unhosted])
         say_how_old_messages_become(configuration, (one.topic for one in judged if one.fate == "clean"))
+        say_what_goes_by_file_time(configuration, sum(one.fate == "clean" for one in judged))
         work = [one for one in judged if one.fate in ("clean", "copy")]
         work += [one for one in _metadata(fs, chosen, known) if one.fate == "copy"]
         run_id = secrets.token_hex(4)

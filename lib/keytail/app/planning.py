@@ -246,6 +246,16 @@ def say_how_old_messages_become(configuration: Configuration, topics: Iterable[s
         )
 
 
+def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
+    """Reports on standard error that tombstones and markers of `due` partitions are removed by the time of their file,
+    where a version was given by which they are."""
+    if due and configuration.by_file_time:
+        say(
+            "keytail: tombstones and transaction markers are removed by the times of their files, without delete "
+            f"horizons, as by Kafka {configuration.broker_version} (--broker-version)"
+        )
+
+
 def _needs_times(config: CompactionConfig) -> bool:
     """Whether a decision takes the timestamps of segments into account."""
     return config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
@@ -312,6 +322,7 @@ class TaskSettings:
     throttle_bytes_per_s: int | None = None  # of a host
     hottest_keys: int = 0
     show_keys: bool = False
+    by_file_time: bool = False
 
 
 def cleaning_tasks(
@@ -345,6 +356,7 @@ def cleaning_tasks(
             hash_seed=hash_seed,
             removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
             message_format=plan.message_format,
+            by_file_time=settings.by_file_time,
         )
         tasks.append(task)
     return tasks

@@ -10,17 +10,19 @@ import contextlib
 import gc
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keytail.clean.plan import CompactionConfig
+from keytail.config.broker_version import BrokerVersion
 from keytail.config.files import log_dirs as log_dirs_of
 from keytail.config.files import parse_server_properties
 from keytail.config.message_format import MessageFormat, message_format
 from keytail.config.resolve import (
     CLEANUP_POLICY,
+    DEFAULT_SOURCE,
     CommandLine,
     Resolved,
     Setting,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _MOST_RESOLVED = 64
+# Kafka before 3.1 has no setting of its own for producers: they expire when transactional ids do.
+PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 NO_METADATA = "no metadata log here (ZooKeeper?)"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 GIVE_SETTINGS = (
@@ -72,6 +76,7 @@ class Configuration:
     topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
     metadata_is_current: bool = False
     message_format: MessageFormat = "unknown"  # as given
+    broker_version: BrokerVersion | None = None  # as given
     cluster: Cluster | None = None  # what is known by the metadata log in the log dirs, once it was looked for
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -87,11 +92,19 @@ class Configuration:
         found = self._resolved.get(topic)
         if found is None:
             resolved = self._resolve(topic)
-            found = resolved, CompactionConfig.from_values(resolved.values())
+            found = resolved, self._compaction_config(resolved)
             if len(self._resolved) >= _MOST_RESOLVED:
                 self._resolved.clear()
             self._resolved[topic] = found
         return found
+
+    def _compaction_config(self, resolved: Resolved) -> CompactionConfig:
+        config = CompactionConfig.from_values(resolved.values())
+        if self.by_file_time and resolved.settings[PRODUCER_EXPIRATION].source == DEFAULT_SOURCE:
+            expiration_ms = resolved.settings[TRANSACTION_EXPIRATION].value
+            assert isinstance(expiration_ms, int)
+            config = replace(config, producer_id_expiration_ms=expiration_ms)
+        return config
 
     def why_unknown(self, topic: str) -> str:
         """Why settings of a topic are not known by a metadata log."""
@@ -114,6 +127,11 @@ class Configuration:
         if self.message_format != "unknown":
             return self.message_format
         return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")
+
+    @property
+    def by_file_time(self) -> bool:
+        """Whether tombstones and markers are removed as before Kafka 3.1 (CLEANING.md 16)."""
+        return self.broker_version is not None and self.broker_version.cleans_by_file_time
 
     def _resolve(self, topic: str) -> Resolved:
         return effective(

@@ -175,10 +175,11 @@ def make_rewriter(
         first_uncleanable_offset=task.first_uncleanable_offset,
         now_ms=task.now_ms,
         delete_retention_ms=task.config.delete_retention_ms,
-        old_horizon_ms=_old_horizon_ms(task),
+        file_horizon_ms=_file_horizon_ms(task),
         removal_limit_offset=task.removal_limit_offset,
         max_message_bytes=task.config.max_message_bytes,
         message_format=task.message_format,
+        by_file_time=task.by_file_time,
     )
 
 
@@ -193,8 +194,9 @@ def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
     return max(0, task.max_scratch_bytes - kept)
 
 
-def _old_horizon_ms(task: CleaningTask) -> int:
-    """The file time up to which tombstones of magic 0 and 1 go: they have no horizon of their own."""
+def _file_horizon_ms(task: CleaningTask) -> int:
+    """The time of a file up to which its tombstones are removed: of magic 0 and 1, which have no horizon of their own,
+    and with `by_file_time` of all."""
     a, b = segments_between(task.segments, 0, task.first_dirty_offset)
     if a == b:
         return 0
@@ -279,4 +281,5 @@ def prove_for(
         removal_limit_offset=task.removal_limit_offset,
         scratch_path=task.scratch_path,
         keep_magic=task.message_format == "keep",
+        by_file_time=task.by_file_time,
     )

@@ -79,7 +79,8 @@ def detail_of_result(
     `result` of the last one."""
     known = {one.segment: one for one in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
-    having = [one for one in known.values() if one.horizon_batches]
+    # By file time a horizon that is left of an earlier cleaner means nothing.
+    having = [one for one in known.values() if one.horizon_batches and not task.by_file_time]
     return Detail(
         delete_retention_ms=task.config.delete_retention_ms,
         first_dirty_offset=task.first_dirty_offset,

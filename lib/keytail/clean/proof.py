@@ -70,6 +70,7 @@ def prove(
     removal_limit_offset: int = 2**63 - 1,
     scratch_path: str | None = None,
     keep_magic: bool = False,
+    by_file_time: bool = False,
 ) -> ProofReport:
     """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
 
@@ -79,7 +80,7 @@ def prove(
     keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
     At or above `removal_limit_offset` no tombstone and no marker may be gone for its time alone.
     The scratch files are beside the sources, or in `scratch_path`. With `keep_magic` what is left of messages of magic
-    0 and 1 has that magic.
+    0 and 1 has that magic. With `by_file_time` the rules are those of CLEANING.md 16.
 
     In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
     report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
@@ -98,19 +99,21 @@ def prove(
     state = proof.state
     clean = [segment for segment in segments if segment.base_offset < first_dirty_offset]
     if clean:
-        proof.legacy_horizon_ms = clean[-1].log_mtime_ns // 1_000_000 - delete_retention_ms
+        proof.file_horizon_ms = clean[-1].log_mtime_ns // 1_000_000 - delete_retention_ms
     horizon_ms = now_ms + delete_retention_ms
+    has_horizon = horizon_ms < 2**63 and not by_file_time
     for at, value in (
         (kernels.FIRST_DIRTY, first_dirty_offset),
         (kernels.END_OFFSET, end_offset),
         (kernels.FIRST_UNCLEANABLE, first_uncleanable_offset),
         (kernels.NOW_MS, now_ms),
-        (kernels.HORIZON_MS, horizon_ms if horizon_ms < 2**63 else -1),
+        (kernels.HORIZON_MS, horizon_ms if has_horizon else -1),
         (kernels.INTERVAL_BYTES, index_interval_bytes),
         (kernels.DROP_KEYLESS, drop_keyless),
         (kernels.LOG_START, log_start_offset),
         (kernels.REMOVAL_LIMIT, removal_limit_offset),
         (kernels.KEEP_MAGIC, keep_magic),
+        (kernels.BY_FILE_TIME, by_file_time),
     ):
         state[at] = value
     if so_far is None:
@@ -192,6 +195,7 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
     open_checked(proof, proof.source, source_path, segment.log_bytes)
     state, source, output = proof.state, proof.source, proof.output
     state[kernels.SOURCE_FROM] = 0
+    state[kernels.FILE_IS_OLD] = segment.log_mtime_ns // 1_000_000 <= proof.file_horizon_ms
     state[kernels.SOURCE_LAST_OFFSET] = max(int(state[kernels.SOURCE_LAST_OFFSET]), segment.base_offset - 1)
     state[kernels.SOURCE_BLOCK_BYTES] = state[kernels.OUTPUT_BLOCK_BYTES] = -1
     proof.bytes_read += segment.log_bytes
@@ -248,7 +252,7 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
             finish_output(proof)
             start_output(proof)
         elif code == kernels.NEED_LEGACY:
-            prove_message(proof, segment)
+            prove_message(proof)
         else:
             proof.fail(code)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from keytail.clean.proof_legacy import Message, kept_in_message, kept_offsets, read_message
@@ -13,11 +11,8 @@ from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels import proof as kernels
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT, PRESENT
 
-if TYPE_CHECKING:
-    from keytail.log.partition import SegmentFacts
 
-
-def prove_message(proof: Proof, segment: SegmentFacts) -> None:
+def prove_message(proof: Proof) -> None:
     """Prove the source's next message of magic 0 or 1; the output's next batch, if any, is in its window."""
     state, window = proof.state, proof.output
     q = int(state[kernels.OUTPUT_FROM])
@@ -50,9 +45,11 @@ def prove_message(proof: Proof, segment: SegmentFacts) -> None:
         state[kernels.OUTPUT_FROM] += q_size
         state[kernels.OUTPUT_CHECKED] = 0
         state[kernels.BATCHES_KEPT] += 1
-    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE] and not state[kernels.KEEP_MAGIC]:
+    elif message.last_offset + 1 == state[kernels.FIRST_UNCLEANABLE] and not (
+        state[kernels.KEEP_MAGIC] or state[kernels.BY_FILE_TIME]
+    ):
         proof.lost(kernels.LOST_LAST_BATCH, message.last_offset)
-    _note_message(proof, message, kept, segment)
+    _note_message(proof, message, kept)
     state[kernels.SOURCE_FROM] += len(source)
     state[kernels.SOURCE_LAST_OFFSET] = message.last_offset
     state[kernels.BATCHES_READ] += 1
@@ -99,12 +96,12 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
     return message, data
 
 
-def _note_message(proof: Proof, message: Message, kept: set[int], segment: SegmentFacts) -> None:
+def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
     """What became of each record into the table of keys; raises for one that must not be gone."""
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
     notes = proof.keys.notes
-    old = segment.log_mtime_ns // 1_000_000 <= proof.legacy_horizon_ms
+    old = bool(state[kernels.FILE_IS_OLD])
     noted = key_at = 0
     for record in message.records:
         is_kept = record.offset in kept

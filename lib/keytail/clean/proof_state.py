@@ -128,7 +128,7 @@ class Proof:
         self.producers = np.empty((3, 0), dtype=np.int64)
         self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
         self.current: Output | None = None
-        self.legacy_horizon_ms = 0
+        self.file_horizon_ms = 0
         self.source = Window(fs)
         self.output = Window(fs)
         self.decoders = Decoders()

@@ -77,10 +77,11 @@ class Rewriter:
         first_uncleanable_offset: int,
         now_ms: int,
         delete_retention_ms: int,
-        old_horizon_ms: int,
+        file_horizon_ms: int,
         removal_limit_offset: int,
         max_message_bytes: int,
         message_format: MessageFormat,
+        by_file_time: bool,
     ) -> None:
         self._reader = reader
         self._scanner = scanner
@@ -93,17 +94,19 @@ class Rewriter:
         self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
         self._facts[row_kernels.NOW_MS] = now_ms
         self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
+        self._facts[row_kernels.BY_FILE_TIME] = by_file_time
         # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing, and the
         # map itself is asked (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
         self._seed = seed
-        self._old_horizon_ms = old_horizon_ms
+        self._file_horizon_ms = file_horizon_ms
         self._max_message_bytes = max_message_bytes
         self._message_format = message_format
         self._keep_magic = message_format == "keep"
+        self._by_file_time = by_file_time
         # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
         horizon = now_ms + delete_retention_ms
-        self._horizon_ms = horizon if horizon < 2**63 else -1
+        self._horizon_ms = horizon if horizon < 2**63 and not by_file_time else -1
         self._blocks = np.empty(1 << 20, np.uint8)
         self._target = np.empty(1 << 20, np.uint8)
         self._new_table = np.empty(1 << 10, BATCH_TABLE)
@@ -121,8 +124,8 @@ class Rewriter:
             refuse_unsupported(stride)
             if self._message_format == "unknown":
                 refuse_old(stride)
-            old_tombstones_go = segment.log_mtime_ns // 1_000_000 <= self._old_horizon_ms
-            self._rewrite_stride(stride, number, records, batches, old_tombstones_go, writer)
+            file_is_old = segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
+            self._rewrite_stride(stride, number, records, batches, file_is_old, writer)
             records += int(stride.table["record_count"].sum())
             batches += len(stride.table)
         self.sources[number] = self.sources[number]._replace(records=records)
@@ -137,10 +140,10 @@ class Rewriter:
         number: int,
         records: int,
         batches: int,
-        old_tombstones_go: bool,
+        file_is_old: bool,
         writer: OutputWriter,
     ) -> None:
-        rows = self._decide_rows(stride, number, records, batches, old_tombstones_go)
+        rows = self._decide_rows(stride, number, records, batches, file_is_old)
         found = FoundInPieces()
         for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
             for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
@@ -156,7 +159,7 @@ class Rewriter:
                 self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
 
     def _decide_rows(
-        self, stride: Stride, number: int, records: int, batches: int, old_tombstones_go: bool
+        self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool
     ) -> _Rows:
         """What can be said about each row without opening it; `records` and `batches` came before it."""
         table, known, facts = stride.table, self._survivors, self._facts
@@ -166,7 +169,7 @@ class Rewriter:
         if 0 <= k < len(known.record_start):
             facts[row_kernels.RECORD_BIT] = known.record_start[k]
             facts[row_kernels.BATCH_BIT] = known.batch_start[k] + batches
-        facts[row_kernels.OLD_TOMBSTONES_GO] = old_tombstones_go
+        facts[row_kernels.FILE_IS_OLD] = file_is_old
         unneeded = self._transactions.unneeded_markers(table)
         rows = _Rows(
             decided_by=np.empty(n, np.int8),
@@ -212,7 +215,8 @@ class Rewriter:
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
         # To the builder of batches a marker without data is one more reason for a horizon.
         rows.kept_nulls[part] += rows.marker_horizon[part]
-        whole = (kept == table["record_count"]) & ((rows.kept_nulls[part] == 0) | has_horizon)
+        needs_horizon = (rows.kept_nulls[part] > 0) & ~has_horizon & (not self._by_file_time)
+        whole = (kept == table["record_count"]) & ~needs_horizon
         old = table["magic"] < 2
         if self._keep_magic:
             whole |= old & (kept == table["record_count"])
@@ -324,8 +328,8 @@ class Rewriter:
         out = np.zeros(4, np.int64)
         kernels.rebuild_blocks(
             chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
-            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._blocks, 0,
-            self._rebuilt, out,
+            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._by_file_time,
+            self._blocks, 0, self._rebuilt, out,
         )  # fmt: skip
         if out[2] != kernels.OK:
             row = table[out[3]]

@@ -123,6 +123,8 @@ class CleaningTask:
     From `removal_limit_offset` on tombstones and markers stay, though their time is over (CLEANING.md 14).
     Messages of magic 0 and 1 are written as version 2 or keep their magic (LEGACY.md 4 and 5); where `message_format`
     is "unknown", a partition that has some is refused.
+    With `by_file_time` tombstones and markers are removed by the time of their file, and no delete horizon is written,
+    as by the cleaners before Kafka 3.1 (CLEANING.md 16).
     With `hottest_keys` the records of each key are counted, and so many of those with most are told, by their hashes,
     or with `show_keys` as they are. That takes 4 of 28 bytes of the map's memory.
     """
@@ -154,6 +156,7 @@ class CleaningTask:
     throttle_bytes_per_s: int | None = None
     removal_limit_offset: int = NO_REMOVAL_LIMIT
     message_format: MessageFormat = "unknown"
+    by_file_time: bool = False
     out_of_place: OutOfPlace | None = None
     hottest_keys: int = 0
     show_keys: bool = False

@@ -153,6 +153,8 @@ BROKER_KEYS = (
     _broker("replica.high.watermark.checkpoint.interval.ms", "long", 5000, "period of that checkpoint"),
     _broker("num.recovery.threads.per.data.dir", "int", 2, "threads that load and close logs", minimum=1),
     _broker("producer.id.expiration.ms", "int", 86_400_000, "idle time until forgotten", minimum=1),
+    _broker("transactional.id.expiration.ms", "int", 604_800_000,
+            "the same of a broker that has no producer.id.expiration.ms (--broker-version below 3.1)", minimum=1),
     _broker("producer.id.expiration.check.interval.ms", "int", 600_000, "period of that", minimum=1),
     _broker("log.initial.task.delay.ms", "long", 30_000, "delay of background tasks", minimum=0),
 )
@@ -162,8 +164,8 @@ BROKER_KEYS = (
 SEGMENT_BYTES_OF_4_1 = 1_048_576
 
 KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
-# Of a broker's settings the one that decides what cleaning keeps, so the command line may give it too.
-COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms"})
+# Of a broker's settings those that decide what cleaning keeps, so the command line may give them too.
+COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms", "transactional.id.expiration.ms"})
 
 
 def file_names() -> Iterator[str]:

@@ -18,6 +18,7 @@ LARGER_IS_SAFER = frozenset(
         "max.compaction.lag.ms",
         "min.cleanable.dirty.ratio",
         "producer.id.expiration.ms",
+        "transactional.id.expiration.ms",
     }
 )
 # The same, but a negative number means without limit.

@@ -126,8 +126,10 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     AT_OUTPUT,  # index into the window of its output, -1: dropped
     IS_WHOLE,  # 1: the two are the same bytes
     KEEP_MAGIC,  # 1: what is left of a message of magic 0 or 1 is one of that magic
+    BY_FILE_TIME,  # 1: tombstones and markers go by FILE_IS_OLD, and no horizon is set or kept (CLEANING.md 16)
+    FILE_IS_OLD,  # 1: by the time of the source's file
     STATE_SIZE,
-) = range(46)
+) = range(48)
 
 # What `walk_piece` sums up over the pieces of a batch, int64: the last offset, and of the records kept how many they
 # are, the first one's timestamp, the newest, and whether one has no value.
@@ -256,7 +258,9 @@ def _check_times(source, p, output, q, first, newest, nulls, state):
     base = be_64(source, p)
     attributes, before = be_16(output, q + 21), be_16(source, p + 21)
     horizon = np.int64(-1)
-    if before & 0x40:
+    if state[BY_FILE_TIME] != 0:
+        pass
+    elif before & 0x40:
         horizon = be_64(source, p + 27)
     elif nulls:
         horizon = state[HORIZON_MS]
@@ -278,6 +282,14 @@ def _attributes_of(data, p):
 
 
 @register_jitable
+def _is_over(source, p, state):
+    """Whether the time of the tombstones in the batch at `p`, or of the marker that it is, is over."""
+    if state[BY_FILE_TIME] != 0:
+        return state[FILE_IS_OLD] != 0
+    return be_16(source, p + 21) & 0x40 != 0 and be_64(source, p + 27) <= state[NOW_MS]
+
+
+@register_jitable
 def _walk(
     source, p, s_data, s, s_end, count, before, output, q, o_data, o, o_end, o_left, whole, fate, state, pending, keys
 ):  # fmt: skip
@@ -290,7 +302,7 @@ def _walk(
     attributes = be_16(source, p + 21)
     append_time = be_64(source, p + 35) if attributes & 8 else np.int64(-1)
     base_timestamp = be_64(source, p + 27)
-    expired = attributes & 0x40 != 0 and base_timestamp <= state[NOW_MS]
+    expired = _is_over(source, p, state)
     last = base + be_32(source, p + 23)
     o_base_timestamp = np.int64(0)
     if q >= 0 and not whole:
@@ -391,7 +403,8 @@ def _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nu
         if kept_count < count:
             return _fail(state, OUTPUT_COUNT, q, base)
         nulls = nulls or fate == _UNNEEDED
-    if kept_count == count and not (nulls and attributes & 0x40 == 0):
+    needs_horizon = nulls and attributes & 0x40 == 0 and state[BY_FILE_TIME] == 0
+    if kept_count == count and not needs_horizon:
         return _fail(state, OUTPUT_REBUILT_WHOLE, q, base)
     return _check_times(source, p, output, q, first, newest, nulls, state)
 
@@ -436,7 +449,7 @@ def _settle(source, p, size, output, q, markers, state):
         markers[row, OUTPUT] = state[OUTPUT_NUMBER]
     elif has_data:
         return _fail(state, LOST_MARKER, p, base), _SILENT
-    elif attributes & 0x40 == 0 or be_64(source, p + 27) > state[NOW_MS]:
+    elif not _is_over(source, p, state):
         return _fail(state, LOST_MARKER_EARLY, p, base), _SILENT
     elif base >= state[REMOVAL_LIMIT]:
         return _fail(state, LOST_MARKER_HELD, p, base), _SILENT
@@ -524,7 +537,7 @@ def step(
             break
         elif be_64(output, q) > base:
             q = np.int64(-1)
-        if q < 0 and last + 1 == state[FIRST_UNCLEANABLE]:
+        if q < 0 and last + 1 == state[FIRST_UNCLEANABLE] and state[BY_FILE_TIME] == 0:
             code = _fail(state, LOST_LAST_BATCH, p, base)
             break
         if q < 0 and producers.shape[1] > 0 and _ends_a_producer(source, p, producers):

@@ -158,6 +158,7 @@ def rebuild_blocks(
     horizon_ms,
     first_ms,
     keep_magic,
+    by_file_time,
     blocks,
     block_from,
     rebuilt,
@@ -166,9 +167,10 @@ def rebuild_blocks(
     """Write the record blocks of all rows with action REBUILD behind `block_from` in `blocks`.
 
     `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `first_ms` is the
-    timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. `blocks`
-    must have room for the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code,
-    bad row. Fields by CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
+    timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. With
+    `by_file_time` no batch has a horizon, also where its source has one (CLEANING.md 16). `blocks` must have room for
+    the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code, bad row. Fields by
+    CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
     """
     p = block_from
     done = 0
@@ -185,8 +187,9 @@ def rebuild_blocks(
         batch = table[row]
         new = rebuilt[done]
         attributes = np.int64(batch.attributes) & 0x3F
-        has_horizon = batch.attributes & 0x40 != 0
-        if has_horizon:
+        if by_file_time:
+            horizon = np.int64(-1)
+        elif batch.attributes & 0x40 != 0:
             horizon = np.int64(batch.base_timestamp_ms)
         elif kept_nulls[row] > 0:
             horizon = np.int64(horizon_ms)
@@ -268,6 +271,8 @@ def rebuild_blocks(
             break
         if batch.attributes & 0x08:
             max_timestamp = batch.max_timestamp_ms
+        if keeps and batch.magic == 0:  # messages inside of magic 1 (KAFKA-4298) lose their times
+            max_timestamp = np.int64(-1)
         new.block_bytes = p - new.block_start
         new.base_timestamp_ms = base_timestamp
         new.max_timestamp_ms = max_timestamp

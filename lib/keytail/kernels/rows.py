@@ -25,10 +25,11 @@ _DELETE_HORIZON = 0x40
     RECORDS,  # of it before the stride
     RECORD_BIT,  # of its first record, -1: it has none; and of its first batch
     BATCH_BIT,
-    OLD_TOMBSTONES_GO,
+    FILE_IS_OLD,  # 1: what is removed by the time of its file is due
     REMOVAL_LIMIT,  # from this offset on no tombstone and no marker goes
+    BY_FILE_TIME,  # 1: that is so of version 2 too, and horizons say nothing (CLEANING.md 16)
     FACTS,
-) = range(12)
+) = range(13)
 
 
 @njit
@@ -64,17 +65,24 @@ def decide_rows(
     for i in range(table.shape[0]):
         row = table[i]
         attributes, count = np.int64(row.attributes), np.int64(row.record_count)
-        has_horizon = attributes & _DELETE_HORIZON != 0
+        by_file = facts[BY_FILE_TIME] != 0
+        has_horizon = attributes & _DELETE_HORIZON != 0 and not by_file
         is_control = attributes & CONTROL != 0
         by_bits = row.base_offset >= facts[FIRST_DIRTY] and row.last_offset <= facts[LATEST_OFFSET]
         by_bits = by_bits and facts[RECORD_BIT] >= 0 and not (facts[ASK_MAP] != 0 and attributes & TRANSACTIONAL != 0)
         held = row.last_offset >= facts[REMOVAL_LIMIT]
-        waits = has_horizon and (held or facts[NOW_MS] < row.base_timestamp_ms)
+        if by_file or row.magic < 2:
+            is_over = facts[FILE_IS_OLD] != 0
+        else:
+            is_over = has_horizon and facts[NOW_MS] >= row.base_timestamp_ms
+        is_over = is_over and not held
+        # Whether a batch of version 2 from which nothing goes is copied although it holds tombstones or is a marker.
+        needs_none = has_horizon or by_file
         rule = BEYOND if row.base_offset > facts[LATEST_OFFSET] else BY_MAP
         bit, live, what = np.int64(-1), np.int64(0), OPEN
         if is_control:
             rule = BEYOND
-            if has_horizon:
+            if needs_none:
                 what = COPY
         elif by_bits:
             rule = BY_BITS
@@ -83,12 +91,12 @@ def decide_rows(
             if row.magic == 2 and live == count:  # the older formats are never copied: what stays becomes v2
                 batch = facts[BATCH_BIT] + i
                 has_null = (null_bits[batch >> 3] >> np.uint8(batch & 7)) & 1 != 0
-                if waits or not has_null:
+                if not has_null or (needs_none and not is_over):
                     what = COPY
-        elif rule == BEYOND and has_horizon:
+        elif rule == BEYOND and row.magic == 2 and needs_none:
             what = COPY
-        expired = unneeded[i] and has_horizon and not waits
-        retain = ends_a_producer[i] or row.last_offset + 1 == facts[FIRST_UNCLEANABLE]
+        expired = unneeded[i] and is_over
+        retain = ends_a_producer[i] or (not by_file and row.last_offset + 1 == facts[FIRST_UNCLEANABLE])
         if count == 0 or expired or aborted[i] or (by_bits and live == 0 and not is_control):
             what = EMPTY if retain else DROP
             if is_control and count > 0:
@@ -97,8 +105,7 @@ def decide_rows(
         first_bit[i] = bit
         first_ordinal[i] = (facts[SEGMENT] << 32) + records
         retain_empty[i] = retain
-        over = facts[OLD_TOMBSTONES_GO] != 0 if row.magic < 2 else has_horizon and not waits
-        tombstones_go[i] = over and not held
+        tombstones_go[i] = is_over
         action[i] = what
         records += count
     return markers

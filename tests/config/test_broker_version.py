@@ -1,0 +1,28 @@
+"""Which versions are taken, and which cleaners go by file time."""
+
+from __future__ import annotations
+
+import pytest
+
+from keytail.config.broker_version import parse_broker_version
+
+
+@pytest.mark.parametrize(
+    ("text", "by_file_time"),
+    [
+        ("0.11", True), ("0.11.0.3", True), ("1.0", True), ("2.8.2", True), ("3.0.2", True), ("3.1.0", False),
+        ("3.10", False), ("4.3.1", False), ("10.0", False),
+    ],
+)  # fmt: skip
+def test_versions_below_3_1_clean_by_file_time(text: str, by_file_time: bool) -> None:
+    version = parse_broker_version(text)
+    assert version.cleans_by_file_time == by_file_time
+    assert str(version) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "0.10.2", "0.9", "2.8.", "2.8.x", "v2.8", "-2.8", "2.8-IV0", "2.8.1.1.1", "٢.٨"]
+)
+def test_anything_else_is_refused_with_what_is_accepted(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a version of Kafka from 0\.11 on, such as 2\.8 or 2\.8\.2"):
+        parse_broker_version(text)

@@ -1,0 +1,180 @@
+"""The cleaner class of Kafka 2.4 to 3.9, one JVM a version, beside keytail on the random logs of tests/interop.
+
+Logs are written, and results read, by the classes of 4.3.1. The round between them is that of the version, at a clock
+that stands still, so that horizons are the same to the ms.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from keytail.format.batch import DELETE_HORIZON
+from tests.clean.test_keep_magic import contents
+from tests.interop.broker import tool
+from tests.interop.kafka import Cleanable, Cleaned, Kafka, broker_class_path, compiled, compiling, slots_for
+from tests.interop.rounds import Again, Case, Circumstances, Difference, Mode, Outcome
+from tests.reference.batches import Batch, Rec
+from tests.reference.legacy import decode_any_log
+
+HERE = Path(__file__).parent
+EMPTIED = "emptied batches that only keytail keeps"
+# 4.x names internal settings otherwise.
+OLD_NAMES = {"internal.segment.bytes": "segment.bytes"}
+
+
+class OldCleaner(Kafka):
+    """`clean_from` cleans once; all other commands are those of 4.3.1's harness and not here."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__()
+        self.version = version
+        path = broker_class_path(version)
+        with compiling():
+            classes = compiled([HERE / "cleaner_java" / "CleanOnce.java"], path)
+        flags = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        self._command = [tool("java"), *flags, quiet, "-cp", os.pathsep.join([path, str(classes)]), "CleanOnce"]
+
+    def clean_from(self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any) -> Cleaned:
+        """One round over the range of `choice`; no `.deleted` file remains."""
+        configs = {OLD_NAMES.get(name, name): value for name, value in options.pop("configs").items()}
+        if "segment.bytes" in configs:  # 14 is the least that is taken, and the smallest batch has more
+            configs["segment.bytes"] = max(14, int(configs["segment.bytes"]))
+        request = {
+            "dir": str(partition),
+            "command": "clean",
+            **self._options(configs=configs, **options),
+            "first_dirty_offset": choice.first_dirty_offset,
+            "first_uncleanable_offset": choice.first_uncleanable_offset,
+            "map_slots": 4096 if map_max_entries is None else slots_for(map_max_entries),
+        }
+        answer = self.request(request)
+        chosen = {item.name: getattr(choice, item.name) for item in fields(Cleanable)}
+        known = {item.name for item in fields(Cleaned)}
+        return Cleaned(**chosen, cleaned=True, **{name: answer[name] for name in known & answer.keys() - chosen.keys()})
+
+
+Rule = Literal["equal", "may keep the last", "keeps longer"]
+
+
+class CaseOfVersion(Case):
+    """A random log whose rounds are compared with those of an older cleaner, batch by batch.
+
+    "equal": all batches are, with their headers. "may keep the last": but for one that keytail emptied, the last of the
+    range (CLEANING.md 6.1b). "keeps longer": all records with values are equal, and keytail may have more tombstones,
+    markers and emptied batches.
+    """
+
+    keeps_magic = True
+
+    def __init__(
+        self,
+        cleaner: OldCleaner,
+        kafka: Kafka,
+        home: Path,
+        seen: Counter[str],
+        mode: Mode = "each",
+        again: Again | None = None,
+        *,
+        rule: Rule = "equal",
+    ) -> None:
+        super().__init__(kafka, home, seen, mode, again)
+        self._cleaner = cleaner
+        self._rule = rule
+
+    def _kafka_round(self, now: Circumstances) -> Cleaned:
+        partition, opening = self.kafka / "t-0", self._opening(now)
+        choice = self.harness.cleanable(partition, checkpoint=now.checkpoint, **opening)
+        if not choice.cleanable_bytes:
+            return Cleaned(**{item.name: getattr(choice, item.name) for item in fields(Cleanable)}, cleaned=False)
+        return self._cleaner.clean_from(partition, choice, map_max_entries=now.map_max_entries, **opening)
+
+    def _compare(self, theirs: Cleaned, outcome: Outcome, now: Circumstances) -> None:
+        self._same_choice(theirs, outcome, now)
+        if theirs.cleaned:
+            self._count_removed(theirs.end_offset)
+        if self._rule == "keeps longer":
+            self._keeps_longer()
+            return
+        expected, found = _contents(self.kafka), _contents(self.ours)
+        if self._rule == "may keep the last":
+            found = self._without_last(found, expected, theirs.first_uncleanable_offset - 1)
+        if found != expected:
+            pairs = zip(expected, found, strict=False)
+            number = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
+            pair = expected[number : number + 1], found[number : number + 1]
+            raise Difference(f"batch {number} of {len(expected)} and {len(found)}: Kafka's {pair[0]}, ours {pair[1]}")
+
+    def _without_last(self, found: list[Any], expected: list[Any], last_offset: int) -> list[Any]:
+        """`found` without an emptied batch at the end of the range that is not expected."""
+        for number, batch in enumerate(found):
+            if isinstance(batch, dict) and batch["last_offset"] == last_offset and not batch["records"]:
+                if batch in expected:
+                    return found
+                self.seen[EMPTIED] += 1
+                return found[:number] + found[number + 1 :]
+        return found
+
+    def _keeps_longer(self) -> None:
+        (expected, their_markers), (found, our_markers) = _records(self.kafka), _records(self.ours)
+        missing = (expected - found) | (their_markers - our_markers)
+        if missing:
+            raise Difference(f"records that only Kafka keeps: {sorted(missing, key=lambda record: record.offset)}")
+        more = found - expected
+        if any(record.value is not None for record in more):
+            raise Difference(f"records with values that only keytail keeps: {more}")
+        self.seen["tombstones that only keytail keeps"] += len(more)
+        self.seen["markers that only keytail keeps"] += len(our_markers - their_markers)
+
+    def _count_removed(self, end_offset: int) -> None:
+        """What the older cleaner removed although nothing newer superseded and no abort revoked it, and what became of
+        horizons."""
+        (source, markers), (left, markers_left) = _records(self.source), _records(self.kafka)
+        keys = {record.key for record in left}
+        plain = [record for batch in _batches(self.source) if not batch.transactional for record in batch.records]
+        newest = {record.key: record for record in sorted(source, key=lambda record: record.offset)}
+        gone = [record for record in plain if newest[record.key] == record and record.key not in keys]
+        self.seen["newest tombstones removed"] += len(gone)
+        self.seen["markers removed"] += len(markers - markers_left)
+        with_horizon = {batch.base_offset for batch in _batches(self.source) if batch.attributes & DELETE_HORIZON}
+        for batch in _batches(self.kafka):
+            if batch.base_offset in with_horizon and batch.last_offset < end_offset and batch.records:
+                is_kept = batch.attributes & DELETE_HORIZON
+                self.seen["horizons kept" if is_kept else "horizons dropped by a rewrite"] += 1
+
+    def _served_alike(self, now: Circumstances) -> None:
+        theirs, mine = self.loaded(self.kafka, now), self.loaded(self.ours, now)
+        if mine.repaired or mine.fetch_mismatches:
+            raise Difference(f"our result was repaired: {mine.repaired}, or misread: {mine.fetch_mismatches}")
+        names = ["log_start_offset", "log_end_offset", "last_stable_offset", "producers"]
+        if self._rule != "keeps longer":
+            names += ["committed", "records", "aborted"]
+        for name in names:
+            if getattr(mine, name) != getattr(theirs, name):
+                raise Difference(f"{name} served: Kafka's {getattr(theirs, name)}, ours {getattr(mine, name)}")
+        self._count_batches(theirs)
+
+
+def _logs(log_dir: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((log_dir / "t-0").glob("*.log"))]
+
+
+def _contents(log_dir: Path) -> list[Any]:
+    """Each batch with its header, whatever a compressor makes of it; of old messages all that is in them."""
+    return [one for log in _logs(log_dir) for one in contents(log)]
+
+
+def _batches(log_dir: Path) -> list[Batch]:
+    return [batch for log in _logs(log_dir) for batch in decode_any_log(log)]
+
+
+def _records(log_dir: Path) -> tuple[set[Rec], set[Rec]]:
+    """Records of data, and those of markers."""
+    data, markers = set(), set()
+    for batch in _batches(log_dir):
+        (markers if batch.control else data).update(batch.records)
+    return data, markers
