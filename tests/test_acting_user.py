@@ -162,6 +162,7 @@ print(json.dumps([ids(acting_user.popen_as_caller), status()]))
     assert ids_of(told[1]) == ids_as(BROKER)
 
 
+@pytest.mark.long
 def test_kernels_are_compiled_into_the_callers_cache_and_loaded_from_there(private: Path) -> None:
     script = """
 os.environ["KEYTAIL_CACHE_DIR"] = str(private / "cache")

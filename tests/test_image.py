@@ -82,6 +82,7 @@ def test_a_version_that_is_not_the_wheels_ends_the_build(version: str, tmp_path:
     assert version == keytail.__version__ or f"the wheel has keytail {keytail.__version__}" in done.stdout
 
 
+@pytest.mark.long
 def test_the_kernels_of_the_image_are_for_any_cpu_and_any_user(tmp_path: Path) -> None:
     """The step that compiles, with another folder and one kernel in place of all, which take minutes."""
     [settings] = [rest for _, rest in instructions() if "NUMBA_CPU_NAME" in rest]

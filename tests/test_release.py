@@ -88,6 +88,7 @@ def test_the_images_wheel_is_this_one(built: Built, tmp_path: Path) -> None:
         assert all(one.read(name) == other.read(name) for name in one.namelist())
 
 
+@pytest.mark.long
 def test_the_wheel_has_the_packages_with_their_pages_and_types(built: Built) -> None:
     wanted = {name.removeprefix("lib/") for name in tracked() if name.startswith("lib/")}
     with zipfile.ZipFile(built.wheel) as wheel:
@@ -119,6 +120,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert f"## {keytail.__version__}" in (ROOT / "CHANGES.md").read_text()
 
 
+@pytest.mark.long
 def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
     """Under spark-submit, with the job of this tree; that what it leaves is sound, this environment says."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"

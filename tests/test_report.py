@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FAILING = "tests/draws_that_fail.py"
 
@@ -26,6 +28,7 @@ def drawn(output: str) -> set[str]:
     return set(re.findall(r"^E +AssertionError: (drawn .*)", output, re.MULTILINE))
 
 
+@pytest.mark.long
 def test_the_printed_command_repeats_a_failure() -> None:
     failing = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", FAILING]
     output = output_of([*failing, "-n", "2"], KEYTAIL_KILLS="3 or 4")

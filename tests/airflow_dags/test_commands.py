@@ -79,6 +79,7 @@ def test_what_goes_on_behind_it_is_not_waited_for(commands: Any) -> None:
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_host", HOSTS)
 def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tuple[str, ...]) -> None:
     ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
@@ -87,6 +88,7 @@ def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tup
     assert ended.words.splitlines() == ["up", "not done after 3 s: stopped", "told"]
 
 
+@pytest.mark.long
 def test_who_does_not_stop_is_killed_with_all_that_it_started(commands: Any, tmp_path: Path) -> None:
     script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 60"
     started = time.monotonic()

@@ -240,6 +240,7 @@ class World:
 GROUPS = ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_the_law_in_random_sequences(rolls_of: dict[str, Any]) -> None:
     tasks = rolls_of["three"]["tasks"]
     setups = {name for name, task in tasks.items() if task["setup"]}

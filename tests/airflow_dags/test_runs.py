@@ -123,6 +123,7 @@ print(json.dumps(maintained if "--maintain" in words else rows[verb]))
 """
 
 
+@pytest.mark.long
 def test_each_broker_reads_back_its_own_run_of_the_ledger(run_dag: Ask, tmp_path: Path) -> None:
     """By the id that its compaction said; that a real one says it so, the snapshots show."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)

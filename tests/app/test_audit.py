@@ -46,6 +46,7 @@ def change(log_dir: Path, segment: int, number: int, **changes: Any) -> None:
     path.write_bytes(data[: batch.position] + made + data[batch.position + batch.size :])
 
 
+@pytest.mark.long
 def test_replicas_that_are_alike(run: Run, brokers: list[Path]) -> None:
     before = [snapshot(path) for path in brokers]
     status, rows = audit(run, brokers)
@@ -62,6 +63,7 @@ def test_replicas_that_are_alike(run: Run, brokers: list[Path]) -> None:
     assert audit(run, brokers, "--partitions", "only-0")[0] == 1, "skipped, and asked for by name"
 
 
+@pytest.mark.long
 def test_what_differs_is_told_with_its_offset(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     change(b, 100, 3, leader_epoch=7)  # records 130 to 139
@@ -83,6 +85,7 @@ def test_what_differs_is_told_with_its_offset(run: Run, brokers: list[Path]) -> 
     assert "offset 130: a has leader_epoch 0, b has leader_epoch 7" in table.stdout
 
 
+@pytest.mark.long
 def test_damage_is_a_finding_with_its_place_and_the_rest_is_compared(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{100:020d}.log"
@@ -104,6 +107,7 @@ def test_damage_is_a_finding_with_its_place_and_the_rest_is_compared(run: Run, b
     assert "could not be compared" in rows["orders-0"]["error"]
 
 
+@pytest.mark.long
 def test_a_replica_that_lags_and_one_that_has_less_at_its_start_do_not_differ(run: Run, brokers: list[Path]) -> None:
     _, b, c = brokers
     path = b / "orders-0" / f"{300:020d}.log"
@@ -134,6 +138,7 @@ def test_mistakes_and_other_topics(run: Run, brokers: list[Path]) -> None:
     assert "another topic of this name" in rows["orders-0"]["error"]
 
 
+@pytest.mark.long
 def test_json_is_all_there_is_on_standard_output(run: Run, brokers: list[Path]) -> None:
     result = run("audit", *flags(brokers), "--output", "json")
     assert [row["topic"] for row in json.loads(result.stdout)] == ["only", "orders", "users"]

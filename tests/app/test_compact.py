@@ -102,6 +102,7 @@ def test_good_partitions_are_done_beside_one_that_is_corrupt(log_dir: Path) -> N
     assert snapshot(log_dir) == again
 
 
+@pytest.mark.long
 def test_a_held_lock_refuses_the_run(log_dir: Path) -> None:
     (log_dir / ".lock").touch()
     before = snapshot(log_dir)

@@ -245,6 +245,7 @@ def test_executors(run: Run, on_spark: None, tmp_path: Path) -> None:
     assert "the same log dirs" in rows[f"executor on {os.uname().nodename}"]["found"]
 
 
+@pytest.mark.long
 def test_after_warming_a_run_compiles_nothing(tmp_path: Path) -> None:
     is_empty = os.environ.get("KEYTAIL_EMPTY_CACHE") == "1"
     cache = {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache")} if is_empty else {}

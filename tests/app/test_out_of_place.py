@@ -60,6 +60,7 @@ def append(partition: Path, text: bytes = b"") -> None:
     log.write_bytes(log.read_bytes() + text)
 
 
+@pytest.mark.long
 def test_it_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> None:
     """A real broker's log dir: codecs, transactions, producers, all policies; with its own settings."""
     source = golden.unpack(tmp_path)

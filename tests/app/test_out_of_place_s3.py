@@ -44,6 +44,7 @@ def without_records(objects: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in objects.items() if not name.endswith(RECORD)}
 
 
+@pytest.mark.long
 def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: Path) -> None:
     names = ("orders-0", "orders-1", "users-0")
     source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
@@ -99,6 +100,7 @@ def test_a_bucket_becomes_what_a_directory_becomes(server: S3Server, tmp_path: P
     }
 
 
+@pytest.mark.long
 def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_path: Path) -> None:
     source = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 200)})
     scratch = tmp_path / "scratch"

@@ -80,6 +80,7 @@ def until(is_true: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_commands_work_as_the_owner_and_write_where_only_root_can(case: Case) -> None:
     (case.log_dir / "orders-0" / "00000000000000000000.index").unlink()
     given = ("--log-dirs", case.log_dir)
@@ -270,6 +271,7 @@ def is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(case: Case) -> None:
     write_log_dir(case.home / "more", {"orders-0": random_records(7, 5_000)})
     give(case.home / "more", BROKER)
@@ -289,6 +291,7 @@ def test_workers_of_a_compaction_are_the_owners_and_end_with_a_killed_driver(cas
     until(lambda: not any(map(is_there, workers)), "workers outlive the driver")
 
 
+@pytest.mark.long
 def test_numba_takes_no_settings_from_the_owners_directory(case: Case) -> None:
     """It looks for a file in the current directory, and one of its keys writes a file when the process ends."""
     secret = case.secret()

@@ -279,6 +279,7 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
     yield [*(line.rstrip() for line in screen.display if line.strip()), f"status {status}"]
 
 
+@pytest.mark.long
 def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
     columns = chance().randrange(72, 150)
     print("columns", columns)
@@ -296,6 +297,7 @@ def test_a_terminal_shows_one_live_view(log_dir: Path) -> None:
     assert any("2 partitions: 2 compacted" in line for line in last)
 
 
+@pytest.mark.long
 def test_a_log_collector_hears_of_every_phase(log_dir: Path) -> None:
     """Of what is left by the test before, or of the whole log."""
     how = ("--throttle", "2m", "--verbose", "--log-format", "json")

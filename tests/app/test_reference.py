@@ -73,10 +73,12 @@ ERRORS = Path(reference.__file__).with_name("ERRORS.md")
 WITHOUT_REMEDY = 9
 
 
+@pytest.mark.long
 def test_the_page_of_errors_is_made_from_the_program() -> None:
     assert ERRORS.read_text() == reference_errors.page(), "`make reference` makes it anew"
 
 
+@pytest.mark.long
 def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
     page = ERRORS.read_text()
     for words in ("no high watermark", "stray: …", "the log dir is in use", "segment changed since it was planned"):
@@ -86,6 +88,7 @@ def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
     assert {one.kind for one in found} == {"Refused", "CorruptLog", "UsageProblem", "KeytailError"}
 
 
+@pytest.mark.long
 def test_whoever_is_refused_is_told_what_to_do() -> None:
     without = {one.text for one in reference_errors.errors() if one.kind != "UsageProblem" and not one.remedy}
     assert len(without) <= WITHOUT_REMEDY, without

@@ -71,6 +71,7 @@ def flags_of(log_dir: Path) -> tuple[str, ...]:
     return "--config", str(log_dir.parent / "server.properties"), "--log-dirs", str(log_dir), "--output", "json"
 
 
+@pytest.mark.long
 def test_a_plan_and_what_came_of_it(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned = run("plan", *flags_of(broker), "--force", "--report", file)
@@ -101,6 +102,7 @@ def test_a_plan_and_what_came_of_it(run: Run, broker: Path, tmp_path: Path) -> N
     assert len(counted) == 6
 
 
+@pytest.mark.long
 def test_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     other = golden.unpack(tmp_path / "other")
@@ -126,6 +128,7 @@ def test_verify_rebuild_index_and_audit(run: Run, broker: Path, tmp_path: Path) 
     assert snapshot(broker) == before
 
 
+@pytest.mark.long
 def test_out_of_place(run: Run, broker: Path, tmp_path: Path) -> None:
     file, target = tmp_path / "page.html", tmp_path / "target"
     inside = run("compact", *flags_of(broker), "--output-dir", target, "--report", target / "page.html")
@@ -222,6 +225,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
         assert "zebra" not in text, "rows say nothing of keys"
 
 
+@pytest.mark.long
 def test_pages_of_inspections_and_plans_hold_no_keys(run: Run, tmp_path: Path) -> None:
     """Also not where the example of a difference is just such a record: the raw rows have hashes of it."""
     log_dir, partitions = secret_log_dir(tmp_path / "a")

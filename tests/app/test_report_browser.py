@@ -17,6 +17,7 @@ def pages() -> dict[str, str]:
     return pages_to_look_at()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_in_a_browser(theme: browser.Theme, pages: dict[str, str]) -> None:
     looked = browser.look_at(list(pages.values()), WIDTHS, theme)

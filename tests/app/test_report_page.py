@@ -366,6 +366,7 @@ def test_where_nothing_was_counted_the_page_says_so_or_nothing() -> None:
     assert "not known: a plan" not in page(report_of([row("t", 0, "sound", "")], verb="verify", execute=False))
 
 
+@pytest.mark.long
 def test_keys_are_text_of_the_page_where_they_are_shown() -> None:
     text = page(report_of([with_odd_keys(compacted(random.Random(1), "t", 0))]))
     assert "Keys are shown because" in text

@@ -75,6 +75,7 @@ def rows_of(file: Path) -> list[tuple[str, int, str, int]]:
     return [(row["topic"], row["partition"], row["status"], row["bytes_after"]) for row in rows]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damaged", [False, True])
 def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_path: Path) -> None:
     """On each kind of lost output, with rows as a table and as JSON: files, rows and status are those of any run."""
@@ -108,6 +109,7 @@ def test_an_executed_run_does_the_same_with_the_same_status(damaged: bool, tmp_p
         assert said.count("standard output cannot be written") == (out_lost and not err_lost), (kind, said)
 
 
+@pytest.mark.long
 def test_a_command_that_looks_reports_what_was_lost(log_dir: Path) -> None:
     """In forks, whose streams are opened as Python opens them; those of real processes are in the test above."""
     flags = ("--log-dirs", log_dir, "--output", "json")
@@ -150,6 +152,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir: Path, tmp_path: Path) -> None:
     """Else what is printed, by Python or by a library, would go into a segment or a lock."""

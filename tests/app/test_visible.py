@@ -26,6 +26,7 @@ EVIL = "/logs/t\x1b[2Jx\r\x07\x9b31m\x7f\u202eabc-0"
 SEEN = r"/logs/t\x1b[2Jx\x0d\x07\x9b31m\x7f\u202eabc-0"
 
 
+@pytest.mark.long
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2066\u2028" for c in visible(text))
@@ -103,6 +104,7 @@ def dumped(partition: Path, *flags: str, terminal: bool) -> str:
     return found.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Path) -> None:
     flags = ("--output", output)

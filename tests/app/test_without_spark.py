@@ -87,6 +87,7 @@ def large(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions, segments=16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak("SIGINT, test_stopping.py"))]
 )
@@ -140,6 +141,7 @@ def _workers(group: int, directory: Path) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done(large: Path, tmp_path: Path) -> None:
     untouched = snapshot(large / "orders-0")
     words = ["--log-dirs", str(large), *CONFIG, "--throttle", "2m", "--execute", "--output", "json"]
@@ -160,6 +162,7 @@ def test_the_partition_that_kills_its_worker_twice_fails_and_the_others_are_done
     assert (status, {row["status"] for row in again}) == (0, {"compacted", "clean"}), errors
 
 
+@pytest.mark.long
 def test_a_killed_driver_takes_its_workers_and_locks_with_it(large: Path, tmp_path: Path) -> None:
     before = {name: records_of(large / name) for name in ("orders-0", "orders-1")}
     words = ["--log-dirs", str(large), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]

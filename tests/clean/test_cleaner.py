@@ -76,6 +76,7 @@ def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
     return [plain(b) for b in decode_log(ours)] == [plain(b) for b in decode_log(theirs)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(120)))
 def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
     rng = random.Random(SEED * 1000 + case)

@@ -65,6 +65,7 @@ def sweep(path: Path) -> None:
         scratch.unlink()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(draws(30)))
 def test_any_cut_gives_the_bytes_of_one_task(
     case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811

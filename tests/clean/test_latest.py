@@ -66,6 +66,7 @@ def expected(log: GrowingLog, end: int | None = None) -> dict[bytes | None, Rec]
     return {key: record for key, (record, _) in log.latest(end).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_random_logs(in_pieces: bool, rng: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also from where an earlier look ended, also after rounds of compaction, also up to any offset."""

@@ -59,6 +59,7 @@ def counted(root: Path, segments: int, what: str) -> Counter[str]:
     return fs.counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["compact", "undo", "recover"])
 def test_listings_do_not_grow_with_segments_and_nothing_grows_faster(tmp_path: Path, what: str) -> None:
     few, more, most = (counted(tmp_path / str(number), number, what) for number in (FEW, MORE, MOST))

@@ -79,6 +79,7 @@ IN_CHECK = "several groups, and producers that must stay known"
 RANDOM = 20 if SOAK else 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check([*SHAPES, *(f"random {n}" for n in range(RANDOM))], IN_CHECK))
 def test_every_stop_of_a_compaction_and_of_the_run_after_it(
     name: str,
@@ -101,6 +102,7 @@ def test_every_stop_of_a_compaction_and_of_the_run_after_it(
         assert explorer.recoveries.distinct_states > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check([*SHAPES, *(f"random {n}" for n in range(RANDOM))], IN_CHECK))
 def test_every_fault_of_a_compaction_and_of_its_recovery(
     name: str,

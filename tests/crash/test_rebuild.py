@@ -87,6 +87,7 @@ def files_of(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if not name.endswith((".clean", ".tmp"))}
 
 
+@pytest.mark.long
 def test_every_stop_of_a_rebuild(fast_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
     LOG_DIR.make(fast_dir / "right")
     right = files_of(fast_dir / "right")

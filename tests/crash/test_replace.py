@@ -78,6 +78,7 @@ CASES = {
 IN_CHECK = ("three into one", "one by itself, with a transaction index that stays", "an empty output")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK))
 def test_every_stop_of_a_replacement_and_of_its_recovery(
     name: str,

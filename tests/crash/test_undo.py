@@ -100,6 +100,7 @@ def entry_of(root: Path, log: Log) -> Path:
     return root / KEPT / "r1" / log.name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [COPIES, IN_ROUNDS], COPIES))
 def test_whatever_a_compaction_leaves_can_be_undone(
     name: str,
@@ -139,6 +140,7 @@ def any_entry(root: Path) -> bool:
     return any(path.is_dir() for path in (root / KEPT / "r1").iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", few_in_check(ALL if SOAK else [*MOST_CUTS, "random 0"], COPIES))
 def test_an_undo_that_was_stopped_loses_nothing_and_is_finished_by_the_next(
     name: str,

@@ -56,6 +56,7 @@ def work(page: str, golden: Path, root: Path) -> None:
         run_block(block, host)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", sorted(set(WORKED) - set(ON_SPARK)))
 def test_its_commands_do_what_it_says(page: str, golden: Path, tmp_path: Path) -> None:
     work(page, golden, tmp_path / "host")

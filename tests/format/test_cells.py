@@ -45,6 +45,7 @@ def rows_of(columns):
     return list(zip(columns.timestamps_ms.tolist(), keys, values, pairs, strict=True))
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(part, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 2))
 def test_each_partition_finds_its_records_in_their_order(chunks, before):
     divider = Divider(5)

@@ -240,6 +240,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 """
 
 
+@pytest.mark.long
 def test_a_bomb_is_refused_without_its_memory(tmp_path: Path) -> None:
     """In a process of its own: the codecs' own allocations show only in the process's peak."""
     bombs = {f"{CODECS[codec]}-{codec}": _bomb(codec, 200 << 20) for codec in range(1, 5)}

@@ -149,6 +149,7 @@ def test_offsets_may_have_32_bits_and_arrays_be_read_only():
     assert step[0].tobytes() == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
 def test_arrows_buffers_are_columns(kind):
     texts = [None, "", "a", "bcd" * 30, None, "e"] * 5

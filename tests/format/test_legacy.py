@@ -97,6 +97,7 @@ def table_of(data: bytes, position: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return raw, table[: out[batch_kernels.ROWS]]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(messages())
 def test_summaries_and_records_equal_the_twins(case: tuple[int, list[Rec], bytes]) -> None:
@@ -302,6 +303,7 @@ def test_a_compressed_message_that_begins_inside_the_batch_before_it_is_refused(
         legacy.summarize_rows(raw, 0, table, previous_last_offset=50)
 
 
+@pytest.mark.long
 def test_a_bomb_is_refused_before_it_goes_off() -> None:
     big = [Rec(0, 1, b"k", bytes(1 << 20))]
     for codec in (GZIP, SNAPPY, LZ4):

@@ -73,6 +73,7 @@ def test_compressed_records_beyond_the_largest_offset_are_a_finding() -> None:
     assert "offset-order" in {finding.kind for finding in findings}
 
 
+@pytest.mark.long
 def test_old_messages_in_front_of_a_damaged_one_must_follow_each_other_too() -> None:
     """A wrapper whose records begin below the message before it was taken, if one behind it was damaged."""
     first = encode_single(Rec(9, T0, b"k", b"v"), magic=0)

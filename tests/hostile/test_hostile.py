@@ -27,6 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(golden.unpack(tmp_path_factory.mktemp("golden")))
 
 
+@pytest.mark.long
 def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
     one = fuzz.parsers(root)
     fuzz.warm(one, SEED, 100)
@@ -35,6 +36,7 @@ def test_spoiled_bytes_are_refused_or_read_rightly(root: str) -> None:
     assert sum(tally.inputs.values()) == INPUTS
 
 
+@pytest.mark.long
 def test_spoiled_directories_are_refused_or_done_rightly(root: str) -> None:
     one = fuzz.directories(root)
     fuzz.warm(one, SEED, 3)
@@ -59,6 +61,7 @@ def test_what_is_spoiled_is_sound_before_and_damage_reaches_the_records(root: st
         assert any(part in reason for reason in reasons), f"no damage of the kind {part!r}: {reasons}"
 
 
+@pytest.mark.long
 def test_the_runner_tells_of_crashes_hangs_memory_and_errors() -> None:
     """The watch over the parsers is itself watched."""
 

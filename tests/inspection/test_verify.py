@@ -91,6 +91,7 @@ def test_a_sound_partition_has_no_findings(tmp_path, codec):
     assert _verify(tmp_path, live=True).findings == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_batches_in_pieces_are_sound_and_one_that_is_not_opened_is_no_error(tmp_path, monkeypatch, codec):
     take_in_pieces(monkeypatch, 1, piece_bytes=4)

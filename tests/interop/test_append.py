@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import parse_snapshot
 from keytail.log.partition_log import PartitionLog
@@ -423,6 +425,7 @@ class Replay:
             assert (appended.first_offset, appended.last_offset) == (answer["first_offset"], answer["last_offset"])
 
 
+@pytest.mark.interop
 def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: Path) -> None:
     only = os.environ.get("KEYTAIL_APPEND_LOG")
     print(f"KEYTAIL_SEED={SEED} KEYTAIL_APPEND_LOGS={LOGS}", flush=True)

@@ -190,6 +190,7 @@ def test_no_timestamp_is_a_timestamp():
     )
 
 
+@pytest.mark.long
 def test_sizes_past_32_bits_are_sizes():
     """Nothing so large is read: its length alone says that it cannot be."""
     data = np.zeros(0, np.uint8)

@@ -55,6 +55,7 @@ def _divide(a, b):
     return a / b
 
 
+@pytest.mark.long
 def test_a_second_process_takes_the_code_from_the_folder(tmp_path):
     outputs = [_run(_USE, KEYTAIL_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert all(o.returncode == 0 for o in outputs), outputs[0].stderr
@@ -168,6 +169,7 @@ def used(filled, tmp_path_factory):
     return {key: (paths[key], *results[key]) for key in WAYS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("which", "way"), WAYS)
 def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(which, way, used):
     """Loading compiled code runs it."""
@@ -181,6 +183,7 @@ def test_what_others_can_have_written_is_not_loaded_though_we_can_write_there(wh
     assert "set KEYTAIL_CACHE_DIR" in text
 
 
+@pytest.mark.long
 def test_a_link_in_the_cache_is_not_loaded_but_replaced(filled, tmp_path):
     shutil.copytree(filled, tmp_path / "cache")
     [code] = tmp_path.glob("cache/*/*/a_kernel*.nbc")
@@ -230,6 +233,7 @@ def while_another_compiles(filled, tmp_path):
         yield cache, lock, lambda: shutil.copy(saved, index), file.close
 
 
+@pytest.mark.long
 def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another_compiles):
     cache, lock, save, release = while_another_compiles
     with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
@@ -240,6 +244,7 @@ def test_what_another_process_is_compiling_is_waited_for_and_taken(while_another
     assert output.split()[1:] == ["10", "1"]
 
 
+@pytest.mark.long
 def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_compiles):
     cache, lock, _, release = while_another_compiles
     with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
@@ -250,6 +255,7 @@ def test_one_that_ends_while_it_compiles_keeps_nobody_waiting(while_another_comp
     assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[1:] == ["10", "1"]
 
 
+@pytest.mark.long
 def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_compiles):
     cache, *_ = while_another_compiles
     code = """
@@ -264,6 +270,7 @@ def test_one_that_never_ends_is_waited_for_once_and_for_a_time(while_another_com
     assert result.stdout.split()[1:] == ["10", "0", "10"], result.stderr
 
 
+@pytest.mark.long
 def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
     code = """
         import os, numba
@@ -278,6 +285,7 @@ def test_a_lock_is_given_back_when_compiling_ends_and_when_it_fails(tmp_path):
     assert list(tmp_path.glob("*/*/a_kernel.add-*.lock"))
 
 
+@pytest.mark.long
 def test_the_cache_is_trusted_whatever_the_umask_was(tmp_path):
     code = "import os; os.umask(0o002)\n" + textwrap.dedent(_USE)
     results = [_run(code, KEYTAIL_CACHE_DIR=str(tmp_path / "home" / "cache")) for _ in range(2)]
@@ -292,6 +300,7 @@ def _allow(top, of_folders, of_files):
             (Path(folder) / name).chmod(of_files)
 
 
+@pytest.mark.long
 def test_the_folder_is_the_users_own(tmp_path):
     result = _run(_USE, HOME=str(tmp_path), KEYTAIL_CACHE_DIR="", XDG_CACHE_HOME="")
     assert result.stdout.split()[0].startswith(f"{tmp_path}/.cache/keytail/"), result.stderr

@@ -66,6 +66,7 @@ def test_native_functions_are_in_use_unless_switched_off():
     assert native.HASH_NAME == ("xxh3-128" if wanted else "keytail-fallback-128")
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(inputs)
 def test_kernels_equal_the_wheels_and_the_twins(case):
@@ -127,6 +128,7 @@ def test_the_guard_page_kills(place, index):
     assert result.returncode == -signal.SIGSEGV
 
 
+@pytest.mark.long
 def test_a_hash_one_byte_too_long_dies_at_the_guard_page():
     result = _run("""
         import numpy as np
@@ -153,6 +155,7 @@ _PRINT_BOTH = """
 """
 
 
+@pytest.mark.long
 def test_switched_off_the_fallback_works_and_keeps_its_own_cache(tmp_path):
     part = bytes(range(3, 103))
     native_hash, fallback_hash = _xxh3(part, 9), hashing.fallback_128(part, 9)
@@ -165,6 +168,7 @@ def test_switched_off_the_fallback_works_and_keeps_its_own_cache(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.long
 def test_cached_code_that_calls_native_functions_works_in_the_next_process(tmp_path):
     runs = [_run(_PRINT_BOTH, KEYTAIL_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     assert [run.returncode for run in runs] == [0, 0], runs[1].stderr
@@ -173,6 +177,7 @@ def test_cached_code_that_calls_native_functions_works_in_the_next_process(tmp_p
     assert (first[2], second[2]) == ("0", "2")
 
 
+@pytest.mark.long
 def test_a_wheel_without_the_symbols_means_the_fallback(tmp_path):
     result = _run(
         """
@@ -192,6 +197,7 @@ def test_a_wheel_without_the_symbols_means_the_fallback(tmp_path):
     assert result.stdout.startswith("crc=fallback hash=fallback False keytail-fallback-128\n")
 
 
+@pytest.mark.long
 def test_a_wheel_whose_function_gives_other_values_means_the_fallback(tmp_path):
     result = _run(
         """

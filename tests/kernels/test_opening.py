@@ -59,6 +59,7 @@ def test_the_wheels_are_in_use_unless_switched_off(monkeypatch):
     assert (nothing.zstd, nothing.lz4, nothing.inflate) == (None, None, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_is_compressed_as_kafka_does_is_opened_here(codec):
     rng = chance()

@@ -71,6 +71,7 @@ def test_numbers_that_are_too_long():
     assert _varint(guarded(b"\xff\xff\xff\xff\x7f"), 0, 5) == (-(2**31), 5)  # four bits of the fifth byte
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=draws(300))
 @given(_int64, st.integers(0, 2**31 - 1), _bytes, _bytes, _headers)
 def test_records(delta, offset_delta, key, value, headers):
@@ -130,6 +131,7 @@ def _damaged_batches() -> list[bytes]:
     return batches
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_all", [0, 1])
 def test_the_proofs_step_stays_inside_its_windows(is_all):
     source = encode_batch([Rec(5 + i, 100 + i, b"key%d" % i, b"v") for i in range(4)])

@@ -31,6 +31,7 @@ PAUSE_S = 0.0003
 OPENED_BY_KAFKA = 10  # one in so many states
 
 
+@pytest.mark.long
 def test_nothing_is_lost_whenever_a_run_is_killed(
     fast_dir: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

@@ -63,6 +63,7 @@ def test_a_torn_tail_is_cut_or_not(case: str, tmp_path: Path, monkeypatch: pytes
         test_tail.test_every_state_leads_to_the_same_log(case, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", test_expire.CASES)
 def test_expired_segments_go_in_order(
     name: str,

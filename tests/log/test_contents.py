@@ -23,6 +23,7 @@ def of(partition: Path, base: int, stride_bytes: int = 1 << 23) -> SegmentConten
     return contents_of(LOCAL, str(partition), base, SegmentReader(LOCAL, stride_bytes=stride_bytes))
 
 
+@pytest.mark.long
 def test_all_golden_segments_as_the_dull_reader_sees_them(tmp_path: Path) -> None:
     logs = [log for log in unpack(tmp_path).glob("*-*/*.log") if not log.parent.name.startswith("__cluster")]
     assert len(logs) > 50

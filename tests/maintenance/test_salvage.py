@@ -297,6 +297,7 @@ def with_offset(batch: bytes, offset: int) -> bytes:
     return offset.to_bytes(8, "big") + batch[8:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("of", "wrong"), [(6, 9), (6, 4), (6, 5), (6, 7), (6, 2), (0, 1), (0, 5), (11, 10), (11, 3)])
 def test_of_two_batches_that_claim_the_same_offsets_the_one_that_leaves_no_hole_is_the_right_one(
     of: int, wrong: int, tmp_path: Path
@@ -640,6 +641,7 @@ class Stops(FileSystem):
         return super()._change(operation, arguments, action)
 
 
+@pytest.mark.long
 def test_whenever_it_is_stopped_there_is_no_partition_or_a_whole_one(tmp_path: Path) -> None:
     write(tmp_path / "t-0", {0: _batch(0) + _batch(2), 4: _batch(4), 6: _batch(7, leader_epoch=4)})
     for count in range(1000):

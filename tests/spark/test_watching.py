@@ -72,6 +72,7 @@ def _wait_for(heard: list[Sign], count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
     paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
     with Processes(2) as workers:
