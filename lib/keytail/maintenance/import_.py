@@ -286,9 +286,10 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
         raise Refused(f"the topic's id differs: {listed}", remedy="Give the log dirs of one cluster")
     if not found:
         raise Refused(
-            f"the directory has no {names.PARTITION_METADATA}; a broker that starts would set it aside as stray",
+            f"the directory has no {names.PARTITION_METADATA}; a broker with KRaft would set it aside as stray",
             path=replicas[0].path,
-            remedy="Give the topic's id with --topic-id (kafka-topics.sh --describe shows it)",
+            remedy="Give the topic's id with --topic-id (kafka-topics.sh --describe shows it). Topics have none with "
+            "ZooKeeper and inter.broker.protocol.version below 2.8: produce to them instead",
         )
     return next(iter(found))
 
