@@ -134,6 +134,7 @@ def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: 
     assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
 
 
+@pytest.mark.long
 def test_types_are_seen_by_who_uses_it(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("from keytail import __version__\n\nnumber: int = __version__\n")
     mypy = [sys.executable, "-m", "mypy", "--python-executable", clean / "python", "--cache-dir", tmp_path / "cache"]

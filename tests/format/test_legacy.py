@@ -347,7 +347,7 @@ def test_any_bytes_end_in_a_reason_without_a_read_past_either_end(case: Any, dat
         raw = memory(bytes(message))
         try:
             batch = legacy.summarize(raw, 0, len(raw), 1 << 20)
-        except ValueError:
+        except (ValueError, TooLarge):  # a damaged stream may state any length
             assert expected is None or packed
             continue
         records = read(bytes(message))[1]
