@@ -186,6 +186,15 @@ def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(t
     assert result.records_after == 1
 
 
+def test_the_first_keyless_record_is_that_of_the_first_segment_that_has_one(tmp_path):
+    logs = {0: one(0), 1: one(1, key=None) + one(2, key=None), 3: one(3, key=None), 4: one(4)}
+    segments = [Segment(base, log, 0, 0, NOW - 5000 + base) for base, log in logs.items()]
+    log, path = RandomLog(segments, [], 5, {}), str(tmp_path / "t-0")
+    with pytest.raises(Refused, match="3 records without a key") as caught:
+        clean_partition(LOCAL, task_for(path, log, write_log(path, segments), NOW, first_dirty=0))
+    assert caught.value.offset == 1
+
+
 def test_a_keyless_record_behind_the_mapped_range_is_no_reason_to_refuse(tmp_path):
     batches = [one(0, key=b"a"), one(1, key=b"b"), one(2, key=None)]
     _, result = clean_tiny(tmp_path, batches, map_max_entries=1)
