@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden import ARCHIVE, MANIFEST, RECORDS
+from tests.golden.older import wait_for_cleaner
 from tests.golden.workload import START_MS, Topic, topics, traffic
 from tests.interop.broker import CLUSTER_ID, NODE_ID, Broker
 from tests.interop.broker_client import BrokerClient, Served, to_wire
@@ -58,7 +59,7 @@ def write_log_dir(log_dir: Path, work_dir: Path, seed: int) -> tuple[dict[str, A
         with Broker(log_dir, work_dir, properties=cleaning) as broker:
             client.connect(broker)
             _send(client, plan, seed, start=0)
-            _wait_for_cleaner(log_dir, [topic.name for topic in plan if 0 in topic.sent_to])
+            wait_for_cleaner(log_dir, [topic.name for topic in plan if 0 in topic.sent_to])
         with Broker(log_dir, work_dir) as broker:
             client.connect(broker)
             _send(client, plan, seed, start=1)
@@ -90,23 +91,6 @@ def _send(client: BrokerClient, plan: Iterable[Topic], seed: int, start: int) ->
                     codec=batch.codec,
                     idempotent=batch.producer.startswith("idempotent"),
                 )
-
-
-def _wait_for_cleaner(log_dir: Path, names: Iterable[str]) -> None:
-    """Until the broker has cleaned these topics up to their active segment and unlinked what it replaced."""
-    give_up = time.monotonic() + 60
-    waiting = set(names)
-    while waiting:
-        lines = (log_dir / "cleaner-offset-checkpoint").read_text().splitlines()[2:]
-        cleaned_to = {line.split()[0]: int(line.split()[2]) for line in lines}
-        for name in sorted(waiting):
-            files = list((log_dir / f"{name}-0").iterdir())
-            active = max(int(path.name[:20]) for path in files if path.suffix == ".log")
-            if cleaned_to.get(name) == active and not any(path.suffix == ".deleted" for path in files):
-                waiting.discard(name)
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"not cleaned after 60 s: {sorted(waiting)}")
-        time.sleep(0.1)
 
 
 def _transactions(client: BrokerClient) -> None:

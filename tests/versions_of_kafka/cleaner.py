@@ -21,6 +21,7 @@ from tests.reference.batches import Batch, Rec
 from tests.reference.legacy import decode_any_log
 
 HERE = Path(__file__).parent
+HARNESS = HERE.parent / "interop" / "java" / "keytail" / "harness"
 EMPTIED = "emptied batches that only keytail keeps"
 # 4.x names internal settings otherwise.
 OLD_NAMES = {"internal.segment.bytes": "segment.bytes"}
@@ -34,10 +35,11 @@ class OldCleaner(Kafka):
         self.version = version
         path = broker_class_path(version)
         with compiling():
-            classes = compiled([HERE / "cleaner_java" / "CleanOnce.java"], path)
+            classes = compiled([HERE / "cleaner_java" / "CleanOnce.java", HARNESS / "FixedClock.java"], path)
         flags = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-        self._command = [tool("java"), *flags, quiet, "-cp", os.pathsep.join([path, str(classes)]), "CleanOnce"]
+        class_path = os.pathsep.join([path, str(classes)])
+        self._command = [tool("java"), *flags, quiet, "-cp", class_path, "keytail.harness.CleanOnce"]
 
     def clean_from(self, partition: Path, choice: Cleanable, *, map_max_entries: int | None, **options: Any) -> Cleaned:
         """One round over the range of `choice`; no `.deleted` file remains."""

@@ -1,3 +1,5 @@
+package keytail.harness;
+
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
@@ -22,7 +24,6 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.function.Supplier;
 import org.apache.kafka.common.utils.Time;
 
 /**
@@ -255,33 +256,5 @@ public final class CleanOnce {
             }
         }
         throw new NoSuchMethodException(target.getClass() + "." + name);
-    }
-
-    private static final class FixedClock implements Time {
-        private final long nowMs;
-
-        FixedClock(long nowMs) {
-            this.nowMs = nowMs;
-        }
-
-        @Override
-        public long milliseconds() {
-            return nowMs;
-        }
-
-        @Override
-        public long nanoseconds() {
-            return nowMs * 1_000_000L;
-        }
-
-        @Override
-        public void sleep(long ms) {
-            throw new UnsupportedOperationException("nothing here sleeps");
-        }
-
-        @Override
-        public void waitObject(Object object, Supplier<Boolean> condition, long deadlineMs) {
-            throw new UnsupportedOperationException("nothing here waits");
-        }
     }
 }
