@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 
+# Some images set this for their own size. Each of the many processes of the tests would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: browser help venv airflow-venv test check kernels archives lint demo bench bench-report fuzz crash hostile mutants soak versions image reference golden clean
 
 help:  ## this list
