@@ -31,6 +31,7 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -364,9 +365,9 @@ def run_tests(
         "KEYTAIL_CACHE_DIR": str(PLACE / "kernels"),
         "KEYTAIL_SEED": "1",
         "KEYTAIL_PLAIN": ",".join(PLAIN) if plain else "",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "TMPDIR": str(temporary),
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not interop and not spark", "-rfE",
                "--tb=line", "--timeout", str(TEST_LIMIT_S), "--timeout-method", "thread", *options, *files]  # fmt: skip
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
@@ -414,6 +415,8 @@ def result_of(
     outcome, by = "survived", ""
     try:
         target.write_text(mutant.code(source))
+        # Compiled modules are kept by size and seconds of the source's time: no two mutants have the same.
+        os.utime(target, (next(_times_s), 0))
         status, text = 0, ""
         if first:
             status, text = run_tests(tree, first, "-x", limit_s=limit_s, plain=True)
@@ -435,6 +438,9 @@ def result_of(
         os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
     took_s = round(time.monotonic() - start_s, 1)
     return {"key": mutant.key, "outcome": outcome, "by": by, "seconds": took_s, "diff": diff_of(mutant)}
+
+
+_times_s = itertools.count(1)
 
 
 # Results.
