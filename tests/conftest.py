@@ -9,6 +9,7 @@ with a log in it. There is no way to opt out; processes that a test starts are n
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import settings
 
 import keytail
 from tests import class_archives
+from tests.chance import SEED
 from tests.spark.shared import end_shared_session
 
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
@@ -36,14 +38,28 @@ class_archives.use_for_spark()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each file is a group, run in one process, because its tests share fixtures. An xdist_group mark on a test
     overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
-    finish at about the same time. Tests with the mark `soak` are left out, unless KEYTAIL_SOAK=1."""
+    finish at about the same time. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
+    left out, unless KEYTAIL_SOAK=1."""
     if os.environ.get("KEYTAIL_SOAK") != "1":
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
-        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+        left_out = {item for item in items if item.get_closest_marker("soak")}
+        if not any("::" in argument for argument in config.args):  # a test that is named is run
+            left_out |= _not_drawn(items, left_out)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=_rank)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
+def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:
+    """Those for which another test with the same mark `one_of` is run."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in left_out and (mark := item.get_closest_marker("one_of")):
+            groups.setdefault(mark.args[0] if mark.args else item.nodeid.partition("[")[0], []).append(item)
+    drawn = {random.Random(f"{SEED} {name}").choice(group) for name, group in groups.items()}
+    return {item for group in groups.values() for item in group} - drawn
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -106,6 +106,7 @@ def topic_settings(version: str, retention_ms: int) -> dict[str, str]:
     return settings | ({"message.format.version": "0.10.2"} if has_zookeeper(version) else {})
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize("version", [v for v in VERSIONS if v < "4"], indirect=True)  # 4.0 on writes version 2
 @pytest.mark.parametrize("retention_ms", [0, 10**11])
 def test_a_round_leaves_what_the_broker_s_own_cleaner_leaves(version: str, tmp_path: Path, retention_ms: int) -> None:
