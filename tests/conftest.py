@@ -38,7 +38,8 @@ class_archives.use_for_spark()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each file is a group, run in one process, because its tests share fixtures. An xdist_group mark on a test
     overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
-    finish at about the same time. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
+    finish at about the same time. A file's tests with the shared Spark session are a group of their own, so that each
+    process starts that session only once. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
     left out, unless KEYTAIL_SOAK=1."""
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}
@@ -49,7 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_rank)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+            shared = " with the shared session" if _shares_spark(item) else ""
+            item.add_marker(pytest.mark.xdist_group(item.location[0] + shared))
 
 
 def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:

@@ -141,6 +141,7 @@ def until_it_works(words: Sequence[str]) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.one_of("real work under Airflow")
 def test_a_roll_over_real_brokers(airflow_runs: Airflow, tmp_path: Path) -> None:
     with start_client() as client, cluster(tmp_path) as brokers:
         configs = [word for key, value in TOPIC_CONFIGS.items() for word in ("--config", f"{key}={value}")]

@@ -50,6 +50,7 @@ def left(found: dict[str, Any], task: str, index: int = -1) -> Any:
     return value
 
 
+@pytest.mark.one_of("real work under Airflow")
 @pytest.mark.spark
 def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Path) -> None:
     """A real broker's logs by a real spark-submit: the others are compacted and verified, the task is green and not

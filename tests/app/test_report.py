@@ -186,6 +186,7 @@ def test_hottest_keys_are_told_by_hashes_or_shown(way: str, show: bool, run: Run
         check_hottest_keys(way, show, run, tmp_path)
 
 
+@pytest.mark.one_of()
 @pytest.mark.spark
 @pytest.mark.parametrize("show", [False, True])
 def test_hottest_keys_of_a_fan_out(show: bool, run: Run, on_spark: None, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def jvm_of(group: int) -> int | None:
     return None
 
 
+@pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path: Path) -> None:
     before = snapshot(log_dir)
@@ -180,6 +181,7 @@ def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log
         assert_kept(records, log_dir / name)
 
 
+@pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 @pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
 def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
@@ -212,6 +214,7 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     assert "orders-0" in page
 
 
+@pytest.mark.one_of("a kill of a run with Spark")
 @pytest.mark.spark
 def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
@@ -234,6 +237,7 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
     assert snapshot(log_dir) == untouched
 
 
+@pytest.mark.one_of("a signal to a run with Spark")
 @pytest.mark.spark
 def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
     """Its tasks make a new file every moment, and Spark gives them seconds before it kills them."""

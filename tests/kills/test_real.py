@@ -37,6 +37,7 @@ THROTTLE = ("--throttle", "4m")
 REAL_RUN_AFTER = 10  # one in so many; the others are run in this process
 
 
+@pytest.mark.one_of("a kill of a run with Spark")
 def test_nothing_is_lost_when_a_real_run_is_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print("seed", SEED)
     rng, kills, start_s = random.Random(SEED), Kills("compact, a real run"), time.monotonic()

@@ -87,6 +87,7 @@ def run(
     return json.loads(done.stdout.splitlines()[-1]), sorted(path.name for path in notes.iterdir())
 
 
+@pytest.mark.one_of("two hosts")
 def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster, tmp_path: Path) -> None:
     """Nothing, where a mount is missing; an older copy; a copy that names, sizes and times do not tell apart."""
     if not two_workers.namespaces:

@@ -15,6 +15,7 @@ from tests.spark.test_cluster import run_driver
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
 
 
+@pytest.mark.one_of("two hosts")
 def test_slices_are_shared_by_two_hosts(two_workers: Cluster, tmp_path: Path) -> None:
     rng, records = random.Random(SEED), 0
     for partition in range(2):

@@ -104,6 +104,7 @@ def test_a_module_in_the_current_directory_does_not_run(
     assert sorted(one.name for one in temporary.iterdir()) == sorted({name.split("/")[0] for name in PLANTED})
 
 
+@pytest.mark.one_of("spark-submit beside other users")
 @pytest.mark.spark
 def test_nor_does_it_under_spark_submit(planted: Path, flags: list[str]) -> None:
     done = submit("--master", "local[2]", str(JOB), *flags, cwd=planted)

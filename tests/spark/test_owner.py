@@ -151,6 +151,7 @@ def test_an_export_goes_where_only_root_writes_and_goes_on_from_there(case: Case
     assert foreign(case.private, 0) == foreign(case.log_dir, BROKER) == []
 
 
+@pytest.mark.one_of("Spark reads as root and as the owner")
 @pytest.mark.parametrize("kind", [pytest.param("parquet", marks=pytest.mark.soak("json")), "json"])
 def test_an_import_reads_what_only_root_reads(case: Case, kind: str) -> None:
     """Parquet is read by tasks themselves, JSON by Spark's JVM."""
@@ -189,6 +190,7 @@ end_jvm()
 """
 
 
+@pytest.mark.one_of("Spark reads as root and as the owner")
 def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
     """What is his, and not what is root's alone."""
     log = case.log_dir / "orders-0" / "00000000000000000100.log"
@@ -197,6 +199,7 @@ def test_the_spark_source_reads_as_the_owner(case: Case) -> None:
     assert "Permission denied" in str(told)
 
 
+@pytest.mark.one_of("spark-submit beside other users")
 def test_a_job_of_spark_submit_works_as_the_owner(case: Case) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
     environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
