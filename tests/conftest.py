@@ -36,10 +36,10 @@ class_archives.use_for_spark()
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each file is a group, run in one process, because its tests share fixtures. An xdist_group mark on a test
+    """Each file is a group, run in one process, because its tests share fixtures; its tests with the shared Spark
+    session are a group of their own, so that each process starts that session once. An xdist_group mark on a test
     overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
-    finish at about the same time. A file's tests with the shared Spark session are a group of their own, so that each
-    process starts that session only once. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
+    finish at about the same time. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
     left out, unless KEYTAIL_SOAK=1."""
     if os.environ.get("KEYTAIL_SOAK") != "1":
         left_out = {item for item in items if item.get_closest_marker("soak")}

@@ -105,6 +105,7 @@ def without_records(objects: dict[str, bytes]) -> dict[str, bytes]:
     return {path: data for path, data in objects.items() if not path.endswith(names.OUTPUT_RECORD)}
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize("lasting", [pytest.param(True, marks=pytest.mark.long), False])
 def test_every_call_fails_in_turn(fast_dir: Path, lasting: bool) -> None:  # noqa: F811
     root, scratch = fast_dir / "root", fast_dir / "scratch"

@@ -36,6 +36,7 @@ CONFIGS = {"cleanup.policy": "compact", "segment.index.bytes": "8192", "index.in
 pytestmark = pytest.mark.interop
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize("name", CASES)
 def test_kafka_finds_all_sources_or_the_output_at_every_stop(
     name: str,

@@ -27,6 +27,7 @@ from tests.reference.batches import Rec
 pytestmark = pytest.mark.interop
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize("name", [*SHAPES, *(f"random {n}" for n in range(RANDOM))])
 def test_kafka_loses_nothing_whenever_a_compaction_stops(
     name: str,

@@ -37,7 +37,7 @@ from tests.interop.traffic import DAY_MS, random_traffic
 
 pytestmark = pytest.mark.interop
 
-LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "150"))
+LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "90"))
 NEVER_MISSED = (
     "rounds that merged segments",
     "rounds with a full map",

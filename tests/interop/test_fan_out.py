@@ -26,6 +26,7 @@ pytestmark = pytest.mark.interop
 LOGS = int(os.environ.get("KEYTAIL_FUZZ_LOGS", "300"))
 
 
+@pytest.mark.one_of()
 @pytest.mark.parametrize(
     "options, share",
     [({}, 0.015), ({"transactional": True}, 0.03), ({"transactional": True, "legacy": True}, 0.015)],
