@@ -8,6 +8,7 @@ with a log in it. There is no way to opt out; processes that a test starts are n
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 import keytail
@@ -26,6 +28,9 @@ from tests.spark.shared import end_shared_session
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
 settings.register_profile("keytail", deadline=None)
 settings.load_profile("keytail")
+
+# Typer's runner would build all commands again for each command line of a test, which takes most of its time.
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 # Spark's workers take no module from the current directory, and have functions of the tests to run: all JVMs, whichever
 # test starts them, find the tests by this.
