@@ -41,8 +41,8 @@ class_archives.use_for_spark()
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each file is a group, run in one process, because its tests share fixtures; its tests with the shared Spark
-    session are a group of their own, so that each process starts that session once. An xdist_group mark on a test
+    """Each file is a group, run in one process, because its tests share fixtures; the tests with the shared Spark
+    session are two groups, because each process starts that session for itself. An xdist_group mark on a test
     overrides that, for tests that must not run at the same time. Groups that start JVMs run first, so that the cores
     finish at about the same time. Tests with the mark `soak`, and all but one of those that share a mark `one_of`, are
     left out, unless KEYTAIL_SOAK=1."""
@@ -53,10 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
     items.sort(key=_rank)
+    sharing = list(dict.fromkeys(item.location[0] for item in items if _shares_spark(item)))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
-            shared = " with the shared session" if _shares_spark(item) else ""
-            item.add_marker(pytest.mark.xdist_group(item.location[0] + shared))
+            file = item.location[0]
+            group = f"a shared session, {sharing.index(file) % 2}" if _shares_spark(item) else file
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _not_drawn(items: list[pytest.Item], left_out: set[pytest.Item]) -> set[pytest.Item]:

@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("built")
-    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, "."], source)  # the wheel is built from the sdist
+    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, "."], source)
     [wheel], [sdist] = out.glob("*.whl"), out.glob("*.tar.gz")
     return Built(wheel, sdist)
 
