@@ -100,8 +100,8 @@ image:  ## an image for executors; ENGINE=podman or buildah; ARGS='--build-arg U
 	$(ENGINE) build -f conf/Dockerfile -t keytail:$(VERSION) --build-arg VERSION=$(VERSION) $(ARGS) .
 
 reference: venv  ## REFERENCE.md and ERRORS.md of lib/keytail/app anew, from the program itself
-	$(BIN)/python -m keytail.app.reference > lib/keytail/app/REFERENCE.md
-	$(BIN)/python -m keytail.app.reference_errors > lib/keytail/app/ERRORS.md
+	$(BIN)/python -m keytail.main.reference > main/REFERENCE.md
+	$(BIN)/python -m keytail.main.reference_errors > main/ERRORS.md
 
 golden: venv  ## make the golden logs anew with a real broker (the bytes are committed: only on purpose)
 	$(BIN)/python -m tests.golden.generate --overwrite

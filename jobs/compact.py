@@ -14,7 +14,7 @@ from pathlib import Path
 
 def main() -> None:
     try:
-        from keytail.app.cli import run_as_job  # noqa: PLC0415 (may have to restart first)
+        from keytail.main.main import run_as_job  # noqa: PLC0415 (may have to restart first)
     except ModuleNotFoundError as missing:
         restart_beside_spark(missing)
         raise

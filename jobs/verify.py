@@ -13,7 +13,7 @@ from pathlib import Path
 
 def main() -> None:
     try:
-        from keytail.app.cli import run_as_job  # noqa: PLC0415 (may have to restart first)
+        from keytail.main.main import run_as_job  # noqa: PLC0415 (may have to restart first)
     except ModuleNotFoundError as missing:
         sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
         from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)

@@ -1,5 +1,5 @@
 """As pyspark_kafka_log, for `format("kafka-log-batches")`."""
 
-from keytail.spark.source import KafkaLogBatchesSource as DefaultSource
+from keytail.source.data_source import KafkaLogBatchesSource as DefaultSource
 
 __all__ = ["DefaultSource"]

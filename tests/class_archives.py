@@ -31,8 +31,8 @@ _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 _SPARK = """
 import sys
-from keytail.spark import delta
-from keytail.spark.session import local_session
+from keytail.run import delta
+from keytail.run.session import local_session
 from tests.class_archives import same
 try:
     settings = delta.session_settings(None)

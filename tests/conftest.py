@@ -23,7 +23,8 @@ from hypothesis import settings
 import keytail
 from tests import class_archives
 from tests.chance import SEED
-from tests.spark.shared import end_shared_session
+from tests.command_line import log_dir, run  # noqa: F401
+from tests.run.shared import end_shared_session, on_spark, spark, two_workers  # noqa: F401
 
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
 settings.register_profile("keytail", deadline=None)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from keytail.clean import proof, proof_keys, proof_output, proof_rest, proof_state
+from keytail.compact.proof import keys as proof_keys
+from keytail.compact.proof import output as proof_output
+from keytail.compact.proof import prove as proof
+from keytail.compact.proof import rest as proof_rest
+from keytail.compact.proof import state as proof_state
 from keytail.log import block_check, pieces, stride
 
 WHOLE_BYTES = 40

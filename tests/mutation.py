@@ -64,23 +64,23 @@ RESULTS, SECONDS, CHECKED = (PLACE / name for name in ("results.jsonl", "seconds
 
 CORE = {
     "survivors": (
-        "clean/survivors.py", "clean/offset_map.py", "clean/reading.py", "log/key_scan.py", "log/transactions.py",
+        "compact/survivors.py", "compact/offset_map.py", "compact/reading.py", "log/key_scan.py", "log/transactions.py",
         "kernels/offset_map.py", "kernels/key_scan.py", "kernels/transactions.py",
     ),
     "rewriting": (
-        "clean/plan.py", "clean/producers.py", "clean/rewrite.py", "clean/rewrite_pieces.py", "clean/rounds.py",
-        "kernels/pieces.py", "kernels/rewrite.py", "kernels/rows.py",
+        "compact/plan.py", "compact/producers.py", "compact/rewrite.py", "compact/rewrite_pieces.py",
+        "compact/rounds.py", "kernels/pieces.py", "kernels/rewrite.py", "kernels/rows.py",
     ),
-    "proof": ("clean/proof*.py", "kernels/proof*.py", "kernels/walk.py"),
+    "proof": ("compact/proof/*.py", "kernels/proof*.py", "kernels/walk.py"),
     "swap": ("log/directory.py", "log/replace.py", "log/swap.py"),
     "recovery": ("log/recover.py",),
 }  # fmt: skip
-FOLDERS = ("clean", "crash", "golden", "inspection", "kernels", "log", "maintenance")
+FOLDERS = ("compact", "crash", "golden", "kernels", "log", "rebuild_index", "undo", "verify")
 # The copy changes jit.py, which these tests are about.
 NOT_RUN = {"tests/kernels/test_jit.py"}
 # Kernels that these tests pass with as plain Python too, which spares compiling most of their mutants.
 PLAIN = ("proof", "proof_markers", "proof_rest", "proof_table", "walk")
-PLAIN_TESTS = [f"tests/clean/test_proof{which}.py" for which in ("_transactions", "", "_legacy")]
+PLAIN_TESTS = [f"tests/compact/proof/test_{which}.py" for which in ("transactions", "prove", "legacy")]
 # Seconds of tests that all mutants are run with, and of those that survivors are run with.
 NEAR_S, FAR_S = 40.0, 120.0
 LONG_S = 10.0  # what one test is taken to need at most
@@ -230,7 +230,7 @@ def _distances(test: Path) -> dict[Path, int]:
 
 
 def test_files() -> list[str]:
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / "tests" / folder).glob("test_*.py"))
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / "tests" / folder).rglob("test_*.py"))
     return [name for path in paths if (name := str(path.relative_to(ROOT))) not in NOT_RUN]
 
 

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from keytail.app import compaction, out_of_place
-from keytail.spark import compact as driver
-from keytail.spark.tasks import Outcome, attempt_one
+from keytail.compact import command as compaction
+from keytail.compact import driver
+from keytail.compact.out_of_place import command as out_of_place
+from keytail.run.tasks import Outcome, attempt_one
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def foreign(path: Path, uid: int) -> list[str]:
 
 def keytail(verb: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
-    command = [sys.executable, "-m", "keytail.app.cli", verb, *map(str, arguments)]
+    command = [sys.executable, "-m", "keytail.main.main", verb, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 

@@ -14,29 +14,29 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from keytail.app.audit import AuditRow
-from keytail.app.cli import VERBS, app
-from keytail.app.describe import DescribeRow
-from keytail.app.doctor_row import CheckRow
-from keytail.app.expire import ExpireRow
-from keytail.app.export import ExportRow
-from keytail.app.history import PartitionRow, RunRow
-from keytail.app.import_ import ImportRow
-from keytail.app.lookup import LookupRow
-from keytail.app.rebuild import RebuildRow, SegmentRow
-from keytail.app.rows import NOT_TOLD
-from keytail.app.salvage import SalvageRow
-from keytail.app.undo import KeptRun, UndoRow
-from keytail.app.verification import VerifyRow
-from keytail.maintenance.expire import ExpiredSegment, Finding
-from keytail.maintenance.salvage import Loss, OpenTransaction
-from keytail.spark.ledger_maintain import MaintainRow
-from keytail.spark.rows import ResultRow
+from keytail.audit.command import AuditRow
+from keytail.cli.rows import NOT_TOLD
+from keytail.describe.command import DescribeRow
+from keytail.doctor.row import CheckRow
+from keytail.expire.command import ExpireRow
+from keytail.expire.partition import ExpiredSegment, Finding
+from keytail.export.command import ExportRow
+from keytail.import_.command import ImportRow
+from keytail.ledger.history import PartitionRow, RunRow
+from keytail.ledger.maintain import MaintainRow
+from keytail.lookup.command import LookupRow
+from keytail.main.main import VERBS, app
+from keytail.rebuild_index.command import RebuildRow, SegmentRow
+from keytail.run.rows import ResultRow
+from keytail.salvage.command import SalvageRow
+from keytail.salvage.partition import Loss, OpenTransaction
+from keytail.undo.command import KeptRun, UndoRow
+from keytail.verify.command import VerifyRow
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 GUIDE = {path.name: path.read_text() for path in (ROOT / "lib/keytail/guide").glob("*.md")}
-ROWS = (ROOT / "lib/keytail/app/ROWS.md").read_text()
+ROWS = (ROOT / "lib/keytail/cli/ROWS.md").read_text()
 TOLD = "\n".join([README, ROWS, *GUIDE.values()])
 # Kafka's and other tools', in prose and commands beside ours.
 NOT_OURS = {"--conf", "--partition", "--start-offset"}

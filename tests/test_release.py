@@ -130,7 +130,7 @@ def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: 
     command = [clean / "spark-submit", "--master", "local[2]", ROOT / "jobs/compact.py", *flags, "--execute"]
     rows = json.loads(_run(command, tmp_path, SPARK_HOME=str(spark), SPARK_CONF_DIR=str(ROOT / "conf")))
     assert [row["status"] for row in rows] == ["compacted"] * 3
-    verify = [sys.executable, "-m", "keytail.app.cli", "verify"]
+    verify = [sys.executable, "-m", "keytail.main.main", "verify"]
     assert {row["status"] for row in json.loads(_run([*verify, *flags], tmp_path))} == {"sound"}
 
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from keytail import values
-from keytail.clean.offset_map import OffsetMap
-from keytail.clean.survivors import Survivors
-from keytail.clean.task import SourceCounts
+from keytail.compact.offset_map import OffsetMap
+from keytail.compact.survivors import Survivors
+from keytail.compact.task import SourceCounts
 from keytail.errors import CorruptLog, KeytailError
 from keytail.format.batch import BATCH_TABLE
 from keytail.format.control import ControlType
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile
-from keytail.spark.tasks import Outcome
+from keytail.run.tasks import Outcome
 from keytail.values import NotAValue, from_bytes, from_parts, to_bytes, to_parts
 
 FILE = CleanFile(".log", "0.log.run.clean", 5, "00ff")
@@ -128,9 +128,9 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
     [
         ([["os:system", []]], {"of": 0, "is": []}),
         ([["subprocess:Popen", ["args"]]], {"of": 0, "is": ["id"]}),
-        ([["keytail.spark.tasks:run_bundle", []]], {"of": 0, "is": []}),
+        ([["keytail.run.tasks:run_bundle", []]], {"of": 0, "is": []}),
         ([["keytail.log.replace:os.path", []]], {"of": 0, "is": []}),
-        ([["keytail.spark.session:LocalDirs", ["paths"]]], {"of": 0, "is": [[]]}),
+        ([["keytail.run.session:LocalDirs", ["paths"]]], {"of": 0, "is": [[]]}),
         ([["keytail.log.replace:CleanFile", ["suffix", "name"]]], {"of": 0, "is": ["", ""]}),
         ([["keytail.log.replace:CleanFile", ["suffix", "name", "size_bytes", "digest_hex"]]], {"of": 0, "is": [1]}),
         ([["keytail.no.module:X", []]], {"of": 0, "is": []}),

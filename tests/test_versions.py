@@ -48,7 +48,7 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert either(["3.11"]) == "3.11"
 
 
-@pytest.mark.parametrize("page", ["README.md", "lib/keytail/spark/CLUSTER.md"])
+@pytest.mark.parametrize("page", ["README.md", "lib/keytail/run/CLUSTER.md"])
 def test_pages_name_them(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert re.findall(r"Python (3\.[\d., or]+\d)", text) == [either(PYTHONS)]

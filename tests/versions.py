@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from keytail.errors import UsageProblem
-from keytail.spark.java import java_version, require_java
+from keytail.run.java import java_version, require_java
 from keytail.versions import JAVAS, PYTHONS
 from tests import golden
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.airflow_dags.rolls import write_inventory
-from tests.spark.cluster import java_options
+from tests.run.cluster import java_options
 
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "airflow_dags"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.airflow_dags.conftest import Ask
 from tests.airflow_dags.test_structure import BROKERS, LEDGER, REBUILD, SNAPSHOTS
-from tests.app.log_dirs import random_records, write_log_dir
 from tests.golden import unpack
+from tests.log_dirs import random_records, write_log_dir
 
 pytestmark = pytest.mark.xdist_group("airflow")
 
@@ -89,7 +89,7 @@ def test_snapshots_by_spark_with_one_that_is_damaged(run_dag: Ask, tmp_path: Pat
 
 
 @pytest.mark.spark
-@pytest.mark.soak("test_each_broker_reads_back_its_own_run_of_the_ledger; spark/test_ledger.py: maintenance")
+@pytest.mark.soak("test_each_broker_reads_back_its_own_run_of_the_ledger; ledger/test_tables.py: maintenance")
 def test_a_ledger_is_maintained(run_dag: Ask, tmp_path: Path, keytail_home: Path) -> None:
     log_dir, ledger = small(tmp_path / "logs", 0), str(tmp_path / "ledger")
     flags = ["--log-dirs", str(log_dir), "--execute", "--ledger", ledger]

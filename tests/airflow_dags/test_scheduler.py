@@ -25,7 +25,7 @@ import pytest
 from tests.airflow_dags.conftest import DAGS, Airflow
 from tests.airflow_dags.test_runs import ORDERS, inventory, small
 from tests.airflow_dags.test_structure import BROKERS
-from tests.app.log_dirs import newest_by_key, records_of
+from tests.log_dirs import newest_by_key, records_of
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 

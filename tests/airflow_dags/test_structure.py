@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from keytail.app.cli import app
+from keytail.main.main import app
 from tests.airflow_dags.conftest import DAGS, ROOT, Ask
 from tests.airflow_dags.test_commands import ODD
 

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from keytail.app import audit as story
-from keytail.app.selection import Choice
-from keytail.clean.cleaner import clean_partition, install
+from keytail.audit import command as story
+from keytail.cli.selection import Choice
+from keytail.compact.cleaner import clean_partition, install
 from keytail.log.fs import LOCAL
-from keytail.spark.session import local_session
+from keytail.run.session import local_session
 from tests.bench.report import machine
-from tests.clean.test_fan_out_memory import BATCH_RECORDS, task_of, write_segments
+from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 
 VALUE_BYTES = 91
 SEGMENTS = 4

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keytail.app import compaction
-from keytail.app.selection import Choice, read_configuration
+from keytail.cli.selection import Choice, read_configuration
+from keytail.compact import command as compaction
 from keytail.log.fs import FileSystem
-from tests.app.log_dirs import BASE_MS, write_log_dir
+from tests.log_dirs import BASE_MS, write_log_dir
 from tests.reference.batches import Rec
 
 SETTINGS = ("orders:cleanup.policy=compact", "orders:min.cleanable.dirty.ratio=0")

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from keytail.inspection.dump import DumpOptions, dump
-from keytail.inspection.dump_report import Report
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.report import Report
 from keytail.log.fs import LOCAL
 from tests.bench.report import Figure, machine
 from tests.interop.kafka import Kafka

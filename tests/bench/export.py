@@ -20,12 +20,12 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from keytail.app import export as story
-from keytail.app.export import Request, export
-from keytail.app.selection import Choice
-from keytail.spark import delta
-from keytail.spark.export_columns import Formats
-from keytail.spark.session import local_session
+from keytail.cli.selection import Choice
+from keytail.export import command as story
+from keytail.export.columns import Formats
+from keytail.export.command import Request, export
+from keytail.run import delta
+from keytail.run.session import local_session
 from tests.bench.import_ import PARTITIONS, write_records
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker

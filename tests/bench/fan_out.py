@@ -20,13 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from keytail.clean.cleaner import clean_partition
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.fan_out.on_spark import fan_out_on_spark
 from keytail.log.fs import LOCAL
-from keytail.spark.fan_out import fan_out_on_spark
-from keytail.spark.session import end_jvm, local_session
-from keytail.spark.tasks import run_bundle
+from keytail.run.session import end_jvm, local_session
+from keytail.run.tasks import run_bundle
 from tests.bench.report import machine
-from tests.clean.test_fan_out_memory import BATCH_RECORDS, task_of, write_segments
+from tests.compact.fan_out.test_memory import BATCH_RECORDS, task_of, write_segments
 
 VALUE_BYTES = 91
 SEGMENTS = 16

@@ -10,13 +10,13 @@ import json
 import sys
 import time
 
-from keytail.clean.plan import CompactionConfig
-from keytail.clean.task import CleaningTask
+from keytail.compact.driver import Compaction
+from keytail.compact.plan import CompactionConfig
+from keytail.compact.task import CleaningTask
 from keytail.log.fs import LOCAL
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
-from keytail.spark.compact import Compaction
-from keytail.spark.session import end_jvm, local_session
-from keytail.spark.storage import ScratchSpace
+from keytail.run.session import end_jvm, local_session
+from keytail.run.storage import ScratchSpace
 
 MAP_MEMORY_BYTES = 256 << 20
 

@@ -24,11 +24,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keytail.app import import_
-from keytail.app.import_ import BATCH_BYTES, Request, import_records
-from keytail.app.selection import read_configuration
-from keytail.spark.import_source import Source
-from keytail.spark.session import local_session
+from keytail.cli.selection import read_configuration
+from keytail.import_ import command as import_
+from keytail.import_.command import BATCH_BYTES, Request, import_records
+from keytail.import_.source import Source
+from keytail.run.session import local_session
 from tests.bench.report import Figure, machine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient

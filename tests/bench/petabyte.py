@@ -1,4 +1,4 @@
-"""Measured costs carried to a petabyte: the tables of lib/keytail/spark/PETABYTE.md.
+"""Measured costs carried to a petabyte: the tables of lib/keytail/run/PETABYTE.md.
 
 `python -m tests.bench.petabyte FILE.json` prints them from what `growth.py` has measured, with `--write` into the page.
 Every number is a measured one, an assumed one (`Assumed`), or a product of such; nothing is fitted by hand.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keytail.clean.offset_map import LOAD_FACTOR, SLOT_BYTES
-from keytail.spark.bundles import MOST_BUNDLES
+from keytail.compact.bundles import MOST_BUNDLES
+from keytail.compact.offset_map import LOAD_FACTOR, SLOT_BYTES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 

@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests.app.log_dirs import random_records, write_partition
+from tests.log_dirs import random_records, write_partition
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
 DIRS = 10

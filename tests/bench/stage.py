@@ -8,9 +8,9 @@ import time
 
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
-from keytail.maintenance.rebuild import PartitionPlan, plan_partition
-from keytail.spark.rebuild import Rebuild
-from keytail.spark.session import end_jvm, local_session
+from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index.partition import PartitionPlan, plan_partition
+from keytail.run.session import end_jvm, local_session
 
 
 def plans_of(log_dir: str, *, execute: bool = False) -> list[PartitionPlan]:

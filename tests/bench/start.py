@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.app.log_dirs import random_records, write_log_dir
+from tests.log_dirs import random_records, write_log_dir
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
 FLAGS = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--output", "json")

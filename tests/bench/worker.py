@@ -19,16 +19,16 @@ from unittest import mock
 
 import numpy as np
 
-from keytail.clean import cleaner
-from keytail.clean.cleaner import clean_partition, install
-from keytail.clean.plan import CompactionConfig
-from keytail.clean.task import CleaningTask
+from keytail.compact import cleaner
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.plan import CompactionConfig
+from keytail.compact.task import CleaningTask
 from keytail.log.checkpoint import update_offset
 from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.heap import keep_freed_memory
 from keytail.log.partition import survey_log_dirs, survey_partition
-from keytail.spark.rebuild import Rebuild
+from keytail.rebuild_index.driver import Rebuild
 from tests.bench.limits import limits
 from tests.bench.memory import peak_private
 from tests.bench.stage import plans_of

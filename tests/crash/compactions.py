@@ -16,20 +16,20 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from keytail.clean.cleaner import clean_partition
-from keytail.clean.plan import CompactionConfig, select
-from keytail.clean.task import CleaningTask
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.driver import Compaction
+from keytail.compact.plan import CompactionConfig, select
+from keytail.compact.task import CleaningTask
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.originals import Originals
 from keytail.log.partition import LogDirFacts, PartitionEntry, hosted, survey_log_dirs, survey_partition
 from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
-from keytail.spark.compact import Compaction
-from keytail.spark.originals import Keeper
-from keytail.spark.storage import ScratchSpace
-from keytail.spark.tasks import attempt_one
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import attempt_one
+from keytail.undo.keeper import Keeper
+from keytail.undo.originals import Originals
 from tests.crash.driver import Failed
 from tests.crash.partitions import NO_PRODUCERS, write_segment
 from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch, encode_marker

@@ -1,5 +1,5 @@
 """Stop before every file operation of appends, rolls, flushes and a close: a broker that recovers what is left has
-everything that was flushed, and of the rest what was written first (log/APPEND.md, "When it was not closed")."""
+everything that was flushed, and of the rest what was written first (log/append/APPEND.md, "When it was not closed")."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.log.append.partition_log import PartitionLog
+from keytail.log.append.rolling import AppendConfig
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.partition_log import PartitionLog
-from keytail.log.rolling import AppendConfig
 from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION

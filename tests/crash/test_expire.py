@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import keytail.maintenance
+import keytail.expire
+from keytail.expire.ages import age_tasks, read_age
+from keytail.expire.partition import Retention, age_candidates, decide, refusals, remove
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import LOCAL, FileStat, FileSystem
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
 from keytail.log.recover import recover
-from keytail.maintenance.ages import age_tasks, read_age
-from keytail.maintenance.expire import Retention, age_candidates, decide, refusals, remove
 from tests.chance import SEED
 from tests.crash.driver import Counts, Failed, State, for_every_fault, for_every_stop
 from tests.crash.partitions import NO_PRODUCERS, PARTITION, log_of, offsets_of, txn_index, write_segment
@@ -283,7 +283,7 @@ ROWS: dict[int, tuple[Callable[[Path], None], int]] = {
 
 
 def test_the_table_has_a_test_a_row() -> None:
-    page = (Path(next(iter(keytail.maintenance.__path__))) / "EXPIRE.md").read_text()
+    page = (Path(next(iter(keytail.expire.__path__))) / "EXPIRE.md").read_text()
     found = re.findall(r"^\| (\d+) \| .* \| (\d+)[,;]?.* \| .* \|$", page, re.MULTILINE)
     assert [(int(number), int(start)) for number, start in found] == [(n, start) for n, (_, start) in ROWS.items()]
 

@@ -12,18 +12,18 @@ from unittest.mock import patch
 import pytest
 
 from keytail.errors import in_words
+from keytail.import_ import install as import_install
+from keytail.import_.driver import Import
+from keytail.import_.plan import Rules, plan_import, refusals
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.maintenance import import_install
-from keytail.maintenance.import_ import Rules, plan_import, refusals
-from keytail.spark.import_ import Import
-from keytail.spark.tasks import attempt_one
+from keytail.run.tasks import attempt_one
 from tests.chance import SEED
 from tests.crash.driver import Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
 from tests.crash.explorer import digest_of_rest
 from tests.crash.partitions import PARTITION
+from tests.import_.case import CASES, INTERVAL_BYTES, TWO_REPLICAS, Case
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
-from tests.maintenance.import_case import CASES, INTERVAL_BYTES, TWO_REPLICAS, Case
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
 from tests.reference.loader import load_alike

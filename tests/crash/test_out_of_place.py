@@ -18,18 +18,18 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.app import out_of_place
-from keytail.app.compaction import Request
-from keytail.app.selection import Choice, Configuration
+from keytail.cli.selection import Choice, Configuration
+from keytail.compact import driver
+from keytail.compact.command import Request
+from keytail.compact.out_of_place import command as out_of_place
+from keytail.compact.out_of_place import driver as placing
+from keytail.compact.out_of_place.output_record import decode_record
 from keytail.config.resolve import from_command_line
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.output_record import decode_record
-from keytail.spark import compact as driver
-from keytail.spark import out_of_place as placing
-from keytail.spark.rows import DONE, ResultRow
-from keytail.spark.tasks import Outcome, attempt_one
+from keytail.run.rows import DONE, ResultRow
+from keytail.run.tasks import Outcome, attempt_one
 from tests.chance import SEED
 from tests.crash.compactions import NOW, RETENTION_MS, Log, LogDir
 from tests.crash.driver import SOAK, Counts, Failed, State, for_every_fault, for_every_stop

@@ -16,12 +16,12 @@ import pyarrow.fs
 import pytest
 import tenacity.nap
 
-from keytail.app.out_of_place_target import Target
+from keytail.compact.out_of_place import object_store
+from keytail.compact.out_of_place.target import Target
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL
-from keytail.spark import object_store
-from keytail.spark.rows import DONE, ResultRow
+from keytail.run.rows import DONE, ResultRow
 from tests.chance import chance
 from tests.crash.driver import EVERY_FAULT
 from tests.crash.test_out_of_place import LOGS, make_first, run

@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.clean.cleaner import CleaningResult, CleaningTask, clean_partition
+from keytail.compact import driver as compact
+from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.log.fs import FileSystem
-from keytail.spark import compact
-from keytail.spark.tasks import Outcome, attempt_one
+from keytail.run.tasks import Outcome, attempt_one
 from tests.chance import SEED
 from tests.crash import compactions
 from tests.crash.compactions import Found, Log, LogDir, find

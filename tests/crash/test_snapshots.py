@@ -8,8 +8,8 @@ import pytest
 
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import FileSystem
-from keytail.maintenance.epochs import plan_epochs, write_plan
-from keytail.maintenance.snapshots import put_snapshot
+from keytail.rebuild_index.epochs import plan_epochs, write_plan
+from keytail.rebuild_index.snapshots import put_snapshot
 from tests.crash.driver import Counts, State, for_every_stop_and_fault
 from tests.crash.partitions import PARTITION, log_of, write_segment
 

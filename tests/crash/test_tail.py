@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import keytail.maintenance
+import keytail.rebuild_index
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.maintenance.tail import TornTail, cut_tail
+from keytail.rebuild_index.tail import TornTail, cut_tail
 from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_fault, for_every_stop
 from tests.crash.partitions import PARTITION, log_of
-from tests.maintenance.torn import (
+from tests.rebuild_index.torn import (
     AFTER,
     CHECKPOINTS,
     HOSTED,
@@ -158,7 +158,7 @@ def test_entries_of_copies_in_the_making_keep_their_high_watermark(tmp_path: Pat
 
 
 def test_the_table_has_a_test_a_row() -> None:
-    page = (Path(next(iter(keytail.maintenance.__path__))) / "TAIL.md").read_text()
+    page = (Path(next(iter(keytail.rebuild_index.__path__))) / "TAIL.md").read_text()
     numbers = [int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \| .* \|$", page, re.MULTILINE)]
     assert numbers == list(ROWS)
 

@@ -17,9 +17,9 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.app.undo import Request, UndoRow, undo
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.manifest import MANIFEST
+from keytail.undo.command import Request, UndoRow, undo
+from keytail.undo.manifest import MANIFEST
 from tests.chance import SEED
 from tests.crash.compactions import CHECKPOINT, GONE, Log, LogDir, random_log, read_checkpoint
 from tests.crash.driver import SOAK, Counts, Failed, State, few_in_check, for_every_fault, for_every_stop
@@ -75,7 +75,8 @@ def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
 
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
-    with patch("keytail.app.undo.hold", lambda *_: contextlib.nullcontext()):  # tests/log/test_lock.py has its faults
+    # tests/log/test_lock.py has the faults of the lock.
+    with patch("keytail.undo.command.hold", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from keytail.app.cli import app
+from keytail.main.main import app
 from tests.documentation.pages import ROOT, Block, blocks, commands, find_in_order
 from tests.documentation.prepared import place, unpacked
 

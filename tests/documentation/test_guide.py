@@ -14,12 +14,12 @@ import pytest
 from tests.documentation.pages import ROOT, Block, blocks, pages
 from tests.documentation.prepared import place, unpacked
 from tests.documentation.running import Host, run_block
-from tests.spark.shared import lend_session, shared_session
+from tests.run.shared import lend_session, shared_session
 
 # Of these another test runs every command.
 HELD_BY = {
-    "lib/keytail/spark/EXAMPLE.md": "tests/spark/test_example.py",
-    "lib/keytail/app/REFERENCE.md": "tests/documentation/test_help.py",
+    "lib/keytail/run/EXAMPLE.md": "tests/run/test_example.py",
+    "lib/keytail/main/REFERENCE.md": "tests/documentation/test_help.py",
 }
 
 

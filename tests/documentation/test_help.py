@@ -12,8 +12,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from keytail.app.cli import VERBS, app
-from keytail.app.examples import EXAMPLES
+from keytail.main.examples import EXAMPLES
+from keytail.main.main import VERBS, app
 from tests.documentation.pages import blocks, commands, pages, text_of
 from tests.documentation.prepared import place, unpacked
 from tests.documentation.running import Host
@@ -69,7 +69,7 @@ def test_examples_parse_and_are_shown(verb: str) -> None:
     shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "160"})
     lines = [line.strip() for line in shown.output.splitlines()]
     after = lines[lines.index("Examples:") :]
-    section = text_of("lib/keytail/app/REFERENCE.md").partition(f"\n## `keytail {verb}`\n")[2].partition("\n## ")[0]
+    section = text_of("lib/keytail/main/REFERENCE.md").partition(f"\n## `keytail {verb}`\n")[2].partition("\n## ")[0]
     for example in EXAMPLES[verb]:
         said, words = _of_keytail(example) or ("", [])
         assert said == verb
@@ -81,12 +81,12 @@ def test_examples_parse_and_are_shown(verb: str) -> None:
 # Why an example of a verb is not run here, and the test that runs the like.
 NOT_RUN = {
     "import": "starts Spark: tests/documentation/test_guide.py does it, of bulk-load.md",
-    "export": "starts Spark with Delta's jars: tests/spark/test_export.py",
-    "history": "needs a ledger: tests/app/test_ledger.py",
-    "report": "needs a ledger: tests/app/test_report.py",
+    "export": "starts Spark with Delta's jars: tests/export/test_driver.py",
+    "history": "needs a ledger: tests/ledger/test_command.py",
+    "report": "needs a ledger: tests/report/test_command.py",
     "undo": "needs a run that kept its originals: tests/documentation/test_guide.py does it, of undo-and-salvage.md",
-    "doctor --warm": "takes a minute: tests/app/test_doctor.py",
-    "doctor --master": "needs a cluster: tests/app/test_doctor.py",
+    "doctor --warm": "takes a minute: tests/doctor/test_command.py",
+    "doctor --master": "needs a cluster: tests/doctor/test_command.py",
 }
 # Topics of the sample that stand for those of the examples.
 STAND_INS = {"orders": "gzip", "users": "zstd"}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from keytail.compact.out_of_place.output_record import decode_record
 from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem
+from keytail.export.delta_table import _commit_info, _state_of
 from keytail.format.json_object import parse_object
+from keytail.import_.plan import parse_record
 from keytail.log.fs import LOCAL
-from keytail.log.manifest import MANIFEST, read_manifest
-from keytail.log.output_record import decode_record
-from keytail.maintenance.import_ import parse_record
-from keytail.spark.export_table import _commit_info, _state_of
-from keytail.spark.source_options import _json
+from keytail.source.options import _json
+from keytail.undo.manifest import MANIFEST, read_manifest
 
 LIB = Path(__file__).parents[2] / "lib" / "keytail"
 DEEP = 100_000
@@ -86,5 +86,5 @@ def test_a_number_that_no_field_has_is_damage() -> None:
 def test_no_file_is_parsed_in_another_way() -> None:
     """But for Avro schemas, what one process gives to another of the same run, and Arrow's own text."""
     found = {str(path.relative_to(LIB)) for path in LIB.rglob("*.py") if re.search(r"json\.loads?\(", path.read_text())}
-    own = {"spark/avro.py", "spark/watching.py", "spark/import_slices.py", "values.py"}
+    own = {"export/avro.py", "run/watching.py", "import_/slices.py", "values.py"}
     assert found - own == {"format/json_object.py"}

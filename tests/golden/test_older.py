@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from keytail.app.kafka_version import which_kafka
+from keytail.cli.kafka_version import which_kafka
 from keytail.format.index import parse_offset_index, parse_time_index
-from keytail.inspection.lookup import lookup_offset, lookup_time
-from keytail.inspection.verify import verify_partition
 from keytail.log.fs import LOCAL
 from keytail.log.log_end import log_end
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
-from keytail.maintenance.indexes import SegmentTask, cut, finish, index_segment, scan
-from keytail.maintenance.rebuild import plan_partition, segment_tasks, settle
+from keytail.lookup.steps import lookup_offset, lookup_time
+from keytail.rebuild_index.indexes import SegmentTask, cut, finish, index_segment, scan
+from keytail.rebuild_index.partition import plan_partition, segment_tasks, settle
+from keytail.verify.task import verify_partition
 from tests.chance import chance, draws
 from tests.golden import older
 from tests.reference.batches import Batch

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from keytail.app import cli
 from keytail.log.fs import FileSystem
-from tests.clean.logs import random_log
+from keytail.main import main as cli
+from tests.compact.logs import random_log
 from tests.hostile.corpus import NOW, Corpus
 from tests.hostile.mutator import LIMITS_64, Mutator, split, spoil_entries, spoil_snapshot, spoil_text
 from tests.no_spark import without_spark
@@ -332,8 +332,8 @@ def _without_spark() -> Iterator[None]:
     """A JVM that a spoiled file of terabytes starts has not the memory that a parser has."""
     with (
         without_spark(),
-        mock.patch("keytail.app.verification.HERE_BYTES", 1 << 62),
-        mock.patch("keytail.app.rebuild.HERE_BYTES", 1 << 62),
+        mock.patch("keytail.verify.command.HERE_BYTES", 1 << 62),
+        mock.patch("keytail.rebuild_index.command.HERE_BYTES", 1 << 62),
     ):
         yield
 

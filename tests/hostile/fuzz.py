@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.app.warm import warm as warm_kernels
+from keytail.doctor.warm import warm as warm_kernels
 from tests import golden
 
 BATCH = 4000

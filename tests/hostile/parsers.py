@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from keytail.clean.cleaner import clean_partition
+from keytail.compact.cleaner import clean_partition
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.index import IndexChecks
+from keytail.dump.report import Report
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import compression, control, coordinator, index, metadata, names, producers
-from keytail.inspection.dump import DumpOptions, dump
-from keytail.inspection.dump_index import IndexChecks
-from keytail.inspection.dump_report import Report
-from keytail.inspection.lookup import lookup_offset, lookup_time
-from keytail.inspection.verify import verify_partition
 from keytail.log.checkpoint import read_epochs, read_offsets
 from keytail.log.fs import FileSystem
 from keytail.log.log_end import log_end
@@ -31,8 +29,10 @@ from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import newest_snapshot
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader
-from keytail.maintenance.indexes import SegmentTask, index_segment
-from tests.clean.logs import random_log, task_for, write_log
+from keytail.lookup.steps import lookup_offset, lookup_time
+from keytail.rebuild_index.indexes import SegmentTask, index_segment
+from keytail.verify.task import verify_partition
+from tests.compact.logs import random_log, task_for, write_log
 from tests.hostile import kernels as kernel_drive
 from tests.hostile.corpus import NOW, Corpus
 from tests.hostile.in_memory import MTIME_NS, InMemory

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.report import Report
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import legacy
 from keytail.format.batch import BATCH_TABLE
-from keytail.inspection.dump import DumpOptions, dump
-from keytail.inspection.dump_report import Report
-from keytail.inspection.verify import verify_partition
 from keytail.kernels import batches
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, MOST_SMALL_BYTES
 from keytail.log.log_end import log_end
 from keytail.log.metadata import read_metadata
-from keytail.spark.tasks import attempt_one
+from keytail.run.tasks import attempt_one
+from keytail.verify.task import verify_partition
 from tests.hostile.directories import run
 from tests.hostile.in_memory import InMemory
 from tests.hostile.mutator import signed

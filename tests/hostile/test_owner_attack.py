@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.log_dirs import random_records, write_log_dir
 from tests.chance import SEED
 from tests.hostile.owner_attack import OWNER, Attacker, Watch
 from tests.interop.broker_story import KEYTAIL
 from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.log_dirs import random_records, write_log_dir
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user, which only root may")
 

@@ -20,8 +20,8 @@ import pytest
 
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format.producers import parse_snapshot
-from keytail.log.partition_log import PartitionLog
-from keytail.log.rolling import MAX_LONG, AppendConfig
+from keytail.log.append.partition_log import PartitionLog
+from keytail.log.append.rolling import MAX_LONG, AppendConfig
 from tests.chance import SEED
 from tests.interop.kafka import CLOCK_MS, Kafka
 from tests.reference.batches import Rec, encode_batch, encode_marker
@@ -459,7 +459,7 @@ def test_random_logs_have_kafkas_bytes_after_every_step(kafka: Kafka, fast_dir: 
 
 
 def test_producers_that_crowd_one_place_are_the_same_in_another_order(kafka: Kafka, fast_dir: Path) -> None:
-    """Of a broker's table; log/APPEND.md, "Producers", says where the order departs."""
+    """Of a broker's table; log/append/APPEND.md, "Producers", says where the order departs."""
     ids = [4096 * i for i in (3, 1, 4, 15, 9, 2, 6, 5, 8, 7, 10, 11)]
     batches = [
         encode_batch([Rec(0, CLOCK_MS, b"k", b"v")], producer_id=i, producer_epoch=0, base_sequence=0) for i in ids

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from keytail.app.audit import audit
-from keytail.app.selection import Choice
+from keytail.audit.command import audit
+from keytail.cli.selection import Choice
 from keytail.errors import KeytailError
 from tests.chance import SEED
 from tests.interop import test_differential as differential

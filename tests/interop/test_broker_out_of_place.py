@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests import golden
-from tests.app.log_dirs import snapshot
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, from_wire
 from tests.interop.broker_story import KEYTAIL, complaints, keytail, newest_of, repairs, start_client, state_of
+from tests.log_dirs import snapshot
 
 pytestmark = pytest.mark.interop
 

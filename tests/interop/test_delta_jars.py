@@ -1,4 +1,4 @@
-"""`python -m keytail.spark.delta_jars`: what it fetches is what --delta-jars asks for and a table needs."""
+"""`python -m keytail.run.delta_jars`: what it fetches is what --delta-jars asks for and a table needs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.interop]
 
 _WRITE = """
 import sys
-from keytail.spark.delta import session_settings
-from keytail.spark.session import local_session
+from keytail.run.delta import session_settings
+from keytail.run.session import local_session
 spark = local_session("local[1]", extra=session_settings(sys.argv[1]))
 spark.range(7).write.format("delta").save(sys.argv[2])
 print(spark.read.format("delta").load(sys.argv[2]).count())
@@ -23,7 +23,7 @@ print(spark.read.format("delta").load(sys.argv[2]).count())
 def test_jars_are_fetched_and_do(tmp_path: Path) -> None:
     """In processes of their own: they end the JVM that they have started."""
     jars = tmp_path / "jars"
-    told = run("-m", "keytail.spark.delta_jars", str(jars))
+    told = run("-m", "keytail.run.delta_jars", str(jars))
     assert told.split() == sorted(path.name for path in jars.iterdir())
     assert run("-c", _WRITE, str(jars), str(tmp_path / "table")) == "7\n"
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.clean.cleaner import clean_partition, install, next_round
-from keytail.clean.plan import CompactionConfig, Selection, select
-from keytail.clean.task import CleaningTask, Grouping
+from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.plan import CompactionConfig, Selection, select
+from keytail.compact.task import CleaningTask, Grouping
 from keytail.errors import KeytailError
 from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets

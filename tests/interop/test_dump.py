@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.index import IndexChecks
+from keytail.dump.report import Report
 from keytail.format.coordinator import offsets_text, transaction_text
-from keytail.inspection.dump import DumpOptions, dump
-from keytail.inspection.dump_index import IndexChecks
-from keytail.inspection.dump_report import Report
 from keytail.log.fs import LOCAL
 from tests.chance import SEED
 from tests.golden import unpack

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from keytail.app.expire import ExpireRow, Request, expire
-from keytail.app.selection import Choice, Configuration
+from keytail.cli.selection import Choice, Configuration
 from keytail.config.resolve import Setting, from_command_line
+from keytail.expire.command import ExpireRow, Request, expire
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs, survey_partition
 from tests.chance import SEED

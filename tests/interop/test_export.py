@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from keytail.app import export as story
-from keytail.app.export import ExportRow, Request, export
-from keytail.app.selection import Choice
-from keytail.spark.export_columns import Formats
+from keytail.cli.selection import Choice
+from keytail.export import command as story
+from keytail.export.columns import Formats
+from keytail.export.command import ExportRow, Request, export
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import start_client
-from tests.spark.shared import shared_session
+from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 

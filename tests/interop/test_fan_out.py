@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from keytail.clean.fan_out import Sizes
-from keytail.clean.task import CleaningTask
+from keytail.compact.fan_out.stages import Sizes
+from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
-from tests.clean.in_process import InProcess
-from tests.clean.test_fan_out import fan_out_rounds, sweep
+from tests.compact.fan_out.in_process import InProcess
+from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
 from tests.interop import test_differential as one_task
 from tests.interop.fuzz import run_cases
 from tests.interop.kafka import Kafka

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from keytail.app import import_
-from keytail.app.import_ import ImportRow, Request, import_records
-from keytail.spark.import_source import Source
+from keytail.import_ import command as import_
+from keytail.import_.command import ImportRow, Request, import_records
+from keytail.import_.source import Source
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.broker_story import complaints, newest_of, repairs, start_client, state_of
 from tests.reference.murmur2 import partition as partition_of
-from tests.spark.shared import shared_session
+from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from keytail.app import rebuild
-from keytail.app.selection import Choice
+from keytail.cli.selection import Choice
 from keytail.errors import Refused
 from keytail.log import lock
 from keytail.log.fs import FileSystem
+from keytail.rebuild_index import command as rebuild
 from tests import golden
-from tests.app.log_dirs import snapshot
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import KEYTAIL, complaints, repairs, start_client
 from tests.interop.kafka import Kafka
+from tests.log_dirs import snapshot
 
 pytestmark = pytest.mark.interop
 

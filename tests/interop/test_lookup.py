@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from keytail.inspection.lookup import Lookup, lookup_offset, lookup_time
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.lookup.steps import Lookup, lookup_offset, lookup_time
 from tests import golden
 from tests.chance import SEED
-from tests.inspection.test_lookup import NOW, Damage, no_time_index, survey, write_three_segments, zeros
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import keytail, start_client
 from tests.interop.kafka import Kafka
+from tests.lookup.test_steps import NOW, Damage, no_time_index, survey, write_three_segments, zeros
 
 pytestmark = pytest.mark.interop
 

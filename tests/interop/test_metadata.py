@@ -141,7 +141,7 @@ def _until_stopped(story: Story, client: BrokerClient, work_dir: Path) -> None:
 
 
 def _settings(config: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    command = [sys.executable, "-m", "keytail.app.cli", "describe", "--config", str(config), "--all"]
+    command = [sys.executable, "-m", "keytail.main.main", "describe", "--config", str(config), "--all"]
     done = subprocess.run([*command, "--output", "json"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return {row["topic"]: row["settings"] for row in json.loads(done.stdout)}

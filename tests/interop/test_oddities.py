@@ -1,7 +1,7 @@
 """The oddities of Kafka's cleaner, one test each: held against Kafka itself, equal or departed from.
 
 "Equal": both clean copies of one partition to the same bytes, and the result shows what the oddity says.
-"Departed from": `lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/clean/test_oddities.py,
+"Departed from": `lib/keytail/DECISIONS.md` says why. Numbers 1 to 35 are those of tests/compact/test_oddities.py,
 which has the oddities that a cleaner's result does not show.
 """
 
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from keytail.clean.cleaner import clean_partition, install
-from keytail.clean.plan import refusals, select
-from keytail.clean.task import CleaningResult, CleaningTask
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.plan import refusals, select
+from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.errors import CorruptLog, Refused
 from keytail.format.producers import encode_snapshot, parse_snapshot
 from keytail.kernels.native import crc32c

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests import golden
-from tests.app.log_dirs import random_records, write_log_dir
 from tests.interop.broker import Broker
 from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, keytail, newest_of, repairs, start_client
+from tests.log_dirs import random_records, write_log_dir
 from tests.owned import BROKER, OTHER, ROOT_ONLY, give
 
 pytestmark = [
@@ -27,12 +27,12 @@ pytestmark = [
 AS_ANOTHER = """
 import json, os, sys
 from typer.testing import CliRunner
-from keytail.app.cli import app
+from keytail.main.main import app
 uid, commands = int(sys.argv[1]), json.loads(sys.argv[2])
 runner = CliRunner()
 for command in commands[:: len(commands) // 2]:
     runner.invoke(app, [word for word in command if word != "--execute"])
-import keytail.spark.compact, keytail.spark.rebuild, pwd, grp
+import keytail.compact.driver, keytail.rebuild_index.driver, pwd, grp
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
 done = [runner.invoke(app, command) for command in commands]
 print(json.dumps([[one.exit_code, f'{one.output}{one.exception!r}'] for one in done]))

@@ -17,7 +17,7 @@ from tests.interop.broker_client import from_wire
 from tests.interop.broker_story import complaints, keytail, repairs, start_client
 from tests.interop.kafka import Kafka, Record
 from tests.interop.test_rebuild import KINDS, traffic_of
-from tests.maintenance.test_salvage import salvage
+from tests.salvage.test_partition import salvage
 
 pytestmark = pytest.mark.interop
 

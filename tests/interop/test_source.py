@@ -21,7 +21,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
-from tests.spark.shared import shared_session
+from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 

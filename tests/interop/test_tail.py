@@ -16,23 +16,23 @@ from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionFacts
 from keytail.log.stride import SegmentReader
-from keytail.maintenance.epochs import epochs_seen, plan_epochs, write_plan
-from keytail.maintenance.rebuild import plan_partition
-from keytail.maintenance.snapshots import (
+from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index.epochs import epochs_seen, plan_epochs, write_plan
+from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.snapshots import (
     SnapshotRow,
     make_snapshots,
     put_snapshot,
     survey_snapshots,
     wanted_snapshots,
 )
-from keytail.spark.rebuild import Rebuild
 from tests.chance import SEED
 from tests.crash.driver import Counts, State, for_every_stop
 from tests.crash.partitions import PARTITION
 from tests.crash.test_tail import CASES, ROWS
 from tests.interop.kafka import Kafka, Loaded
 from tests.interop.traffic import Traffic, random_traffic
-from tests.maintenance.torn import Torn, cut, facts_of, flipped, logs_of
+from tests.rebuild_index.torn import Torn, cut, facts_of, flipped, logs_of
 from tests.reference.batches import decode_log
 
 CONFIGS = {"segment.index.bytes": "8192", "index.interval.bytes": "50"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from keytail.app.cli import app
 from keytail.log.fs import LOCAL
+from keytail.main.main import app
 from tests import golden
 from tests.chance import SEED
 from tests.crash.compactions import find

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from keytail.app.describe import describe
-from keytail.app.planning import Rules
-from keytail.app.selection import Choice, Configuration
-from keytail.app.verification import verify
-from keytail.inspection.findings import Finding
-from keytail.inspection.verify import verify_partition
-from keytail.inspection.verify_log_dir import verify_log_dir
-from keytail.inspection.verify_scope import claims_of
+from keytail.cli.selection import Choice, Configuration
+from keytail.compact.planning import Rules
+from keytail.describe.command import describe
 from keytail.log.fs import LOCAL
 from keytail.log.partition import survey_log_dirs
+from keytail.verify.command import verify
+from keytail.verify.findings import Finding
+from keytail.verify.log_dir import verify_log_dir
+from keytail.verify.scope import claims_of
+from keytail.verify.task import verify_partition
 from tests.chance import SEED
 from tests.interop import damages
 from tests.interop.fuzz import run_cases

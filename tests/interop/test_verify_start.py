@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from keytail.inspection.verify import verify_partition
 from keytail.log.fs import LOCAL
+from keytail.verify.task import verify_partition
 from tests.interop.damages import batches
 from tests.interop.kafka import Kafka, KafkaError, step_batch, step_roll
 

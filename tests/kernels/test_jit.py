@@ -19,7 +19,7 @@ import pytest
 
 from keytail.kernels import jit
 from keytail.kernels.jit import kernel
-from tests.app.log_dirs import snapshot
+from tests.log_dirs import snapshot
 
 
 def _run(code: str, before: Sequence[str] = (), **environment: str) -> subprocess.CompletedProcess:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keytail.inspection.lines import Buffers, LineWriter, Literals, Rows, Span, Template
+from keytail.dump.templates import Buffers, LineWriter, Literals, Rows, Span, Template
 from keytail.kernels import lines as kernels
 from tests.chance import draws
 from tests.reference.varints import encode_varint

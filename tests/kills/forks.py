@@ -18,14 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from keytail.app import compaction
-from keytail.app.compaction import Request, compact
-from keytail.app.selection import Choice, read_configuration
-from keytail.clean import rounds
+from keytail.cli.selection import Choice, read_configuration
+from keytail.compact import command as compaction
+from keytail.compact import driver, rounds
+from keytail.compact.command import Request, compact
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.spark import compact as driver
-from keytail.spark.rows import ResultRow
-from keytail.spark.tasks import Outcome, attempt_one
+from keytail.run.rows import ResultRow
+from keytail.run.tasks import Outcome, attempt_one
 from tests.crash.compactions import NOW, LogDir
 from tests.kills.logs import topic_config
 

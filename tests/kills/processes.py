@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.app.test_compact import KEYTAIL
-from tests.spark.test_submit import JOB, ROOT, SUBMIT
+from tests.compact.test_command import KEYTAIL
+from tests.run.test_submit import JOB, ROOT, SUBMIT
 
 LONGEST_S = 600.0
 

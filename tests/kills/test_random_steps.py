@@ -15,7 +15,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from keytail.app.cli import app
+from keytail.main.main import app
 from tests.chance import SEED
 from tests.growing_log import GrowingLog
 from tests.kills.forks import run_in_child

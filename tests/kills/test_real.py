@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from keytail.clean.rounds import _MARGIN_BYTES
+from keytail.compact.rounds import _MARGIN_BYTES
 from keytail.log.lock import is_held
-from tests.app.test_stopping import inode_of
 from tests.chance import SEED
+from tests.cli.test_stopping import inode_of
 from tests.crash.compactions import Found, LogDir, expect, find
 from tests.kills.forks import compact_here
 from tests.kills.judging import Kills, contents, judge_ended, judge_killed
@@ -170,7 +170,7 @@ def check_next_run(log_dir: LogDir, root: Path, left: Found, killed: Run, *, beg
     judge_ended(log_dir, root, left)
 
 
-@pytest.mark.soak("app/test_without_spark.py, spark/test_compact.py: a killed worker")
+@pytest.mark.soak("run/test_without_spark.py, compact/test_driver.py: a killed worker")
 def test_the_partition_that_kills_its_worker_again_fails_and_the_others_are_done(tmp_path: Path) -> None:
     """Every worker that has a file of orders-1 open is killed; then the next run does that partition."""
     rng = random.Random(f"{SEED} workers")

@@ -12,8 +12,8 @@ from keytail.errors import CorruptLog
 from keytail.log.contents import SegmentContents, contents_of
 from keytail.log.fs import LOCAL
 from keytail.log.stride import SegmentReader
-from tests.app.log_dirs import random_records, write_log_dir
 from tests.golden import unpack
+from tests.log_dirs import random_records, write_log_dir
 from tests.reference.batches import decode_log
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

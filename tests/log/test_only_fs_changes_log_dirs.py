@@ -14,7 +14,7 @@ from tests import conftest
 
 def _in_keytail(source: str, **values: object) -> None:
     """Runs a statement as if it stood in a module of the package."""
-    exec(compile(source, conftest.PACKAGE + "clean/somewhere.py", "exec"), {"os": os, **values})
+    exec(compile(source, conftest.PACKAGE + "compact/somewhere.py", "exec"), {"os": os, **values})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which one user owns all log dirs of a run; tests/app/test_owner.py has what becomes of it."""
+"""Which one user owns all log dirs of a run; tests/cli/test_owner.py has what becomes of it."""
 
 from __future__ import annotations
 

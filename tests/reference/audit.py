@@ -1,6 +1,6 @@
 """Replicas held against each other with dictionaries, a record at a time: the dull twin of `keytail audit`.
 
-Shares no code with keytail. What counts as a difference, and what explains one, is told in inspection/AUDIT.md.
+Shares no code with keytail. What counts as a difference, and what explains one, is told in audit/AUDIT.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One round of Kafka 4.3's Cleaner over batches of any magic, in plain Python with a dictionary as offset map.
 
-The dull twin of `keytail.clean`: everything in memory, one record at a time, no code shared with it. Where
+The dull twin of `keytail.compact`: everything in memory, one record at a time, no code shared with it. Where
 Kafka re-encodes malformed header keys this keeps them, where Kafka copies corrupt batches this raises
 ValueError; compressed batches hold the records that Kafka's would, not the same bytes.
 """

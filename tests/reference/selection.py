@@ -1,6 +1,6 @@
 """Which section of a partition a round cleans, and which segments become one: the rules as definitions.
 
-Slow and literal, for comparison with `keytail.clean.plan`, from which it takes nothing. Segments and facts
+Slow and literal, for comparison with `keytail.compact.plan`, from which it takes nothing. Segments and facts
 are anything with the fields of `log/partition.py`.
 """
 
@@ -52,7 +52,7 @@ def _joins(todo, k, first_uncleanable, segment_bytes, segment_index_bytes):
 def selection(
     facts, config, now_ms, *, force=False, from_log_start=False, high_watermark="checkpoint", unstable=None
 ):
-    """A dictionary of the numbers that `keytail.clean.plan.Selection` carries, and `eligible`."""
+    """A dictionary of the numbers that `keytail.compact.plan.Selection` carries, and `eligible`."""
     segments, start, end = facts.segments, facts.log_start_offset, facts.log_end_offset
     active = segments[-1].base_offset
     inactive = segments[:-1]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from keytail.format.batch import DELETE_HORIZON
-from tests.clean.test_keep_magic import contents
+from tests.compact.test_keep_magic import contents
 from tests.interop.broker import tool
 from tests.interop.kafka import Cleanable, Cleaned, Kafka, broker_class_path, compiled, compiling, slots_for
 from tests.interop.rounds import Again, Case, Circumstances, Difference, Mode, Outcome

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import Run, rows_of, run
 from tests.chance import chance
+from tests.command_line import Run, rows_of, run
 from tests.golden.older import _records, topics_of, wait_for_cleaner
 from tests.golden.test_older import answers_are_right
 from tests.interop.broker import Broker, tool

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from keytail.app.compaction import Request, compact
-from keytail.app.selection import Choice, read_configuration
+from keytail.cli.selection import Choice, read_configuration
+from keytail.compact.command import Request, compact
 from keytail.config.broker_version import parse_broker_version
 from keytail.format.batch import DELETE_HORIZON
 from tests.chance import chance
-from tests.clean.logs import RandomLog
-from tests.clean.test_keep_magic import contents, log_of
+from tests.compact.logs import RandomLog
+from tests.compact.test_keep_magic import contents, log_of
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.kafka import KafkaUnavailable, broker_class_path
 from tests.reference.batches import Batch

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import Run, rows_of, run
 from tests.chance import chance
+from tests.command_line import Run, rows_of, run
 from tests.golden.older import wait_for_cleaner
 from tests.interop.broker import Broker, tool
 from tests.interop.broker_client import BrokerClient

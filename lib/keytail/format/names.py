@@ -48,8 +48,8 @@ TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
-IMPORT_RECORD = "keytail-import"  # ours: unknown to brokers, which ignore it (maintenance/IMPORT.md)
-OUTPUT_RECORD = "keytail-output.json"  # the same, of a partition written out of place (clean/OUT_OF_PLACE.md)
+IMPORT_RECORD = "keytail-import"  # ours: unknown to brokers, which ignore it (import_/IMPORT.md)
+OUTPUT_RECORD = "keytail-output.json"  # the same, of one written out of place (compact/out_of_place/OUT_OF_PLACE.md)
 METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
 
 MAX_OFFSET = 2**63 - 1

@@ -1,7 +1,7 @@
 """Replicas compared: records packed into rows of eight words, merged by offset, and what is missing explained by key.
 
 `entries` is int64[n, WORDS]. Of each replica they come in the order of its log, one replica behind the other. A set of
-replicas is a bit mask. Which differences there may be, and why, is told in inspection/AUDIT.md.
+replicas is a bit mask. Which differences there may be, and why, is told in audit/AUDIT.md.
 """
 
 from __future__ import annotations

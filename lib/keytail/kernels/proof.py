@@ -1,7 +1,7 @@
 """The proof of a compaction, batch by batch: sources and their output, walked in lockstep.
 
 Kernels get windows of the files and return a code when they need more bytes, a decompressed block
-or a larger table, or when something is wrong; the caller (`clean/proof.py`) reads, opens and raises.
+or a larger table, or when something is wrong; the caller (`compact/proof/prove.py`) reads, opens and raises.
 What became of each key's newest record is noted in the table of `proof_table.py`.
 """
 

@@ -1,7 +1,7 @@
 """Finds batches again behind damage, looks at the records of those found, and tells which of them fit together.
 
 The array is a whole segment file. What may be a batch is decided by its header first and then by its checksum;
-maintenance/SALVAGE.md says which rule is which. Positions are bytes of the file.
+salvage/SALVAGE.md says which rule is which. Positions are bytes of the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One producer as a broker keeps it, and what each of its batches changes. Nothing is refused here.
 
-Who replays a log (producers.py) and who appends to one (live_producers.py) go by these rules; they stand in
+Who replays a log (producers.py) and who appends to one (log/append/live_producers.py) go by these rules; they stand in
 format/SNAPSHOT.md, "Replay".
 """
 

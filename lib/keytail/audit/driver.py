@@ -1,0 +1,72 @@
+"""Audits of many partitions: small ones a task each, of Spark or of Processes; a large one by tasks of all hosts.
+
+Reads only. What is held against what is inspection/audit's; here is who looks when, and what carries the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from keytail.audit.scan import AuditTask
+from keytail.audit.stages import Alone, Audit, audit
+from keytail.compact.fan_out.on_spark import SparkEngine, Workers
+from keytail.log.fs import LOCAL
+from keytail.run.session import concurrent_tasks
+from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.watching import telling
+
+ALONE_BYTES = 64 << 20  # of all replicas: what one task takes, in a few hundred MiB
+SHARD_BYTES = 64 << 20  # of logs, whose records become a shard: mostly 50 MiB of memory, of tiny records ten times that
+MOST_SHARDS = 4096
+BUNDLE_PARTITIONS = 64
+
+
+@dataclass(frozen=True)
+class AuditJob:
+    """One partition, and the first offset that two of its replicas should have."""
+
+    task: AuditTask
+    first_offset: int
+    size_bytes: int
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size_bytes <= ALONE_BYTES
+
+
+Heard = Callable[[AuditJob, Outcome[Audit]], None]
+
+
+def shards_for(size_bytes: int) -> int:
+    if size_bytes <= ALONE_BYTES:
+        return 1
+    return min(MOST_SHARDS, -(-size_bytes // SHARD_BYTES))
+
+
+def audit_on_worker(job: AuditJob, attempt: str) -> Audit:
+    with telling(job.task.replicas[0].path, attempt, "compare"):
+        return audit(job.task, job.first_offset, Alone(LOCAL))
+
+
+def _audit_with(engine: SparkEngine, job: AuditJob, attempt: str) -> Audit:
+    return audit(job.task, job.first_offset, engine)
+
+
+def audit_all(spark: Any, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
+    """`heard` is called as each partition, or each bundle of small ones, is done. Large ones need a session."""
+    small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
+    for start in range(0, len(small), BUNDLE_PARTITIONS):
+        bundle = small[start : start + BUNDLE_PARTITIONS]
+        for job, outcome in zip(bundle, run_bundle(spark, bundle, audit_on_worker, name="audit"), strict=True):
+            heard(job, outcome)
+    for job in jobs:
+        if job.is_alone:
+            continue
+        task = job.task
+        # Nothing is written, so that what a network file system may hide from a writer does not matter.
+        workers = Workers(task.replicas[0].path, concurrent_tasks(spark), None, shared_storage=True)
+        engine = SparkEngine(spark, workers, f"audit {task.topic}-{task.partition}", on_trace)
+        heard(job, attempt_one(partial(_audit_with, engine), job, "driver"))

@@ -1,0 +1,309 @@
+"""The first stage of an audit: one segment of one replica, its records packed and sent to shards by their keys.
+
+Damage never ends it: what can be read is compared, and which offsets could not be is told to every shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from keytail.audit.cells import pack_entries, pack_places
+from keytail.audit.compare import ReplicaLog
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import CONTROL, TRANSACTIONAL
+from keytail.kernels import audit as kernels
+from keytail.log.fs import FileSystem
+from keytail.log.partition import refuse_changed
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, Stride
+from keytail.values import to_bytes
+
+# Upper part of a cell's order: gaps first, then events of transactions, then records.
+GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
+_KIND_BITS, _REPLICA_BITS, _SEGMENT_BITS = 60, 52, 26
+_RUN = 1 << 17  # entries that are split at a time: 8 MiB, and as much again for what comes of it
+PIECE_BYTES = 64 << 20  # of a task: to begin one takes Spark as long as to scan 10 MiB
+_MOST_GAPS = 1000  # of a segment: one that has more is given up
+
+
+class Cell(NamedTuple):
+    """What goes through a shuffle: to which shard, where in its order, and packed bytes."""
+
+    shard: int
+    order: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Offsets [first, end) of a replica that could not be read, and why."""
+
+    replica: int
+    first_offset: int
+    end_offset: int
+    path: str
+    byte_position: int
+    what: str
+
+
+@dataclass(frozen=True)
+class AuditTask:
+    """One partition to be audited; small, picklable. `spans`: where the shards look for common records."""
+
+    topic: str
+    partition: int
+    replicas: tuple[ReplicaLog, ...]
+    end_offset: int
+    limits: tuple[int, int]
+    shards: int
+    examples: int
+    seed: int
+    spans: tuple[tuple[int, int], ...] = ()
+    markers: np.ndarray | None = None  # of all replicas' transactions, in a second run
+
+    @property
+    def log_starts(self) -> np.ndarray:
+        return np.array([replica.log_start_offset for replica in self.replicas], np.int64)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Segments `first` .. `end` of replica `replica`."""
+
+    task: AuditTask
+    replica: int
+    first: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size, _ in self.task.replicas[self.replica].segments[self.first : self.end])
+
+
+def pieces_of(task: AuditTask) -> list[Piece]:
+    """All segments, small ones together, the largest pieces first."""
+    pieces = []
+    for number, replica in enumerate(task.replicas):
+        first = 0
+        for end in range(1, len(replica.segments) + 1):
+            piece = Piece(task, number, first, end)
+            if piece.size_bytes >= PIECE_BYTES or end == len(replica.segments):
+                pieces.append(piece)
+                first = end
+    return sorted(pieces, key=lambda piece: -piece.size_bytes)
+
+
+def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
+    """All of some segments. Refused where a file is not the one that was listed: a broker is at work on it."""
+    for segment in range(piece.first, piece.end):
+        yield from _scan_segment(fs, piece, segment)
+
+
+def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
+    replica = piece.task.replicas[piece.replica]
+    base, size_bytes, mtime_ns = replica.segments[segment]
+    path = f"{replica.path}/{names.segment_file(base, names.LOG)}"
+    closed = segment + 1 < len(replica.segments)
+    if closed:
+        refuse_changed(fs, path, size_bytes, mtime_ns)
+    else:
+        size_bytes = fs.size(path)  # of the active one: what has come since is whole, or behind the end
+    next_base = replica.segments[segment + 1][0] if closed else None
+    yield from _Scan(fs, piece, segment, path, size_bytes, next_base).cells()
+    if closed:
+        refuse_changed(fs, path, size_bytes, mtime_ns)
+
+
+class _Scan:
+    """One segment under way."""
+
+    def __init__(
+        self, fs: FileSystem, piece: Piece, segment: int, path: str, size_bytes: int, next_base: int | None
+    ) -> None:
+        self._task, self._replica = piece.task, piece.replica
+        self._path, self._size_bytes, self._next_base = path, size_bytes, next_base
+        self._fs, self._reader, self._scanner = fs, SegmentReader(fs), RecordScanner()
+        log = piece.task.replicas[piece.replica]
+        self._base, self._log = log.segments[segment][0], log
+        self._order = piece.replica << _REPLICA_BITS | segment << _SEGMENT_BITS
+        self._cells = 0
+        self._entries = np.empty((_RUN, kernels.WORDS), np.int64)
+        self._sorted = np.empty((_RUN, kernels.WORDS), np.int64)
+        self._places = np.empty((_RUN, kernels.PLACE_WORDS), np.int64)
+        self._starts = np.zeros(piece.task.shards + 1, np.int64)
+        self._filled = 0
+        self._scratch = np.empty(1 << 12, np.uint8)
+        self._gaps: list[Gap] = []
+        self.records = 0
+
+    def cells(self) -> Iterator[Cell]:
+        position, last = 0, self._base - 1
+        while position < self._size_bytes:
+            try:
+                for stride in self._reader.unhurried_strides(self._path, self._size_bytes, start=position):
+                    good = self._in_order(stride, last)
+                    if len(good.table):
+                        yield from self._take(good)
+                        last = int(good.table["last_offset"][-1])
+                    position = stride.position + len(good.raw)
+                    if len(good.table) < len(stride.table):
+                        raise CorruptLog(
+                            "batches of this file, or of it and the next one, have the same offsets",
+                            path=self._path,
+                            byte_position=position,
+                        )
+                break
+            except CorruptLog as damage:
+                resumed = self._after(damage, position, last)
+                if resumed is None:
+                    break
+                position = resumed
+        yield from self._give()
+        counted = (self._replica, self.records, tuple(self._gaps))
+        known = to_bytes(counted)
+        for shard in range(self._task.shards):
+            yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
+
+    def _in_order(self, stride: Stride, last: int) -> Stride:
+        """The stride up to offsets that go back, or into the next segment: those would stand for other records."""
+        table = stride.table
+        rows = len(table)
+        if self._next_base is not None:
+            rows = int(np.searchsorted(table["last_offset"], self._next_base))
+        if table["base_offset"][0] <= last:
+            rows = 0
+        if rows == len(table):
+            return stride
+        return replace(stride, table=table[:rows], raw=stride.raw[: int(table["position"][rows]) - stride.position])
+
+    def _after(self, damage: CorruptLog, position: int, last: int) -> int | None:
+        """Note a gap; the byte behind the damaged batch if a good one begins there, else None."""
+        at = damage.byte_position if damage.byte_position is not None else position
+        behind = self._next_base if self._next_base is not None else self._log.log_end_offset
+        if self._next_base is None and last + 1 >= self._log.log_end_offset:
+            return None  # the torn end of the active segment, where nothing was listed
+        resumed, first = self._good_batch_behind(at)
+        if resumed is None or len(self._gaps) >= _MOST_GAPS:
+            self._gap(damage, at, last + 1, behind)
+            return None
+        self._gap(damage, at, last + 1, first)
+        return resumed
+
+    def _good_batch_behind(self, at: int) -> tuple[int | None, int]:
+        """Byte position and first offset of the batch behind the one at `at`, if its size leads to one."""
+        prefix = self._fs.read_at(self._path, at, 12)
+        if len(prefix) < 12:
+            return None, 0
+        behind = at + 12 + int.from_bytes(prefix[8:12], "big", signed=True)
+        if not at + 12 < behind < self._size_bytes:
+            return None, 0
+        try:
+            for stride in self._reader.unhurried_strides(self._path, self._size_bytes, start=behind):
+                return behind, int(stride.table["base_offset"][0])
+        except CorruptLog:
+            pass
+        return None, 0
+
+    def _gap(self, damage: CorruptLog, at: int, first: int, end: int) -> None:
+        self._gaps.append(Gap(self._replica, first, max(first, end), self._path, at, damage.what))
+
+    def _take(self, stride: Stride) -> Iterator[Cell]:
+        """The records and events of a stride; batches that cannot be opened become gaps."""
+        yield from self._events(stride)
+        wanted = (stride.table["record_count"] > 0) & (stride.table["last_offset"] >= self._log.log_start_offset)
+        try:
+            kept = list(self._packed(stride, wanted))
+        except CorruptLog:
+            kept = self._one_by_one(stride, wanted)
+        for part in kept:
+            yield from self._put(part)
+
+    def _packed(self, stride: Stride, wanted: np.ndarray) -> Iterator[np.ndarray]:
+        for opened in self._reader.open_rows(stride, wanted):
+            for chunk in self._scanner.chunks(stride, opened):
+                n = len(chunk.records)
+                longest = int(chunk.records["body_bytes"].max(initial=0))
+                if len(self._scratch) < longest:
+                    self._scratch = np.empty(longest, np.uint8)
+                part = np.empty((n, kernels.WORDS), np.int64)
+                filled = kernels.pack_records(
+                    stride.raw, opened.arena, opened.where, chunk.records, n, stride.table,
+                    self._log.log_start_offset, np.uint64(self._task.seed), self._scratch, part, 0,
+                )  # fmt: skip
+                yield part[:filled]
+
+    def _one_by_one(self, stride: Stride, wanted: np.ndarray) -> list[np.ndarray]:
+        kept: list[np.ndarray] = []
+        for row in np.flatnonzero(wanted):
+            alone = np.zeros(len(wanted), bool)
+            alone[row] = True
+            try:
+                kept.extend(list(self._packed(stride, alone)))
+            except CorruptLog as damage:
+                batch = stride.table[row]
+                first, last = int(batch["base_offset"]), int(batch["last_offset"])
+                self._gap(damage, int(batch["position"]), first, last + 1)
+        return kept
+
+    def _put(self, part: np.ndarray) -> Iterator[Cell]:
+        self.records += len(part)
+        done = 0
+        while done < len(part):
+            n = min(len(part) - done, _RUN - self._filled)
+            self._entries[self._filled : self._filled + n] = part[done : done + n]
+            self._filled += n
+            done += n
+            if self._filled == _RUN:
+                yield from self._give()
+
+    def _give(self) -> Iterator[Cell]:
+        """A cell for each shard that has any of the entries so far."""
+        if not self._filled:
+            return
+        shards, starts = self._task.shards, self._starts
+        kernels.split(self._entries, self._filled, shards, starts, self._sorted)
+        for shard in np.flatnonzero(np.diff(starts)):
+            yield self._cell(int(shard), RECORDS, pack_entries(self._sorted[starts[shard] : starts[shard + 1]]))
+        kernels.split_places(self._entries, self._filled, shards, starts, self._places)
+        for shard in np.flatnonzero(np.diff(starts)):
+            yield self._cell(int(shard), PLACES, pack_places(self._places[starts[shard] : starts[shard + 1]]))
+        self._filled = 0
+
+    def _events(self, stride: Stride) -> Iterator[Cell]:
+        """Transactional data that has records, and markers, to a shard by their producer."""
+        if self._task.markers is not None:  # they are known by now
+            return
+        table = stride.table
+        control = (table["attributes"] & CONTROL) != 0
+        special = ((table["attributes"] & TRANSACTIONAL) != 0) | control
+        special &= (table["record_count"] > 0) & (table["producer_id"] >= 0)
+        special &= ~control | np.isin(table["control_type"], (0, 1))
+        if not special.any():
+            return
+        rows = table[special]
+        events = np.empty((len(rows), kernels.EVENT_COLUMNS), np.int64)
+        events[:, kernels.E_PRODUCER] = rows["producer_id"]
+        events[:, kernels.E_OFFSET] = rows["base_offset"]
+        events[:, kernels.E_KIND] = np.where(control[special], rows["control_type"], kernels.DATA)
+        events[:, kernels.E_REPLICA] = self._replica
+        shard_of = rows["producer_id"] % self._task.shards
+        for shard in np.unique(shard_of):
+            yield self._cell(int(shard), EVENTS, events[shard_of == shard].tobytes())
+
+    def _cell(self, shard: int, kind: int, data: bytes) -> Cell:
+        self._cells += 1
+        return Cell(shard, kind << _KIND_BITS | self._order | self._cells, data)
+
+
+def order_kind(order: int) -> int:
+    return order >> _KIND_BITS
+
+
+def order_replica(order: int) -> int:
+    return order >> _REPLICA_BITS & 0xFF
+

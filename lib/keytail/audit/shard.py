@@ -1,0 +1,319 @@
+"""The second stage of an audit: one shard of keys of all replicas, merged by offset and explained by key.
+
+A record's key decides its shard, so what supersedes or deletes it is here as well; so are the transactions of some of
+the producers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from keytail.audit.cells import unpack_entries, unpack_places
+from keytail.audit.compare import DIFFERENCES, REASONS
+from keytail.audit.compare import PLACES as PLACE_KINDS
+from keytail.audit.scan import EVENTS, GAPS, PLACES, AuditTask, Gap, order_kind, order_replica
+from keytail.errors import KeytailError
+from keytail.format.control import ControlType
+from keytail.kernels import audit as kernels
+from keytail.log.fs import FileSystem
+from keytail.values import from_bytes
+
+MOST_LOST = 1 << 16  # of a shard, that are told one by one
+_TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
+_NO_MARKERS = np.empty((0, 3), np.int64)
+
+
+@dataclass(frozen=True)
+class ShardFindings:
+    """Of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`: offsets at
+    which replicas have other records, as examples are told. `in_span`: see AuditTask.
+
+    `needs_markers`: without those of all producers it cannot be said what explains what.
+    """
+
+    records: tuple[int, ...]
+    gaps: tuple[Gap, ...]
+    common: int = 0
+    divergences: Counter[str] = field(default_factory=Counter)
+    explained: Counter[str] = field(default_factory=Counter)
+    early: Counter[str] = field(default_factory=Counter)
+    examples: tuple[dict[str, Any], ...] = ()
+    lost: tuple[tuple[int, int, list[int]], ...] = ()
+    elsewhere: tuple[dict[str, Any], ...] = ()
+    transactions: Counter[str] = field(default_factory=Counter)
+    transaction_examples: tuple[dict[str, Any], ...] = ()
+    markers: np.ndarray = field(default_factory=lambda: _NO_MARKERS)
+    needs_markers: bool = False
+    in_span: tuple[bool, ...] = ()
+
+
+class Examples:
+    """The first few findings of each kind, by offset."""
+
+    def __init__(self, task: AuditTask) -> None:
+        self._most = task.examples
+        self._of_kind: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+
+    def note(self, kind: str, offset: int, details: Mapping[str, Any]) -> None:
+        self.add([{"kind": kind, "offset": offset, **details}])
+
+    def add(self, found: Iterable[dict[str, Any]]) -> None:
+        for one in found:
+            of_kind = self._of_kind.setdefault(one["kind"], [])
+            of_kind.append((one["offset"], one))
+            if len(of_kind) > self._most:
+                of_kind.sort(key=lambda item: item[0])
+                del of_kind[self._most :]
+
+    def found(self) -> list[dict[str, Any]]:
+        return [one for _, one in sorted((item for of_kind in self._of_kind.values() for item in of_kind),
+                                         key=lambda item: (item[0], item[1]["kind"]))]  # fmt: skip
+
+
+def compare(
+    fs: FileSystem, task: AuditTask, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
+) -> ShardFindings:
+    """What differs in one shard; `cells` come by order: gaps, events, then the records of each replica in theirs."""
+    replicas = len(task.replicas)
+    counted = [0] * replicas
+    gaps: list[Gap] = []
+    events: list[np.ndarray] = []
+    places, records_ = _Parts(replicas, kernels.PLACE_WORDS), _Parts(replicas, kernels.WORDS)
+    for order, data in cells:
+        kind = order_kind(order)
+        if kind == GAPS:
+            replica, records, found = from_bytes(data)
+            counted[replica] += records
+            gaps += found
+        elif kind == EVENTS:
+            events.append(np.frombuffer(bytes(data), np.int64).reshape(-1, kernels.EVENT_COLUMNS))
+        elif kind == PLACES:
+            places.add(order_replica(order), unpack_places(bytes(data)))
+        else:
+            records_.add(order_replica(order), unpack_entries(bytes(data)))
+    one = _Shard(task, gaps, records_)
+    others, elsewhere = _compare_places(task, places)
+    one.merge()
+    one.explain()
+    transactions, transaction_examples, markers = _settle(task, one.gaps, events)
+    return ShardFindings(
+        records=tuple(counted),
+        gaps=tuple(gaps),
+        common=one.common,
+        divergences=one.divergences + others,
+        elsewhere=tuple(elsewhere),
+        explained=one.explained,
+        early=one.early,
+        examples=tuple(one.examples),
+        lost=tuple(one.lost),
+        transactions=transactions,
+        transaction_examples=tuple(transaction_examples),
+        markers=markers,
+        needs_markers=one.needs_markers,
+        in_span=tuple(bool(flag) for flag in one.in_span),
+    )
+
+
+class _Parts:
+    """Cells of rows on their way into one array, replica by replica."""
+
+    def __init__(self, replicas: int, words: int) -> None:
+        self._parts = [np.empty((0, words), np.int64)]
+        self._sizes = np.zeros(replicas, np.int64)
+
+    def add(self, replica: int, rows: np.ndarray) -> None:
+        self._parts.append(rows)
+        self._sizes[replica] += len(rows)
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All rows, and where those of each replica begin and end; nothing is kept here."""
+        rows = np.concatenate(self._parts)
+        self._parts = []
+        end = np.cumsum(self._sizes)
+        return rows, end - self._sizes, end
+
+
+def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """Offsets of this shard at which replicas have other records than each other."""
+    places, begin, end = parts.joined()
+    counts = np.zeros(kernels.PLACE_KINDS, np.int64)
+    differing = np.empty((MOST_LOST, 3), np.int64)
+    used = kernels.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
+    if used < 0:
+        raise KeytailError(
+            "the records of a replica do not come in the order of their offsets",
+            path=task.replicas[0].path,
+            remedy="`keytail verify` says which file is wrong; if a broker runs there, audit once more",
+        )
+    found = []
+    for kind, *which in differing[:used].tolist():
+        names = [task.replicas[int(np.searchsorted(end, at, side="right"))].name for at in which]
+        held = {name: _place_of(int(places[at, 1])) for name, at in zip(names, which, strict=True)}
+        found.append({"kind": PLACE_KINDS[kind], "offset": int(places[which[0], 0]), "records": held})
+    return Counter(dict(zip(PLACE_KINDS, counts.tolist(), strict=True))), found
+
+
+def _place_of(word: int) -> dict[str, Any]:
+    if word & kernels.IS_CONTROL:
+        return {"control": _control_name(word)}
+    return {"key_hash": f"{word >> 16 & (2**48 - 1):012x}"}
+
+
+def _control_name(what: int) -> str:
+    number = (what >> 8 & 0xFF) - 1
+    return ControlType(number).name if number in list(ControlType) else str(number)
+
+
+class _Shard:
+    """The records of one shard under comparison."""
+
+    def __init__(self, task: AuditTask, gaps: list[Gap], parts: _Parts) -> None:
+        self.task = task
+        self.entries, self.begin, self.end = parts.joined()
+        self.gaps = np.array([(g.replica, g.first_offset, g.end_offset) for g in gaps], np.int64).reshape(-1, 3)
+        self.common = 0
+        self.divergences: Counter[str] = Counter()
+        self.explained: Counter[str] = Counter()
+        self.early: Counter[str] = Counter()
+        self.examples: list[dict[str, Any]] = []
+        self.lost: list[tuple[int, int, list[int]]] = []
+        self.needs_markers = False
+        self.in_span = np.zeros(len(task.spans), np.uint8)
+        self.missing_at = self.missing_in = np.empty(0, np.int64)
+
+    def merge(self) -> None:
+        n = len(self.entries)
+        counts = np.zeros(kernels.DIFFERENCES + 1, np.int64)
+        examples = np.full((kernels.DIFFERENCES, self.task.examples, 2), -1, np.int64)
+        missing_at, missing_in = np.empty(n, np.int64), np.empty(n, np.int64)
+        spans = np.array(self.task.spans, np.int64).reshape(-1, 2)
+        missing = kernels.merge(
+            self.entries, self.begin.copy(), self.end, self.task.log_starts, self.task.end_offset, self.gaps, counts,
+            examples, missing_at, missing_in, spans, self.in_span,
+        )  # fmt: skip
+        self.missing_at, self.missing_in = missing_at[:missing].copy(), missing_in[:missing].copy()
+        self.common = int(counts[kernels.COMMON])
+        for number, kind in enumerate(DIFFERENCES):
+            self.divergences[kind] += int(counts[number])
+            for a, b in examples[number][: min(int(counts[number]), self.task.examples)]:
+                held = {self._replica_of(at): record_of(self.entries[at].tolist()) for at in (int(a), int(b))}
+                self.examples.append({"kind": kind, "offset": int(self.entries[a, kernels.OFFSET]), "records": held})
+
+    def _replica_of(self, at: int) -> str:
+        return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
+
+    def explain(self) -> None:
+        """Why records are missing; those that nothing explains are lost."""
+        n = len(self.missing_at)
+        if n == 0:
+            return
+        if self.task.markers is None and self._has_transactions():
+            self.needs_markers = True
+            return
+        markers = _NO_MARKERS if self.task.markers is None else self.task.markers
+        replicas = len(self.task.replicas)
+        slots = np.zeros(1 << max(4, (2 * n).bit_length()), np.int64)
+        keys = np.empty((n, 2), np.int64)
+        used = kernels.index_keys(self.entries, self.missing_at, slots, keys)
+        newest = np.full((used, replicas), -1, np.int64)
+        oldest, tombstone = np.full(used, 2**63 - 1, np.int64), np.full(used, -1, np.int64)
+        kernels.note_keys(
+            self.entries, self.begin, self.end, self.task.end_offset, markers, slots, keys, newest, oldest, tombstone
+        )
+        verdicts, early = np.empty(n, np.int8), np.empty(n, np.uint8)
+        limit, keyless_limit = self.task.limits
+        kernels.judge(
+            self.entries, self.missing_at, self.missing_in, replicas, limit, keyless_limit, self.gaps, markers, slots,
+            keys, newest, oldest, tombstone, verdicts, early,
+        )  # fmt: skip
+        for number, reason in enumerate(REASONS):
+            count = int(np.count_nonzero(verdicts == number))
+            (self.divergences if reason == "lost" else self.explained)[reason] += count
+        self.early["tombstone"] += int(np.count_nonzero(early))
+        for m in np.flatnonzero(verdicts == kernels.LOST)[:MOST_LOST]:
+            words = self.entries[self.missing_at[m]].tolist()
+            self.lost.append((words[kernels.OFFSET], int(self.missing_in[m]), words))
+
+    def _has_transactions(self) -> bool:
+        return bool((self.entries[:, kernels.WHAT] & kernels.IS_TRANSACTIONAL).any())
+
+
+def _settle(
+    task: AuditTask, gaps: np.ndarray, parts: list[np.ndarray]
+) -> tuple[Counter[str], list[dict[str, Any]], np.ndarray]:
+    """What is wrong with transactions, examples of it, and the markers of all replicas."""
+    counted: Counter[str] = Counter()
+    if not parts:
+        return counted, [], _NO_MARKERS
+    events = np.concatenate(parts)
+    keys = (events[:, kernels.E_KIND], events[:, kernels.E_OFFSET], events[:, kernels.E_PRODUCER])
+    events = np.ascontiguousarray(events[np.lexsort(keys)])
+    counts = np.zeros(kernels.TRANSACTION_KINDS, np.int64)
+    found = np.empty((2 * task.examples, kernels.FOUND_COLUMNS), np.int64)
+    markers = np.empty((len(events), 3), np.int64)
+    n_found, n_markers = kernels.settle(
+        events, len(task.replicas), task.log_starts, task.end_offset, gaps, counts, found, markers
+    )
+    for number, kind in enumerate(_TRANSACTION_KINDS):
+        counted[kind] += int(counts[number])
+    examples = []
+    for row in found[:n_found].tolist():
+        kind = _TRANSACTION_KINDS[row[kernels.F_KIND]]
+        details: dict[str, Any] = {
+            "producer_id": row[kernels.F_PRODUCER],
+            "first_data_offset": row[kernels.F_FIRST],
+            "aborted_in": _names(task, row[kernels.F_ABORTED]),
+            "committed_in": _names(task, row[kernels.F_COMMITTED]),
+        }
+        if kind == "marker-lost":
+            details["lacking"] = _names(task, row[kernels.F_REPLICAS])
+        examples.append({"kind": kind, "offset": row[kernels.F_OFFSET], **details})
+    return counted, examples, markers[:n_markers].copy()
+
+
+def _names(task: AuditTask, mask: int) -> list[str]:
+    return [replica.name for number, replica in enumerate(task.replicas) if mask >> number & 1]
+
+
+def record_of(words: list[int]) -> dict[str, Any]:
+    """What is told of a record, from its words."""
+    what, epochs = words[kernels.WHAT], words[kernels.EPOCHS]
+    sequence = epochs & 0xFFFFFFFF
+    producer_epoch = what >> 16 & 0xFFFF
+    told: dict[str, Any] = {
+        "key_hash": None if what & kernels.KEYLESS else f"{words[kernels.LOW] >> 16 & (2**48 - 1):012x}",
+        "value_hash": None if what & kernels.NULL else f"{words[kernels.CONTENT] >> 32 & 0xFFFFFFFF:08x}",
+        "headers_hash": f"{words[kernels.CONTENT] & 0xFFFFFFFF:08x}",
+        "timestamp_ms": words[kernels.TIMESTAMP],
+        "leader_epoch": epochs >> 32,
+        "producer_id": words[kernels.PRODUCER],
+        "producer_epoch": producer_epoch - 0x10000 if producer_epoch >= 0x8000 else producer_epoch,
+        "sequence": -1 if sequence == 0xFFFFFFFF else sequence,
+        "transactional": bool(what & kernels.IS_TRANSACTIONAL),
+    }
+    if what & kernels.IS_CONTROL:
+        told["control"] = _control_name(what)
+    return told
+
+
+def held_by(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
+    """The record by the names of those that hold it."""
+    _, lacking, words = lost
+    offset = words[kernels.OFFSET]
+    holding = ~lacking & ((1 << len(task.replicas)) - 1)
+    names = [n for n, r in zip(_names(task, holding), _replicas(task, holding), strict=True) if r <= offset]
+    return dict.fromkeys(names, record_of(words))
+
+
+def _replicas(task: AuditTask, mask: int) -> list[int]:
+    """Log start offsets of the replicas of a mask."""
+    return [replica.log_start_offset for number, replica in enumerate(task.replicas) if mask >> number & 1]
+
+
+def of_lost(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
+    return {"lacking": _names(task, lost[1]), "records": held_by(task, lost)}

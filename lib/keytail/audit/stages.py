@@ -1,0 +1,135 @@
+"""The story of one audit: segments scanned, shards of keys compared and explained, what they found put together.
+
+`audit` tells it to an engine that runs the stages, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads
+only. What counts as a difference, and what explains a record that is missing, is told in AUDIT.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from keytail.audit.compare import epoch_spans
+from keytail.audit.scan import AuditTask, Cell, Gap, pieces_of, scan
+from keytail.audit.shard import Examples, ShardFindings, compare, of_lost
+from keytail.log.fs import FileSystem
+
+
+class Engine(Protocol):
+    """Runs a stage and carries its cells to shards, each with its cells by order."""
+
+    def shuffle(
+        self,
+        name: str,
+        emit: Callable[[FileSystem, Any, str], Iterator[Any]],
+        payloads: Sequence[Any],
+        shards: int,
+        take: Callable[[FileSystem, Any, int, Iterable[tuple[int, Any]], str], Any],
+        context: Any,
+    ) -> list[Any]:
+        """`take(fs, context, shard, cells, attempt)` of each shard, in their order."""
+
+
+@dataclass
+class Alone:
+    """The engine of a partition that is small enough for one task: the cells stay in memory."""
+
+    fs: FileSystem
+
+    def shuffle(
+        self, name: str, emit: Any, payloads: Sequence[Any], shards: int, take: Any, context: Any
+    ) -> list[Any]:
+        cells: list[list[Cell]] = [[] for _ in range(shards)]
+        for payload in payloads:
+            for cell in emit(self.fs, payload, "alone"):
+                cells[cell.shard].append(cell)
+        for of_shard in cells:
+            of_shard.sort(key=lambda cell: cell.order)
+        return [
+            take(self.fs, context, shard, ((cell.order, cell.data) for cell in cells[shard]), "alone")
+            for shard in range(shards)
+        ]
+
+
+@dataclass
+class Audit:
+    """What was found of a partition. `records` are counted by replica, `common` are those that two or more hold."""
+
+    first_offset: int
+    end_offset: int
+    common: int = 0
+    records: list[int] = field(default_factory=list)
+    divergences: Counter[str] = field(default_factory=Counter)
+    explained: Counter[str] = field(default_factory=Counter)
+    early: Counter[str] = field(default_factory=Counter)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def audit(task: AuditTask, first_offset: int, engine: Engine) -> Audit:
+    """Hold the replicas of `task` against each other; raises what reading raises but for damage."""
+    spans = epoch_spans(task.replicas, first_offset, task.end_offset)
+    task = replace(task, spans=tuple((start, end) for _, start, end in spans))
+    findings = _run(task, engine)
+    if any(one.needs_markers for one in findings):
+        markers = np.concatenate([one.markers for one in findings])
+        order = np.lexsort((markers[:, 1], markers[:, 0]))
+        again = _run(replace(task, markers=np.ascontiguousarray(markers[order])), engine)
+        findings = [
+            replace(second, transactions=first.transactions, transaction_examples=first.transaction_examples)
+            for first, second in zip(findings, again, strict=True)
+        ]
+    return _together(task, first_offset, findings, spans)
+
+
+def _run(task: AuditTask, engine: Engine) -> list[ShardFindings]:
+    name = f"audit {task.topic}-{task.partition}"
+    found: list[ShardFindings] = engine.shuffle(name, scan, pieces_of(task), task.shards, compare, task)
+    return found
+
+
+def _together(
+    task: AuditTask, first_offset: int, findings: Sequence[ShardFindings], spans: Sequence[tuple[int, int, int]]
+) -> Audit:
+    result = Audit(first_offset, task.end_offset)
+    result.gaps = list(findings[0].gaps)
+    result.records = list(findings[0].records)
+    examples = Examples(task)
+    for one in findings:
+        result.common += one.common
+        result.divergences.update(one.divergences)
+        result.explained.update(one.explained)
+        result.divergences.update(one.transactions)
+        result.early.update(one.early)
+        examples.add(one.examples)
+        examples.add(one.transaction_examples)
+    result.early["marker"] = result.divergences.pop("marker-early", 0)
+    _tell_lost(task, findings, result, examples)
+    for number, (epoch, start, end) in enumerate(spans):
+        if any(one.in_span[number] for one in findings):
+            result.divergences["epoch-start"] += 1
+            begins = {r.name: dict(r.epochs).get(epoch) for r in task.replicas}
+            examples.note("epoch-start", start, {"leader_epoch": epoch, "end_offset": end, "starts": begins})
+    result.divergences += Counter()  # without those that were counted 0 times
+    result.explained += Counter()
+    result.early += Counter()
+    result.examples = examples.found()
+    return result
+
+
+def _tell_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
+    """Examples of what is lost; but where replicas have other records at an offset, that is what is told of it."""
+    elsewhere: set[int] = set()
+    for one in findings:
+        elsewhere.update(found["offset"] for found in one.elsewhere)
+        examples.add(one.elsewhere)
+    for one in findings:
+        for record in one.lost:
+            if record[0] in elsewhere:
+                result.divergences["lost"] -= 1
+            else:
+                examples.note("lost", record[0], of_lost(task, record))

@@ -1,0 +1,64 @@
+"""Looks into log dirs for signs of the version of Kafka that wrote them (config/kafka_version.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Sequence
+
+from keytail.cli.metadata import Cluster
+from keytail.config.files import parse_meta_properties
+from keytail.config.kafka_version import Inferred, Signs, infer
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts
+
+# Enough to see what is common, and of a broker with 100,000 partitions no more than a moment.
+_MOST_PARTITIONS = 200
+_MAGIC_AT = 16
+
+
+def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluster | None) -> Inferred:
+    """Which versions may have written these log dirs. What cannot be read is no sign."""
+    meta_versions: set[int] = set()
+    has_directory_id = False
+    json: set[bool] = set()
+    magics: dict[int, str] = {}
+    snapshots: set[int] = set()
+    partitions = [entry for facts in log_dirs for entry in facts.partitions]
+    with_topic_id = looked_into = 0
+    for facts in log_dirs:
+        with contextlib.suppress(OSError, KeytailError):
+            path = os.path.join(facts.path, names.META_PROPERTIES)
+            data = fs.read_bytes(path)
+            version = parse_meta_properties(data, path).version
+            meta_versions |= {version} if version is not None else set()
+            has_directory_id |= any(line.strip().startswith(b"directory.id") for line in data.splitlines())
+        with contextlib.suppress(OSError, KeytailError):
+            json.add(bool(fs.read_bytes(os.path.join(facts.path, names.CLEAN_SHUTDOWN)).strip()))
+    for entry in partitions[:_MOST_PARTITIONS]:
+        with contextlib.suppress(OSError, KeytailError):
+            found = [one.name for one in fs.scan(entry.path)]
+            looked_into += 1
+            with_topic_id += names.PARTITION_METADATA in found
+            for name in found:
+                path = os.path.join(entry.path, name)
+                if name.endswith(names.LOG) and (head := fs.read_at(path, 0, _MAGIC_AT + 1)[_MAGIC_AT:]):
+                    magics.setdefault(head[0], f"{entry.topic}-{entry.partition}")
+                elif name.endswith(names.SNAPSHOT) and len(head := fs.read_at(path, 0, 2)) == 2:
+                    snapshots.add(struct.unpack(">h", head)[0])
+    return infer(
+        Signs(
+            meta_versions=frozenset(meta_versions),
+            has_directory_id=has_directory_id,
+            has_metadata_log=cluster is not None and not cluster.is_absent,
+            features=cluster.metadata.features if cluster is not None and cluster.metadata is not None else {},
+            clean_shutdown_has_json=json.pop() if len(json) == 1 else None,
+            partitions=looked_into,
+            with_topic_id=with_topic_id,
+            magics=magics,
+            snapshots=frozenset(snapshots),
+        )
+    )

@@ -1,0 +1,282 @@
+"""What the metadata log in the log dirs adds to the configuration, and which partitions it does not know.
+
+Read before anything is decided; by an executing run, under the locks. A metadata log that cannot be read, or that may
+be older than the last changes of settings, leaves topics unknown, for the reason given, unless the command line says
+what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from keytail.cli.selection import GIVE_SETTINGS, NO_METADATA, Configuration
+from keytail.cli.small_segments import REMEDY as SET_MORE
+from keytail.cli.small_segments import small_segments
+from keytail.config.files import MetaProperties, parse_meta_properties
+from keytail.config.kafka_version import METADATA_VERSION, WITHOUT_ZOOKEEPER
+from keytail.config.keys import KEYS, file_names
+from keytail.config.message_format import ClusterMode
+from keytail.config.resolve import Layer, Setting, broker_options, topic_options
+from keytail.durations import duration_text
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.metadata import ClusterMetadata, find_metadata_dir, read_metadata, read_topic_id
+from keytail.log.partition import PartitionEntry
+from keytail.telling import say
+
+_OLD_MS = 3_600_000
+_MOST_NAMED = 10
+_ASSERT_CURRENT = (
+    "Only if the cluster still runs with this metadata log, and no setting was changed after its newest record, state "
+    "so with --metadata-is-current"
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that the log dirs belong to, by their metadata log.
+
+    `problem` says why nothing is known by it; then there is no `metadata`. `is_absent`: there is no such log. `mode` is
+    known by that log, by `meta.properties` or by the broker's file.
+    """
+
+    broker: int = -1
+    metadata: ClusterMetadata | None = None
+    problem: str = ""
+    mode: ClusterMode = "unknown"
+    is_absent: bool = False
+
+    @property
+    def origin(self) -> str:
+        assert self.metadata is not None
+        return f"metadata log at offset {self.metadata.as_of_offset}"
+
+    def sentence(self, now_ms: int, topic_configs: str = "") -> str:
+        """What to tell a person about it, with a warning where it is old. `topic_configs`: the file of
+        `--topic-configs`, if there is one."""
+        if self.metadata is None and topic_configs:
+            return f"{self.problem}. The settings of topics are those of {topic_configs}"
+        if self.metadata is None:
+            return f"{self.problem}. {GIVE_SETTINGS}"
+        at = self.metadata
+        said = f"metadata as of offset {at.as_of_offset}, time {_time(at.as_of_ms)} ({at.path})"
+        if at.uncertain_topics:
+            said += f". {_uncertain(at.uncertain_topics)}"
+        if at.unknown_types:
+            types = ", ".join(map(str, at.unknown_types))
+            said += (
+                f". Warning: records of type {types} are passed over, which this release does not know: if they are "
+                "about topics, the settings here may not be those that hold. Update keytail"
+            )
+        if not self.is_old(now_ms):
+            return said
+        age = duration_text(now_ms - at.as_of_ms)
+        return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.metadata is not None and bool(self.metadata.uncertain_topics or self.metadata.unknown_types)
+
+    def is_old(self, now_ms: int) -> bool:
+        return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - _OLD_MS
+
+    def topics(self, topic: str) -> Mapping[str, Layer]:
+        """The entry of `topic` for `effective`, where the metadata has one."""
+        at = self.metadata
+        if at is None or topic not in at.topics or topic in at.uncertain_topics:
+            return {}
+        return {topic: topic_options(topic, at.topic_configs[topic], self.origin)}
+
+    def why_unknown(self, topic: str) -> str:
+        """Why this metadata does not have the settings of `topic`."""
+        if self.metadata is None:
+            return self.problem or NO_METADATA
+        why = self.metadata.uncertain_topics.get(topic)
+        return f"{why} ({self.metadata.path})" if why else f"the {self.origin} has no topic {topic}"
+
+    def dynamic(self) -> Sequence[Layer]:
+        if self.metadata is None:
+            return ()
+        return (
+            broker_options(self.metadata.cluster_configs, f"{self.origin}, all brokers"),
+            broker_options(self.metadata.broker_configs, f"{self.origin}, broker {self.broker}"),
+        )
+
+    def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
+        """Refused when a broker that starts would move the partition's directory out of the way."""
+        if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
+            return
+        why = self._stray(fs, entry)
+        if why:
+            raise Refused(
+                f"stray: {why}",
+                path=entry.path,
+                remedy="A broker that starts here renames the directory; if it is needed, find out why it is here",
+            )
+
+    def _stray(self, fs: FileSystem, entry: PartitionEntry) -> str:
+        assert self.metadata is not None
+        topic = self.metadata.topics.get(entry.topic)
+        if topic is None:
+            return f"the {self.origin} has no topic {entry.topic}"
+        topic_id = read_topic_id(fs, entry.path)
+        if topic_id is None:
+            return f"the directory has no {names.PARTITION_METADATA}, by which a broker knows whose it is"
+        if topic_id != topic.topic_id:
+            return f"the directory is of topic id {topic_id}, but {entry.topic} has {topic.topic_id}"
+        replicas = topic.replicas.get(entry.partition)
+        if replicas is None:
+            return f"{entry.topic} has no partition {entry.partition}"
+        if self.broker not in replicas:
+            return f"broker {self.broker} is not among the partition's replicas {', '.join(map(str, replicas))}"
+        return ""
+
+
+def _uncertain(topics: Mapping[str, str]) -> str:
+    named = sorted(topics)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"Warning: settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown, since {topics[named[0]]}. Update "
+        "keytail, or give their settings by --topic-configs"
+    )
+
+
+def _time(ms: int) -> str:
+    try:
+        return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
+    except (OverflowError, ValueError, OSError):  # no time of this calendar
+        return f"{ms} ms"
+
+
+def with_metadata(
+    fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int | None = None
+) -> Configuration:
+    """The configuration and what the metadata log of these log dirs adds to it.
+
+    What the caller has read of it already is kept. Reports on standard error which metadata is used, or why none is,
+    and topics of `--topic-configs` that the log dirs do not have. `now_ms`: the time to judge its age by; None: the
+    clock's.
+    """
+    cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
+    cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    is_wrong = (
+        bool(cluster.problem and not cluster.is_absent) or cluster.is_old(now_ms) or cluster.is_uncertain
+    )
+    said = cluster.sentence(now_ms, configuration.topic_configs.path)
+    say(f"keytail: {said}", "warning" if is_wrong else "info")
+    _report_unmatched(fs, log_dirs, configuration)
+    configuration = replace(configuration, cluster=cluster)
+    if small := small_segments(configuration):
+        say(f"keytail: Warning: {small}. {SET_MORE}", "warning")
+    return configuration
+
+
+def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:
+    """What is known by the metadata log of these log dirs, or why nothing is."""
+    own_dir = _value(configuration.broker, "metadata.log.dir")
+    try:
+        path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
+        properties = _meta_properties(fs, log_dirs)
+        if path is None:
+            return Cluster(problem=_why_absent(properties), is_absent=True)
+        broker = _broker(properties, configuration.broker)
+        metadata = read_metadata(fs, path, broker, {*KEYS, *file_names()})
+        if not configuration.metadata_is_current:
+            if not _value(configuration.broker, "process.roles"):
+                _refuse_zookeeper(metadata, properties)
+            _refuse_stale(fs, log_dirs, metadata)
+    except (KeytailError, OSError) as problem:
+        return Cluster(problem=str(problem))
+    return Cluster(broker, metadata)
+
+
+def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
+    """Whether the brokers use KRaft. A metadata log that is believed says so, also before what a file says."""
+    if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
+        return "KRaft"
+    try:
+        versions = {found.version for found in _meta_properties(fs, log_dirs).values()}
+    except (KeytailError, OSError):
+        versions = set()
+    if versions == {1}:
+        return "KRaft"
+    return "ZooKeeper" if 0 in versions or configuration.broker else "unknown"
+
+
+def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
+    for file, found in properties.items():
+        if found.version == 0:
+            return f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {file}"
+    return NO_METADATA
+
+
+def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaProperties]) -> None:
+    """A cluster that was migrated to KRaft and then reverted keeps the metadata log of the migration (KAFKA-16463).
+
+    One that was not reverted keeps the version of its `meta.properties`, too.
+    """
+    if metadata.features.get(METADATA_VERSION, 0) >= WITHOUT_ZOOKEEPER:
+        return
+    for file, found in properties.items():
+        if found.version == 0:
+            raise Refused(
+                f"the metadata log {metadata.path} is not believed: by version=0 in {file} the broker runs with "
+                "ZooKeeper, or did before a migration to KRaft",
+                remedy="Of a broker with KRaft give its file with --config: it has process.roles. " + _ASSERT_CURRENT,
+            )
+
+
+def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMetadata) -> None:
+    from keytail.cli.appended import appended_after  # noqa: PLC0415 (--help stays fast)
+
+    appended = appended_after(fs, log_dirs, metadata.as_of_ms + _OLD_MS)
+    if appended is not None:
+        age = duration_text(appended.time_ms - metadata.as_of_ms)
+        raise Refused(
+            f"the metadata log {metadata.path} is not believed: its newest record, of {_time(metadata.as_of_ms)}, is "
+            f"{age} older than what a broker appended to {appended.path} at {_time(appended.time_ms)}",
+            remedy=_ASSERT_CURRENT,
+        )
+
+
+def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> None:
+    """Topics of `--topic-configs` without a partition here: maybe of other brokers, maybe a typing mistake."""
+    given = configuration.topic_configs.by_topic
+    if not given:
+        return
+    parsed = (names.parse_partition_dir(entry.name) for path in log_dirs for entry in fs.scan_names(path))
+    missing = sorted(given.keys() - {found.topic for found in parsed if found is not None})
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        listed = ", ".join(missing[:_MOST_NAMED])
+        say(f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning")
+
+
+def _value(broker: Mapping[str, Setting], name: str) -> object:
+    return broker[name].value if name in broker else None
+
+
+def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaProperties]:
+    """By the paths of the files."""
+    paths = [os.path.join(log_dir, names.META_PROPERTIES) for log_dir in log_dirs]
+    return {path: parse_meta_properties(fs.read_bytes(path), path) for path in paths if fs.exists(path)}
+
+
+def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
+    """The broker's number, on which its log dirs and its file must agree."""
+    said = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
+    in_file = _value(broker, "node.id")
+    if isinstance(in_file, int):
+        said[in_file] = broker["node.id"].source
+    if len(said) != 1:
+        listed = ", ".join(f"{number} in {where}" for number, where in sorted(said.items()))
+        raise Refused(
+            f"the broker's number differs: {listed}" if said else "no meta.properties names the broker's number",
+            remedy="Give the log dirs of one broker, and with --config the server.properties of the same",
+        )
+    return next(iter(said))

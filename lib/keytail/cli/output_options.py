@@ -1,0 +1,136 @@
+"""The flags that every verb has: what it says on standard error, and how."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import OptionInfo
+
+from keytail.cli.options import RUN, one_of, size_bytes
+from keytail.errors import UsageProblem
+from keytail.limits import MAX_RECORD_VARIABLE
+from keytail.telling import Level, Manner, say, speak
+
+_PANEL = "What is said on standard error"
+
+
+class LogFormat(StrEnum):
+    text = "text"
+    json = "json"
+
+
+_FLAGS = {
+    "quiet": (
+        Annotated[
+            bool,
+            typer.Option("--quiet", "-q", help="Say what is wrong and nothing else.", rich_help_panel=_PANEL),
+        ],
+        False,
+    ),
+    "verbose": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--verbose", "-v", help="A line for each partition and each of its phases, however many.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        False,
+    ),
+    "log_format": (
+        Annotated[
+            LogFormat,
+            typer.Option(
+                "--log-format", metavar="text|json", parser=one_of(LogFormat),
+                help="json: an object a line, with time, level, message and figures, for log collectors.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        LogFormat.text,
+    ),
+}
+
+# The verbs that open record blocks have this one too.
+_OPENING_VERBS = {
+    "compact", "verify", "describe", "lookup", "dump", "audit", "rebuild_index", "expire", "export", "salvage"
+}  # fmt: skip
+_OPENING_FLAGS = {
+    "max_record_bytes": (
+        Annotated[
+            int | None,
+            typer.Option(
+                "--max-record-bytes", metavar="SIZE", parser=size_bytes,
+                help="The largest record, uncompressed, that is held in memory; one beyond it is refused. A task takes "
+                "up to five times as much. Default: 64m.",
+                rich_help_panel=RUN,
+            ),
+        ],
+        None,
+    ),
+}
+
+
+def spoken(verb: Callable[..., None]) -> Callable[..., None]:
+    """Of a verb one that has these flags too, and keeps to them."""
+    opens = verb.__name__ in _OPENING_VERBS
+    hints = get_type_hints(verb, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        for name, (kind, default) in ({**_OPENING_FLAGS, **_FLAGS} if opens else _FLAGS).items()
+    ]
+
+    for one in (*own, *added):
+        _name_no_type(one.annotation)
+
+    def run(
+        *args: Any,
+        quiet: bool = False,
+        verbose: bool = False,
+        log_format: LogFormat = LogFormat.text,
+        max_record_bytes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        speak(Manner(quiet and not verbose, verbose, log_format is LogFormat.json))
+        if quiet and verbose:
+            raise UsageProblem("--quiet and --verbose contradict each other", remedy="Give one of them")
+        if max_record_bytes is not None:
+            os.environ[MAX_RECORD_VARIABLE] = str(max(max_record_bytes, 1))
+        if verbose:
+            _pass_on_logging()
+        verb(*args, **kwargs)
+
+    run.__name__, run.__doc__, run.__module__ = verb.__name__, verb.__doc__, verb.__module__
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
+    return run
+
+
+def _name_no_type(annotation: Any) -> None:
+    """In the help, beside a flag that takes no value: Typer would write <bool>."""
+    kind, *facts = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    for fact in facts:
+        if kind in (bool, bool | None) and isinstance(fact, OptionInfo):
+            fact.metavar = ""
+
+
+class _Told(logging.Handler):
+    """What the standard library's logging is given by keytail, in the manner of the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level: Level = "warning" if record.levelno >= logging.WARNING else "detail"
+        say(f"keytail: {record.getMessage()}", level, logger=record.name)
+
+
+def _pass_on_logging() -> None:
+    logger = logging.getLogger("keytail")
+    logger.setLevel(logging.DEBUG)
+    if not any(isinstance(one, _Told) for one in logger.handlers):
+        logger.addHandler(_Told())
+

@@ -1,0 +1,283 @@
+"""Tells a waiting person how far a run is: a live view on a terminal, lines at a sane pace elsewhere.
+
+Everything goes to standard error, so standard output stays rows only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from keytail.cli.rows import error_console, human_bytes, human_time
+from keytail.errors import visible
+from keytail.run.watching import HERE, DriverAddress, Sign, Watch
+from keytail.telling import manner, say
+
+# So many partitions have a line each when they end; of more, those have one that went wrong or took long.
+EACH_HAS_A_LINE = 100
+LONG_S = 30.0
+# Between two lines that only say how far the run is.
+PACE_S = 30.0
+# How often what is read of a partition: mapped, written, proven, and what was written proven; found, and emitted.
+READ_IN_A_COMPACTION = 3.5
+READ_IN_AN_EXPORT = 2.0
+# What is in flight counts as never quite done: how much a task reads is known only roughly.
+_MOST_OF_ONE = 0.99
+# Of a partition whose tasks are over, while the others of its job go on.
+WAITING = "waiting for others of its job"
+_BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "fail"})
+
+
+@dataclass
+class InFlight:
+    """A partition that somebody works at, as its tasks tell."""
+
+    name: str
+    begun_s: float
+    phase: str = ""
+    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has many
+    open: set[str] = field(default_factory=set)  # attempts
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """Of those in flight, the partition that has most left."""
+
+    name: str
+    phase: str
+    share: float
+    seconds: float
+
+
+class Standing:
+    """How far a run is, from what is told of it. `passes`: how often a partition's bytes are read. Not thread safe."""
+
+    def __init__(self, sizes: Sequence[tuple[str, int]], passes: float) -> None:
+        self.partitions = len(sizes)
+        self.size_bytes = sum(size for _, size in sizes)
+        self.ended = 0
+        self.ended_bytes = 0
+        self._sizes = dict(sizes)
+        self._passes = passes
+        self._in_flight: dict[str, InFlight] = {}
+        self._over: set[str] = set()
+
+    def heard(self, sign: Sign, now_s: float) -> bool:
+        """Whether the partition has come to another phase."""
+        if sign.name in self._over or sign.name not in self._sizes:
+            return False
+        one = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
+        one.read_bytes[sign.attempt] = sign.read_bytes
+        (one.open.discard if sign.is_over else one.open.add)(sign.attempt)
+        phase = sign.phase if one.open else WAITING
+        is_new = bool(phase) and phase != one.phase
+        one.phase = phase or one.phase
+        return is_new and one.phase != WAITING
+
+    def done(self, name: str, size_bytes: int) -> None:
+        self.ended += 1
+        self.ended_bytes += size_bytes
+        self._over.add(name)
+        self._in_flight.pop(name, None)
+
+    @property
+    def done_bytes(self) -> int:
+        """Of the logs, with what is in flight by its share."""
+        in_flight = sum(self._share(one) * self._sizes[one.name] for one in self._in_flight.values())
+        return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
+
+    def slowest(self, now_s: float) -> Slowest | None:
+        if not self._in_flight:
+            return None
+        one = max(self._in_flight.values(), key=lambda one: (1 - self._share(one)) * self._sizes[one.name])
+        return Slowest(one.name, one.phase, self._share(one), now_s - one.begun_s)
+
+    def _share(self, one: InFlight) -> float:
+        expected = self._sizes[one.name] * self._passes
+        return min(sum(one.read_bytes.values()) / expected, _MOST_OF_ONE) if expected else 0.0
+
+
+class Reporter:
+    """Counts partitions and bytes as they end. A context manager; `done` may be called from any thread.
+
+    `sizes` are the names of the partitions with their bytes, which are read `passes` times.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        sizes: Sequence[tuple[str, int]],
+        passes: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.verb = verb
+        self._standing = Standing(sizes, passes)
+        self._clock = clock
+        self._start_s = self._last_line_s = clock()
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._held = contextlib.ExitStack()
+        self._bar: _Live | None = None
+        self._is_live = sys.stderr.isatty() and not (manner().quiet or manner().as_json)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._held.close()
+        with self._lock:
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+
+    def watch(self, driver: DriverAddress = HERE) -> None:
+        """Listen to tasks at `driver`, and show what they tell, until the end.
+
+        It begins threads: whoever forks workers does so before.
+        """
+        if manner().quiet:
+            return
+        with contextlib.suppress(OSError):  # no port to be had: what has ended is told all the same
+            self._held.enter_context(Watch(driver, self.heard))
+        if self._is_live:
+            self._bar = _Live(self._description(), self._standing.size_bytes)
+            self._bar.start()
+        threading.Thread(target=self._go_on, name="progress", daemon=True).start()
+
+    def note(self, text: str) -> None:
+        """A line of its own, such as `starting Spark`."""
+        self._say(f"keytail: {text}")
+
+    def heard(self, sign: Sign) -> None:
+        """What a task tells."""
+        with self._lock:
+            now_s = self._clock()
+            is_new = self._standing.heard(sign, now_s)
+        if is_new:
+            took = human_time(now_s - self._start_s)
+            text = f"keytail: {sign.name}: {sign.phase} (at {took})"
+            self._say(text, "detail", event="phase", partition=sign.name, phase=sign.phase)
+
+    def phase(self, name: str, phase: str) -> None:
+        """What the driver itself does with a partition, after its tasks."""
+        self.heard(Sign(name, "driver", phase, 0))
+
+    def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
+        """A partition has ended, with `status`."""
+        with self._lock:
+            now_s = self._clock()
+            standing = self._standing
+            long = (one := standing.slowest(now_s)) is not None and one.name == name and one.seconds > LONG_S
+            standing.done(name, size_bytes)
+            self._show()
+            counted, seconds = f"[{standing.ended}/{standing.partitions}]", now_s - self._start_s
+        is_bad = status in _BAD
+        has_line = is_bad or manner().verbose or (
+            not self._is_live and (long or standing.partitions <= EACH_HAS_A_LINE)
+        )  # fmt: skip
+        if has_line:
+            tail = f": {detail}" if detail else ""
+            self._say(
+                f"keytail: {counted} {name} {status} ({human_bytes(size_bytes)}, at {human_time(seconds)}){tail}",
+                "warning" if is_bad else "info",
+                event="partition", partition=name, status=status, bytes=size_bytes, seconds=round(seconds, 1),
+            )  # fmt: skip
+        else:
+            self.tell_standing_if_due()
+
+    def tell_standing_if_due(self) -> None:
+        """How far the run is, if nothing has been said for a while."""
+        with self._lock:
+            now_s = self._clock()
+            if self._is_live or now_s - self._last_line_s < PACE_S:
+                return
+            self._last_line_s = now_s  # said by whoever finds it due first
+            standing, slowest = self._standing, self._standing.slowest(now_s)
+            done_bytes, seconds = standing.done_bytes, now_s - self._start_s
+        rate = done_bytes / seconds if seconds else 0.0
+        left_s = (standing.size_bytes - done_bytes) / rate if rate and standing.size_bytes else None
+        text = f"{self.verb}: {standing.ended:,} of {standing.partitions:,} partitions"
+        if standing.size_bytes:
+            text += f", {human_bytes(done_bytes)} of {human_bytes(standing.size_bytes)}, {human_bytes(int(rate))}/s"
+        text += f", {human_time(left_s)} left" if left_s is not None else ""
+        self._say(
+            f"keytail: {text}{f'; {_of(slowest)}' if slowest else ''} (at {human_time(seconds)})",
+            event="progress", verb=self.verb, partitions_done=standing.ended, partitions=standing.partitions,
+            bytes_done=done_bytes, bytes=standing.size_bytes, bytes_per_s=int(rate),
+            seconds_left=None if left_s is None else round(left_s),
+            slowest=None if slowest is None else slowest.name, phase=None if slowest is None else slowest.phase,
+        )  # fmt: skip
+
+    def _say(self, text: str, level: Any = "info", **facts: Any) -> None:
+        with self._lock:
+            if self._bar is not None:
+                if manner().tells(level):
+                    style = "yellow" if level == "warning" else ""
+                    self._bar.console.print(Text(visible(text), style=style), soft_wrap=True)
+                return
+            self._last_line_s = self._clock()
+            say(text, level, **facts)
+
+    def _go_on(self) -> None:
+        while not self._over.wait(0.5):
+            with self._lock:
+                self._show()
+            self.tell_standing_if_due()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            slowest = self._standing.slowest(self._clock())
+            self._bar.show(self._description(), self._standing.done_bytes, _of(slowest) if slowest else "")
+
+    def _description(self) -> str:
+        return f"{self.verb} {self._standing.ended:,}/{self._standing.partitions:,}"
+
+
+def _of(slowest: Slowest) -> str:
+    phase = f"{slowest.phase}, " if slowest.phase else ""
+    return f"slowest: {slowest.name} ({phase}{int(100 * slowest.share)} %, for {human_time(slowest.seconds)})"
+
+
+class _Live(Progress):
+    """One line of figures, and one on what is slowest; gone at the end."""
+
+    def __init__(self, description: str, size_bytes: int) -> None:
+        self._line = ""
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=error_console(),
+            transient=True,
+            expand=True,
+            speed_estimate_period=60.0,
+        )
+        self._task = self.add_task(escape(description), total=max(size_bytes, 1), rate="")
+
+    def show(self, description: str, done_bytes: int, line: str) -> None:
+        speed = self.tasks[0].speed
+        rate = f"{human_bytes(int(speed))}/s" if speed else ""
+        self._line = line
+        self.update(self._task, completed=done_bytes, description=escape(description), rate=rate)
+
+    def get_renderables(self) -> Any:
+        yield from super().get_renderables()
+        if self._line:
+            yield Text(visible(f"  {self._line}"), style="dim", no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,167 @@
+"""`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
+
+A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
+at all, beside no log dir. guide/undo-and-salvage.md says how to go on from it ("A partition is damaged"). And
+`--rows-file FILE`: all rows, in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import typer
+from rich.markup import escape
+
+from keytail.cli import rows as show
+from keytail.cli.stopping import Stopped
+from keytail.cli.whole_file import refuse_file, write_whole
+from keytail.errors import CORRUPT_HELP, KeytailError
+from keytail.format import names
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.ended import SparkEnded
+
+BAD = ("refused", "corrupt", "failed", "damaged")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One thing wrong: which bytes of which file, and which offsets; None where that is not known.
+
+    `byte_end` and `offset_end` are those behind the last one.
+    """
+
+    what: str
+    path: str | None
+    byte_position: int | None = None
+    byte_end: int | None = None
+    offset: int | None = None
+    offset_end: int | None = None
+    remedy: str | None = None
+
+
+def place_of(problem: KeytailError) -> Place:
+    return Place(problem.what, problem.path, problem.byte_position, None, problem.offset, None, problem.remedy)
+
+
+@contextlib.contextmanager
+def report(
+    path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
+) -> Iterator[list[Any]]:
+    """The rows that are put into the list are in both files once the verb has ended, by its exit status.
+
+    Of a run that was stopped, or that Spark left, the rows that it has to say are in `rows_file`. UsageProblem, before
+    anything is done, for a path in a log dir, or where no file can be made.
+    """
+    rows: list[Any] = []
+    for flag, file in (("--quarantine-report", path), ("--rows-file", rows_file)):
+        if file is not None:
+            refuse_file(fs, file, log_dirs, flag)
+
+    def write_rows(told: Sequence[Any]) -> None:
+        if rows_file is not None:
+            _write("the file of rows", rows_file, lambda file: show.write_json(told, file))
+
+    try:
+        yield rows
+    except typer.Exit as ended:
+        with contextlib.ExitStack() as both:  # the one is written also where the other cannot be
+            if ended.exit_code:  # what the run did says more than a file that is missing
+                both.push(lambda kind, *_: kind is typer.Exit)
+            if path is not None:
+                entries = [entry(fs, row) for row in rows if row.status in BAD]
+                both.callback(_write, "the quarantine report", path, lambda file: _dump(entries, file))
+            both.callback(write_rows, rows)
+        raise
+    except (SparkEnded, Stopped) as ended:
+        if ended.rows is not None:
+            with contextlib.suppress(typer.Exit):  # it has said what it could not write
+                write_rows(ended.rows)
+        raise
+
+
+def _dump(entries: Sequence[dict[str, Any]], file: TextIO) -> None:
+    json.dump(entries, file, indent=2)
+    file.write("\n")
+
+
+def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
+    """typer.Exit of status 1, once told, where that fails."""
+    try:
+        write_whole(path, write)
+    except (KeytailError, OSError) as problem:
+        text = f"{what} could not be written: {problem}"
+        show.tell(f"[bold red]keytail:[/] {escape(text)}", "error")
+        raise typer.Exit(1) from problem
+
+
+def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
+    """What the report says of one row."""
+    places = _places(row)
+    helps = []
+    if row.status in ("corrupt", "damaged") and row.topic is not None:
+        helps = [{"how": how, "text": CORRUPT_HELP[how]} for how in what_fits(fs, row, places)]
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "log_dir": row.log_dir,
+        "status": row.status,
+        "error": row.error,
+        "problems": [
+            {
+                "file": place.path,
+                "byte_position": place.byte_position,
+                "byte_end": place.byte_end,
+                "offset": place.offset,
+                "offset_end": place.offset_end,
+                "what": place.what,
+                "remedy": place.remedy,
+            }
+            for place in places
+        ],
+        "helps": helps,
+    }
+
+
+def _places(row: Any) -> list[Place]:
+    """From the findings of an inspection, from the problem of the run, else the row's own words."""
+    findings = getattr(row, "findings", ())
+    found = [
+        Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
+        for f in findings
+        if f["severity"] == "error"
+    ]
+    found += getattr(row, "places", ())
+    if row.problem is not None:
+        found.append(place_of(row.problem))
+    return found or [Place(row.error, None)]
+
+
+def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
+    """Of CORRUPT_HELP: only a tail that a crash tore may be cut; salvage is for what no replica has."""
+    fitting = ["re-fetch"]
+    if _is_torn_tail(fs, row, places):
+        fitting.append("truncate")
+    return [*fitting, "salvage"]
+
+
+def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
+    """Whether all that is wrong lies in the last segment, above the recovery point, of a broker that crashed."""
+    partition = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
+    try:
+        listed = [names.parse_file_name(file.name) for file in fs.scan(partition)]
+        recovery_points = read_offsets(fs, os.path.join(row.log_dir, names.RECOVERY_POINT_CHECKPOINT))
+        clean = fs.exists(os.path.join(row.log_dir, names.CLEAN_SHUTDOWN))
+    except (KeytailError, OSError):
+        return False
+    bases = [file.base_offset for file in listed if file.suffix == names.LOG and file.kind == "live"]
+    if clean or not bases:
+        return False
+    last = os.path.join(partition, names.segment_file(max(base for base in bases if base is not None), names.LOG))
+    point = recovery_points.get((row.topic, row.partition), 0)
+    return all(place.path == last and (place.offset is None or place.offset >= point) for place in places)

@@ -1,0 +1,258 @@
+"""How results look: a JSON array for programs, a table with totals and next steps for people.
+
+Rows go to standard output, all else (progress, notes, errors) to standard error. What a person is told goes through
+these consoles or `telling.say`, which show control characters and do not send them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from keytail.errors import visible
+from keytail.run.rows import ResultRow
+from keytail.telling import Level, manner, say, standard_error
+
+# Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
+_PLAIN_WIDTH = 160
+MOST_DRAWN = 1000
+NOT_TOLD = ("problem", "places", "recorded", "detail")
+_STYLES = {
+    "compacted": "green",
+    "would-compact": "green",
+    "sound": "green",
+    "alike": "green",
+    "rebuilt": "green",
+    "expired": "green",
+    "would-expire": "green",
+    "would-rebuild": "bold yellow",
+    "undone": "green",
+    "would-undo": "green",
+    "forgotten": "green",
+    "would-forget": "bold yellow",
+    "salvaged": "green",
+    "would-salvage": "bold yellow",
+    "done": "green",
+    "partly": "bold yellow",
+    "interrupted": "bold yellow",
+    "maintained": "green",
+    "would-maintain": "bold yellow",
+    "ok": "green",
+    "warn": "bold yellow",
+    "fail": "bold red",
+    "skipped": "yellow",
+    "refused": "bold yellow",
+    "suspect": "bold yellow",
+    "damaged": "bold red",
+    "differs": "bold red",
+    "corrupt": "bold red",
+    "failed": "bold red",
+}
+
+
+def error_console() -> Console:
+    return _console(sys.stderr, standard_error())
+
+
+def output_console() -> Console:
+    return _console(sys.stdout, sys.stdout)
+
+
+class _Visible(Console):
+    """Shows the control characters of names; styles are markup, which makes its own."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(_visible_lines(text), **options)
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def tell(markup: str, level: Level = "info") -> None:
+    """What a person is to know beside the rows, on standard error, with styles; a paragraph of its own."""
+    if manner().as_json:
+        if markup:
+            say(Text.from_markup(markup, emoji=False).plain, level)
+    elif manner().tells(level):
+        error_console().print(markup, soft_wrap=True)
+
+
+def _console(stream: Any, file: TextIO) -> Console:
+    """That writes to `file`, which is `stream` or wraps it."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
+    return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+def print_json(rows: Iterable[Any]) -> None:
+    write_json(rows, sys.stdout)
+
+
+def write_json(rows: Iterable[Any], file: TextIO) -> None:
+    """But for fields that `error` has in words (run/rows.py)."""
+    rows = list(rows)
+    told = ({name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD} for row in rows)
+    if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
+        encode = json.JSONEncoder(default=asdict).encode
+        for number, row in enumerate(told):
+            file.write(f"{',' if number else '['}\n{encode(row)}")
+        file.write("\n]\n")
+    else:
+        json.dump(list(told), file, indent=2, default=asdict)
+        file.write("\n")
+    file.flush()
+
+
+def human_bytes(size: int | None) -> str:
+    """As `1.2 GiB`; an unknown size is empty."""
+    if size is None:
+        return ""
+    if abs(size) < 1024:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if abs(value) < 1023.95 or unit == "TiB":
+            break
+    return f"{value:.1f} {unit}"
+
+
+def human_seconds(start_ms: int | None, end_ms: int | None) -> str:
+    if start_ms is None or end_ms is None:
+        return ""
+    return human_time(max(end_ms - start_ms, 0) / 1000)
+
+
+def human_time(seconds: float) -> str:
+    """As `0.4 s` or `3 min 20 s`."""
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def change(before: str, after: str) -> str:
+    if not after or before == after:
+        return before
+    return f"{before} -> {after}"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def styled(status: str) -> str:
+    style = _STYLES.get(status)
+    return f"[{style}]{status}[/]" if style else status
+
+
+def print_table(rows: Sequence[ResultRow], title: str) -> None:
+    """One line a partition, the reasons below, then totals."""
+    many_dirs = len({row.log_dir for row in rows}) > 1
+    is_plan = any(row.way for row in rows)
+    numbers = ("offsets to clean", "way", "expected", "scratch") if is_plan else ("records", "offsets to clean", "took")
+    names = ("partition", *(["log dir"] if many_dirs else []), "status", "segments", "log size", *numbers)
+    lines = []
+    for row in rows:
+        dirty = ""
+        if row.status in ("would-compact", "compacted"):
+            dirty = f"{row.first_dirty_offset}..{row.end_dirty_offset}"
+        start = [row.name, *([row.log_dir] if many_dirs else []), row.status]
+        sizes = [
+            change(_count(row.segments_before), _count(row.segments_after)),
+            change(human_bytes(row.bytes_before), human_bytes(row.bytes_after)),
+        ]
+        if is_plan:
+            seconds = "" if row.expected_s is None else human_time(row.expected_s)
+            rest = [dirty, row.way or "", seconds, human_bytes(row.expected_scratch_bytes)]
+        else:
+            records = change(_count(row.records_before), _count(row.records_after))
+            rest = [records, dirty, human_seconds(row.start_ms, row.end_ms)]
+        lines.append([*start, *sizes, *rest])
+    print_lines(title, names, lines, start=len(names) - len(numbers) - 2)
+    print_reasons([(row.name, row.status, reason) for row in rows if (reason := _reason(row))])
+    print_totals(rows)
+
+
+def _reason(row: ResultRow) -> str:
+    held = ""
+    if row.removal_limit_replica is not None:
+        held = (
+            f"tombstones and markers from offset {row.removal_limit_offset} on stay: replica "
+            f"{row.removal_limit_replica} has not been cleaned further"
+        )
+    return "; ".join(text for text in (row.error, held) if text)
+
+
+def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:
+    """The first `start` columns are words, the last of them the status; the others are numbers."""
+    if len(lines) > MOST_DRAWN:
+        _print_plainly(title, names, lines)
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, name in enumerate(names):
+        justify: Any = "left" if number < start or name == "way" else "right"
+        table.add_column(name, justify=justify, overflow="ellipsis" if number == start - 1 else "fold")
+    for line in lines:
+        cells = [styled(cell) if number == start - 1 else escape(cell) for number, cell in enumerate(line)]
+        table.add_row(*cells)
+    output_console().print(table)
+
+
+def _print_plainly(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table that is drawn takes half a millisecond a line."""
+    shown = [[visible(cell) for cell in line] for line in (names, *lines)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    output_console()  # sets how names that are no text are written
+    sys.stdout.write(f"{title}\n")
+    for line in shown:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write("  ".join(padded).rstrip() + "\n")
+    sys.stdout.flush()
+
+
+def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
+    """`partition status: reason`, in full, most serious first."""
+    order = {"corrupt": 0, "failed": 1, "damaged": 2, "refused": 3}
+    if not reasons:
+        return
+    console = output_console()
+    console.print()
+    reasons = sorted(reasons, key=lambda item: order.get(item[1], 9))
+    if len(reasons) > MOST_DRAWN:
+        sys.stdout.writelines(f"{_visible_lines(f'{name} {status}: {reason}')}\n" for name, status, reason in reasons)
+        sys.stdout.flush()
+        return
+    for name, status, reason in reasons:
+        console.print(f"{escape(name)} {styled(status)}: {escape(reason)}", soft_wrap=True)
+
+
+def print_totals(rows: Sequence[ResultRow]) -> None:
+    console = output_console()
+    counts = Counter(row.status for row in rows)
+    parts = [f"{number} {styled(status)}" for status, number in counts.most_common()]
+    text = "No partitions."
+    if rows:
+        text = f"{len(rows)} partition{'s' if len(rows) != 1 else ''}: {', '.join(parts)}."
+    done = [row for row in rows if row.status == "compacted"]
+    if done:
+        before = sum(row.bytes_before or 0 for row in done)
+        after = sum(row.bytes_after or 0 for row in done)
+        saved = f" ({100 * (before - after) / before:.0f} % less)" if before else ""
+        text += f" Compacted: {human_bytes(before)} -> {human_bytes(after)}{saved}"
+        records = sum((row.records_before or 0) - (row.records_after or 0) for row in done)
+        text += f", {records:,} records removed."
+    would = [row for row in rows if row.status == "would-compact"]
+    if would:
+        text += f" To rewrite: up to {human_bytes(sum(row.bytes_before or 0 for row in would))}."
+    console.print()
+    console.print(text, soft_wrap=True)

@@ -1,0 +1,50 @@
+"""Topics whose `segment.bytes` is allowed before Kafka 4.1 only: 4.1 and later do not start on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+from keytail.cli.selection import Configuration
+from keytail.config.keys import SEGMENT_BYTES_OF_4_1
+from keytail.errors import KeytailError
+
+_SETTING = "segment.bytes"
+_MOST_NAMED = 10
+REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMENT_BYTES_OF_4_1} or more"
+
+
+def small_segments(configuration: Configuration) -> str:
+    """Which topics, or the broker for those without a value of their own, have too small a value; empty if none."""
+    found = list(_found(configuration))
+    if not found:
+        return ""
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return (
+        f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {', '.join(found[:_MOST_NAMED])}{more}; Kafka 4.1 and "
+        "later do not start with it"
+    )
+
+
+def _found(configuration: Configuration) -> Iterator[str]:
+    for topic in ("", *sorted(_candidates(configuration))):
+        with contextlib.suppress(KeytailError):  # a wrong value of another setting, which its own rows report
+            setting = configuration.of(topic).settings[_SETTING]
+            if isinstance(setting.value, int) and setting.value < SEGMENT_BYTES_OF_4_1:
+                default = f"topics without a value of their own ({setting.source})"
+                yield f"{topic} ({setting.value})" if topic else default
+
+
+def _candidates(configuration: Configuration) -> set[str]:
+    """Topics with a small value in any layer: of 100,000 topics mostly none, so that few are resolved."""
+    cluster = configuration.cluster.metadata if configuration.cluster is not None else None
+    topics: set[str] = set()
+    if cluster is not None:
+        topics |= {topic for topic, own in cluster.topic_configs.items() if _is_small(own.get(_SETTING, ()))}
+    given = configuration.topic_configs.by_topic
+    topics |= {topic for topic, own in given.items() if _SETTING in own and _is_small([own[_SETTING].text])}
+    return topics | {topic for topic, own in configuration.command_line.by_topic.items() if _SETTING in own}
+
+
+def _is_small(texts: Iterable[str | None]) -> bool:
+    return any(text is not None and text.strip().isdecimal() and int(text) < SEGMENT_BYTES_OF_4_1 for text in texts)

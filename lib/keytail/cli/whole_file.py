@@ -1,0 +1,100 @@
+"""Files that a flag names and a run writes at its end: beside no broker's files, and whole or not at all.
+
+A file gets its name by a rename, which puts it in the place of whatever has that name. So only a regular file, or
+nothing, may be there: of `/dev/null` root would make a plain file, of `/dev/stdout` or a named pipe nobody would ever
+read, and a link would be replaced rather than the file that it leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from keytail.acting_user import as_caller
+from keytail.cli.outside import refuse_below_log_dir
+from keytail.errors import Refused, UsageProblem
+from keytail.log.fs import LOCAL, FileSystem
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
+_REMEDY = "Give a new name, or that of a regular file; rows on standard output are --output json"
+
+
+def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
+    """UsageProblem where two flags, each with the file that it was given, name the same file: the last would stay."""
+    flags: dict[str, str] = {}
+    for flag, path in files.items():
+        if path is not None and (other := flags.setdefault(os.path.realpath(path), flag)) != flag:
+            raise UsageProblem(f"{other} and {flag} are the same file", path=path, remedy="Give each a file of its own")
+
+
+@as_caller()
+def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
+    """UsageProblem for a path in a log dir, one of `log_dirs` or another, one of something other than a regular file,
+    or where no file can be made."""
+    directory = os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([directory, log_dir]) == log_dir:
+            raise UsageProblem(
+                f"{flag} lies in a log dir, where a broker would stumble over it",
+                path=path,
+                remedy="Give a file somewhere else",
+            )
+    refuse_below_log_dir(fs, directory, flag)
+    if kind := _not_a_regular_file(path):
+        raise UsageProblem(f"{flag} would replace {kind}", path=path, remedy=_REMEDY)
+    if not os.path.basename(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageProblem(f"{flag} cannot be written", path=path, remedy="Give a file in a directory that exists")
+
+
+def _not_a_regular_file(path: str, directory: int | None = None) -> str:
+    """What has this name, in words; empty for a regular file, and where nothing has it."""
+    try:
+        mode = os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something that is no regular file")
+
+
+@as_caller()
+def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
+    """What `write` gives a file: a temporary one beside it, durable, then its name. Where that fails none is left.
+
+    Refused where something other than a regular file has the name by then, UsageProblem where its directory is in a
+    log dir by then.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    directory = os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        refuse_below_log_dir(LOCAL, os.path.realpath(f"/proc/self/fd/{directory}"), "the file")
+        _write_in(directory, name, path, write)
+    finally:
+        os.close(directory)
+
+
+def _write_in(directory: int, name: str, path: str, write: Callable[[TextIO], object]) -> None:
+    temporary = f"{name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(
+            temporary, "x", encoding="utf-8", opener=lambda file, flags: os.open(file, flags, 0o666, dir_fd=directory)
+        ) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if kind := _not_a_regular_file(name, directory):
+            raise Refused(f"there is {kind} of this name now, which the file would replace", path=path, remedy=_REMEDY)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise

@@ -1,0 +1,184 @@
+"""Which partitions of a compaction are begun next, and the room that is kept for what they write.
+
+Largest first, small ones packed. What does not fit beside what is in flight waits; what fits nowhere goes in rounds,
+alone on its file system. Not thread safe: the caller holds its own lock.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.log.fs import FileSystem
+from keytail.run.memory import map_memory_bytes
+from keytail.run.storage import ScratchSpace
+from keytail.undo.keeper import Keeper
+
+# A killed run loses the bundles in flight: small enough not to regret, large enough to hide a job's 0.1 s.
+BUNDLE_BYTES = 1 << 30
+BUNDLE_PARTITIONS = 64
+# Where no job has to be hidden, a bundle saves rewriting checkpoints; so many for each core keep all cores busy.
+_BUNDLES_A_CORE = 8
+# In flight. Each has a thread of the driver and two sockets, of the 1,024 descriptors that a process mostly has.
+MOST_BUNDLES = 256
+
+
+@dataclass(frozen=True)
+class BundleSize:
+    """A bundle is full at `BUNDLE_BYTES`, but has `least` partitions, if there are, and never more than `most`."""
+
+    least: int = 1
+    most: int = BUNDLE_PARTITIONS
+
+    @classmethod
+    def of(cls, partitions: int, parallel: int, *, jobs_cost: bool) -> BundleSize:
+        """For so many partitions, of which `parallel` can be cleaned at a time: with `MOST_BUNDLES`, that many are."""
+        least = -(-_in_flight(parallel) // MOST_BUNDLES)
+        if jobs_cost:
+            return cls(least, max(BUNDLE_PARTITIONS, least))
+        return cls(1, max(1, min(BUNDLE_PARTITIONS, partitions // (_BUNDLES_A_CORE * parallel))))
+
+
+def bundles_in_flight(partitions: int, parallel: int) -> int:
+    """One for each task that can run, and a quarter more that are being installed meanwhile."""
+    return min(_in_flight(parallel), partitions, MOST_BUNDLES)
+
+
+def _in_flight(parallel: int) -> int:
+    return parallel + parallel // 4 + 1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`needs`: bytes by file system that are reserved for it."""
+
+    tasks: list[CleaningTask]
+    needs: Mapping[int, int]
+
+
+class Waiting:
+    """The partitions that nobody has begun."""
+
+    def __init__(
+        self,
+        tasks: Iterable[CleaningTask],
+        size: BundleSize,
+        space: ScratchSpace,
+        fs: FileSystem,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self._size, self._space, self._fs, self._keeper = size, space, fs, keeper
+        sized = [(scratch_bytes(task), task) for task in tasks]
+        self._tasks = sorted(sized, key=lambda one: one[0], reverse=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._tasks)
+
+    def take(self) -> Bundle | None:
+        """One large partition or many small ones, with their space reserved; None while there is no room for any."""
+        bundle = self._fitting() or self._in_rounds()
+        if bundle is not None:
+            self._space.reserve(bundle.needs)
+        return bundle
+
+    def release(self, bundle: Bundle) -> None:
+        self._space.release(bundle.needs)
+
+    def take_all(self) -> list[CleaningTask]:
+        """Those that will not be begun."""
+        tasks = [task for _, task in self._tasks]
+        self._tasks = []
+        return tasks
+
+    def refusal(self, task: CleaningTask) -> KeytailError:
+        """Why a partition cannot be rewritten even alone."""
+        if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
+            return self._keeper.refusal(task)
+        what = "the partition" if task.out_of_place else "the largest group of segments"
+        return self._space.refusal(self._device(task), _least_bytes(task), what)
+
+    def _fitting(self) -> Bundle | None:
+        taken: list[int] = []  # places in the list
+        needs: dict[int, int] = {}
+        size = at = 0
+        while at < len(self._tasks) and len(taken) < self._size.most:
+            need, task = self._tasks[at]
+            if taken and task.fan_out == "always":
+                break
+            if len(taken) >= self._size.least and size + need > BUNDLE_BYTES:
+                at = bisect_left(self._tasks, size - BUNDLE_BYTES, lo=at, key=lambda one: -one[0])
+                continue  # at the largest that fits
+            more = self._needs(task, need, needs)
+            if self._space.fits(more):
+                taken.append(at)
+                needs, size = more, size + need
+                if (size >= BUNDLE_BYTES and len(taken) >= self._size.least) or task.fan_out == "always":
+                    break
+            at += 1
+        if not taken:
+            return None
+        tasks = [self._tasks[place][1] for place in taken]
+        for place in reversed(taken):
+            del self._tasks[place]
+        return Bundle(tasks, needs)
+
+    def _in_rounds(self) -> Bundle | None:
+        """The largest partition whose file system no other takes room of; it gets all that there is."""
+        for place, (need, task) in enumerate(self._tasks):
+            device = self._device(task)
+            if self._space.reserved_bytes.get(device):
+                continue
+            bound = self._space.for_rounds(device, _least_bytes(task))
+            if bound is None:
+                continue
+            if self._keeper is not None:
+                if not self._has_room_for_copies(self._keeper, task):
+                    continue
+                if self._space.device(self._keeper.originals.directory) == device:
+                    bound = min(bound, self._fs.free_bytes(task.partition_path) - self._keeper.copy_bytes(task))
+            del self._tasks[place]
+            alone = replace(task, max_scratch_bytes=bound)
+            return Bundle([alone], self._needs(alone, need, {}))
+        return None
+
+    def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
+        """By file system, with those of the tasks before it."""
+        needs = dict(before)
+        device = self._device(task)
+        needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
+        if self._keeper is not None:
+            device = self._space.device(self._keeper.originals.directory)
+            needs[device] = needs.get(device, 0) + self._keeper.copy_bytes(task)
+        return needs
+
+    def _has_room_for_copies(self, keeper: Keeper, task: CleaningTask) -> bool:
+        device = self._space.device(keeper.originals.directory)
+        scratch = _least_bytes(task) if device == self._device(task) else 0
+        return keeper.has_room(task, self._space.reserved_bytes.get(device, 0), scratch)
+
+    def _device(self, task: CleaningTask) -> int:
+        return _device_of(self._space, task)
+
+
+def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
+    """With the space that there is now; what was replaced has mostly freed some. Refused where that is too little."""
+    device, least = _device_of(space, task), _least_bytes(task)
+    bound = space.for_rounds(device, least)
+    if bound is None:
+        raise space.refusal(device, least)
+    return replace(task, max_scratch_bytes=bound)
+
+
+def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
+    return space.device(os.path.dirname(task.scratch_path))
+
+
+def _least_bytes(task: CleaningTask) -> int:
+    """What the largest group may write."""
+    memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is less
+    return least_scratch_bytes(replace(task, map_memory_bytes=memory))

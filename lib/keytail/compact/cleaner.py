@@ -1,0 +1,285 @@
+"""The story of one partition: map the dirty section, decide, write new segments, prove them, replace.
+
+`clean_partition` reads and writes scratch files only and may run anywhere that sees the directory, as often
+as it likes; `install` gives what it wrote the names that a broker reads, and is the driver's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from keytail.compact.handing_on import hand_on, take_over
+from keytail.compact.hottest_keys import count_keys
+from keytail.compact.plan import segments_between
+from keytail.compact.producers import ActiveProducers
+from keytail.compact.proof.keys import table_bytes
+from keytail.compact.proof.prove import ProofReport, prove
+from keytail.compact.proof.state import PartOfProof, ProofSoFar
+from keytail.compact.reading import PhaseClock, active_producers, read_log, refuse_keyless
+from keytail.compact.rewrite import Counts, Rewriter
+from keytail.compact.rounds import rewrite_groups
+from keytail.compact.survivors import Survivors
+from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, HandedOn, Totals, result_of
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.kernels.native import HASH_NAME
+from keytail.log.directory import Directory
+from keytail.log.freeing import Freeing
+from keytail.log.fs import FileSystem
+from keytail.log.partition import refuse_changed
+from keytail.log.replace import CleanFile, GroupOutput, commit_group
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader
+from keytail.log.transactions import Transactions
+from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
+
+
+def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
+    """Write what is to replace the segments below the end offset, or a round of it, and prove it.
+
+    Raises CorruptLog or Refused with every scratch file of this attempt gone again. Memory: the map, and less than
+    512 MiB beside it whatever the segments' size.
+    """
+    clock = PhaseClock()
+    check_sources(fs, task)
+    check_hash(task)
+    reader = SegmentReader(fs)
+
+    findings = _findings(fs, task, reader, clock)
+    survivors, producers = findings.survivors, findings.producers
+    key_counts = None
+    if survivors.offset_map.is_counting:
+        with clock.phase("hottest keys"):
+            key_counts = count_keys(fs, task, reader, survivors)
+    _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
+    writer = output_writer(fs, task, findings.transactions)
+    made: list[CleanFile] = []
+    try:
+        with clock.phase("write"):
+            rewriter = make_rewriter(task, reader, findings)
+            limit = _round_limit(task, survivors)
+            numbers = (task.first_segment, end)
+            stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
+            refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
+            is_last = stop == len(task.segments)
+            groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
+        untouched_records = findings.unread_records + survivors.records_from(end)
+        totals = _totals(task, survivors, groups, counts, writer)
+        result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
+        result = replace(result, sources=tuple(one for one in rewriter.sources.values() if one.segment < stop))
+        known = task.handed_on.survivors if task.handed_on else None
+        if stop < end and known is None:
+            if task.segments[stop].base_offset >= task.first_dirty_offset:
+                survivors.forget_map()
+            known = hand_on(fs, task, names.SURVIVORS, findings)
+            made.append(known)
+        # The proof needs a table as large as the map: one of them at a time.
+        del survivors, rewriter, findings
+        with clock.phase("prove"):
+            so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
+        if known is not None and stop < end:
+            proof = hand_on(fs, task, names.PROOF, so_far)
+            made.append(proof)
+            result = replace(result, rest=HandedOn(stop, known, proof, totals))
+    except BaseException:
+        writer.discard()
+        for file in made:
+            with contextlib.suppress(OSError):  # the first error is the one to be told
+                fs.unlink(os.path.join(task.scratch_path, file.name))
+        raise
+    return replace(result, phases_s=clock.seconds, key_counts=key_counts)
+
+
+def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
+    """What goes on where `result`, all of whose groups are installed, left off."""
+    if isinstance(result.rest, FannedOut):
+        return replace(task, fanned_out=result.rest)
+    return replace(task, handed_on=result.rest)
+
+
+def install(
+    fs: FileSystem,
+    task: CleaningTask,
+    result: CleaningResult,
+    on_group: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Replace the sources by what `clean_partition` wrote, group by group, in ascending order.
+
+    The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
+    `on_group` hears of each that is done. Once `stopped()` no other begins. What the sources took is free at the end.
+    """
+    check_sources(fs, task)
+    directory = Directory(fs, task.partition_path)
+    with Freeing(fs) as freeing:
+        for group in result.groups:
+            if stopped():
+                return
+            commit_group(fs, task.partition_path, group, freeing.unlink, directory)
+            on_group()
+
+
+def check_sources(fs: FileSystem, task: CleaningTask) -> None:
+    """Those that are not replaced yet must be the files that were planned with."""
+    for segment in task.segments[task.first_segment :]:
+        path = task.path(segment.base_offset, names.LOG)
+        refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
+
+
+def check_hash(task: CleaningTask) -> None:
+    if task.hash_name != HASH_NAME:
+        raise Refused(
+            f"the run was planned with hash {task.hash_name}, but host {os.uname().nodename} has {HASH_NAME}",
+            remedy="Install the same versions of keytail and xxhash on every host",
+        )
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What holds for all rounds of a cleaning. `unread_records`: in segments that the map did not reach."""
+
+    survivors: Survivors
+    transactions: Transactions
+    producers: ActiveProducers
+    unread_records: int
+
+
+def _findings(
+    fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock
+) -> Findings:
+    """Of a pass over the log, or from the first round: once a group is replaced, the log would tell another story."""
+    if task.handed_on is not None:
+        with clock.phase("take over"):
+            findings: Findings = take_over(fs, task, task.handed_on.survivors)
+        return findings
+    survivors, transactions, unread_records = read_log(fs, task, reader, clock)
+    return Findings(survivors, transactions, active_producers(fs, task, reader), unread_records)
+
+
+def make_rewriter(
+    task: CleaningTask, reader: SegmentReader, findings: Findings, *, bits_from_offset: int | None = None
+) -> Rewriter:
+    """`bits_from_offset`: where bits begin to decide, if not with the dirty section."""
+    return Rewriter(
+        reader,
+        RecordScanner(),
+        findings.survivors,
+        findings.transactions,
+        findings.producers,
+        seed=task.hash_seed,
+        first_dirty_offset=task.first_dirty_offset if bits_from_offset is None else bits_from_offset,
+        first_uncleanable_offset=task.first_uncleanable_offset,
+        now_ms=task.now_ms,
+        delete_retention_ms=task.config.delete_retention_ms,
+        file_horizon_ms=_file_horizon_ms(task),
+        removal_limit_offset=task.removal_limit_offset,
+        max_message_bytes=task.config.max_message_bytes,
+        message_format=task.message_format,
+        by_file_time=task.by_file_time,
+    )
+
+
+def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
+    """Bytes of outputs that a round may write: what is left beside the files that it hands on."""
+    if task.max_scratch_bytes is None or task.out_of_place is not None:
+        return None
+    if task.handed_on:  # of the proof: the last round's and this one's
+        kept = task.handed_on.survivors.size_bytes + 2 * task.handed_on.proof.size_bytes
+    else:
+        kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # at most
+    return max(0, task.max_scratch_bytes - kept)
+
+
+def _file_horizon_ms(task: CleaningTask) -> int:
+    """The time of a file up to which its tombstones are removed: of magic 0 and 1, which have no horizon of their own,
+    and with `by_file_time` of all."""
+    a, b = segments_between(task.segments, 0, task.first_dirty_offset)
+    if a == b:
+        return 0
+    return task.segments[b - 1].log_mtime_ns // 1_000_000 - task.config.delete_retention_ms
+
+
+def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
+    config = task.config
+    # Kafka sizes groups before cleaning and takes what comes; measured outputs keep the limit.
+    segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES
+    limits = Limits(segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
+    return OutputWriter(
+        fs, task.partition_path, task.run_id, task.attempt, limits, transactions.index_bytes,
+        scratch_path=task.scratch_path, like_of=partial(task.like, fs),
+    )  # fmt: skip
+
+
+def _totals(
+    task: CleaningTask, survivors: Survivors, groups: tuple[GroupOutput, ...], counts: Counts, writer: OutputWriter
+) -> Totals:
+    """Those of the rounds before, and of this one."""
+    before = task.handed_on.totals if task.handed_on else Totals(keys=survivors.offset_map.used)
+    return Totals(
+        keys=before.keys,
+        groups=before.groups + len(groups),
+        segments=before.segments + sum(len(group.segments) for group in groups),
+        bytes=before.bytes + writer.size_bytes,
+        records=before.records + writer.records,
+        records_read=before.records_read + counts.records_read,
+        tombstones_removed=before.tombstones_removed + counts.tombstones_removed,
+        markers_removed=before.markers_removed + counts.markers_removed,
+        limits_met=before.limits_met + writer.splits,
+        large_batches=before.large_batches + counts.large_batches,
+    )
+
+
+def _prove(
+    fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
+) -> ProofSoFar | None:
+    """What the next round's proof goes on with, if there is one."""
+    so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
+    report = prove_for(
+        fs, task, result.groups, producers, end_offset=result.end_offset, round_of=round_of, so_far=so_far,
+        expected_keys=result.keys,
+    )  # fmt: skip
+    return report.so_far
+
+
+def prove_for(
+    fs: FileSystem,
+    task: CleaningTask,
+    groups: Sequence[GroupOutput],
+    producers: ActiveProducers,
+    *,
+    end_offset: int,
+    round_of: tuple[int, int],
+    so_far: ProofSoFar | None = None,
+    part: PartOfProof | None = None,
+    expected_keys: int = 0,
+) -> ProofReport:
+    """`prove` with what the task says."""
+    return prove(
+        fs,
+        task.partition_path,
+        task.segments,
+        groups,
+        first_dirty_offset=task.first_dirty_offset,
+        end_offset=end_offset,
+        first_uncleanable_offset=task.first_uncleanable_offset,
+        now_ms=task.now_ms,
+        delete_retention_ms=task.config.delete_retention_ms,
+        index_interval_bytes=task.config.index_interval_bytes,
+        drop_keyless=task.drop_keyless,
+        memory_bytes=task.map_memory_bytes,
+        log_start_offset=task.log_start_offset,
+        segment_index_bytes=task.config.segment_index_bytes,
+        active_producers=(producers.ids, producers.last_data_offsets, producers.epochs),
+        round_of=round_of,
+        so_far=so_far,
+        part=part,
+        expected_keys=expected_keys,
+        removal_limit_offset=task.removal_limit_offset,
+        scratch_path=task.scratch_path,
+        keep_magic=task.message_format == "keep",
+        by_file_time=task.by_file_time,
+    )

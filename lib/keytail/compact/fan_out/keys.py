@@ -1,0 +1,252 @@
+"""The second stage of a fan-out: key runs of slices, split into shards by hash, and what each shard makes of them.
+
+Records of the dirty section that the map would take are *put*: of each key the last one of a slice travels. All others
+whose key decides about them are *probed*: those before the dirty section, and data that is aborted to the map alone
+(CLEANING.md 11.4). A shard has all puts and probes of its keys. One rule holds for both: a record survives unless a
+newer one of its key was put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keytail.compact.fan_out.bits import BitsWriter, ShardBits
+from keytail.compact.fan_out.slices import Cell, Settled, SliceFacts
+from keytail.compact.handing_on import take_over
+from keytail.compact.offset_map import COUNT, LOAD_FACTOR, SLOT_BYTES, OffsetMap
+from keytail.compact.plan import segments_between
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.kernels import fan_out as kernels
+from keytail.kernels.rewrite import note_nulls
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile
+from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.stride import SegmentReader, Stride
+from keytail.values import from_bytes, to_bytes
+
+MOST_SHARDS = 1 << 14
+_PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
+_KIND_BITS = 60
+_SLICE_BITS = 32
+_RUN = 1 << 20  # keys that are split into shards at a time: 24 MiB, and as much again for what comes of it
+_LEAST_RUN = 1 << 10
+_DEDUP_BYTES = 12 << 20  # stays within a cache, so that keys of a slice that come once cost little
+
+
+@dataclass(frozen=True)
+class ScanPart:
+    task: CleaningTask
+    facts: SliceFacts
+    number: int
+    settled: CleanFile
+    shards: int
+
+
+def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
+    """So many that the keys of each fit into the memory of a map, were all keys of the dirty section different.
+
+    And those of the proof, whose table is larger, and what survives of a shard in front of the dirty section.
+    """
+    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    dirty = sum(facts.records for facts in slices if first <= facts.segment < end)
+    # The proof's slots hold at most 0.75; hashes spread a few percent unevenly.
+    keys = max(1, int(task.map_memory_bytes * 2 / (3 * SLOT_BYTES) * 0.75 * 0.85))
+    return min(MOST_SHARDS, max(1, -(-dirty // keys)))
+
+
+class _Run:
+    """Keys on their way to the shards: arrays that are split when they are full.
+
+    `counting`: they come out of maps that count, and go with how many records each stands for.
+    """
+
+    def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
+        room = max(_LEAST_RUN, min(_RUN, memory_bytes // (6 * _item_bytes(counting=counting))))
+        self._order = kind << _KIND_BITS | number << _SLICE_BITS
+        self._starts = np.zeros(shards + 1, np.int64)
+        self._arrays = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
+        self._sorted = [np.empty(room, dtype) for dtype in (np.uint64, np.uint64, np.int64)]
+        self._times, self._sorted_times = (np.empty(room if counting else 0, COUNT) for _ in range(2))
+        self._filled = 0
+
+    def take(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> Iterator[Cell]:
+        """Items with an ordinal below 0 are none."""
+        i = 0
+        while True:
+            i, self._filled = kernels.gather(low, high, ordinals, n, i, *self._arrays, self._filled)
+            if i == n:
+                return
+            yield from self.give()
+
+    def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
+        """All that is in a map whose hashes have their words swapped; it is empty then."""
+        i = 0
+        low, high, ordinals = self._arrays
+        while True:
+            i, self._filled = kernels.drain(
+                offset_map.slots, offset_map.counts, i, high, low, ordinals, self._times, self._filled
+            )
+            if i == len(offset_map.slots):
+                offset_map.used = 0
+                return
+            yield from self.give()
+
+    def give(self) -> Iterator[Cell]:
+        """A cell for each shard that has any of the keys so far."""
+        sorted_arrays: list[np.ndarray] = [*self._sorted, self._sorted_times]
+        shards = len(self._starts) - 1
+        kernels.split(*self._arrays, self._times, self._filled, shards, self._starts, *sorted_arrays)
+        self._filled = 0
+        for shard in np.flatnonzero(np.diff(self._starts)):
+            part = slice(self._starts[shard], self._starts[shard + 1])
+            yield Cell(int(shard), self._order, b"".join(array[part].tobytes() for array in sorted_arrays))
+        self._order += 1
+
+
+class _Scan:
+    """One slice under way."""
+
+    def __init__(self, part: ScanPart, settled: Settled) -> None:
+        task = part.task
+        self._task, self._settled = task, settled
+        self._number = part.facts.segment
+        first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+        self._is_dirty = first <= self._number < end
+        memory = task.map_memory_bytes // 2
+        counting = task.hottest_keys > 0
+        self._map = OffsetMap(min(memory, _DEDUP_BYTES), counting=counting)
+        self._puts = _Run(_PUTS, part.number, part.shards, memory, counting=counting)
+        self._probes = _Run(_PROBES, part.number, part.shards, memory)
+        self.nulls = np.zeros((part.facts.batches + 7) // 8, np.uint8)
+        self.keyless = np.array([0, -1, 0, -1], np.int64)
+
+    def wanted(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each batch (bool): is it put, is it probed?"""
+        is_data = ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
+        puts = np.zeros(len(table), bool)
+        if self._is_dirty:
+            puts = is_data & (table["last_offset"] >= self._task.first_dirty_offset)
+            puts &= ~self._settled.aborted_to_map.rows(table)
+        return puts, is_data & ~puts & ~self._settled.transactions.aborted(table)
+
+    def take(self, chunk: Chunk, is_put: np.ndarray, first_ordinal: np.ndarray) -> Iterator[Cell]:
+        n, columns = len(chunk.records), chunk.columns
+        kernels.number_records(
+            chunk.records, n, chunk.opened.from_here(first_ordinal), is_put, self._task.first_dirty_offset,
+            columns.ordinals, columns.found, self.keyless,
+        )  # fmt: skip
+        chunk.hash_keys(self._task.hash_seed)
+        done = 0
+        while True:
+            low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
+            done += self._map.put_all(high, low, ordinals, n - done)  # in its order they are drained: not a shard's
+            if done == n:
+                break
+            yield from self._puts.drain(self._map)
+        yield from self._probes.take(columns.low, columns.high, columns.found, n)
+
+    def finish(self) -> Iterator[Cell]:
+        yield from self._puts.drain(self._map)
+        yield from self._puts.give()
+        yield from self._probes.give()
+
+
+def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
+    """The key runs of a slice, and to one shard what else it knows of its batches. Writes nothing."""
+    task, facts = part.task, part.facts
+    settled: Settled = take_over(fs, task, part.settled)
+    reader, scanner = SegmentReader(fs), RecordScanner()
+    one = _Scan(part, settled)
+    path = task.path(task.segments[facts.segment].base_offset, names.LOG)
+    batches = records = 0
+    for stride in reader.strides(path, facts.end, start=facts.start):
+        table = stride.table
+        counts = table["record_count"].astype(np.int64)
+        before = (facts.segment << 32) + facts.records_before + records
+        first_ordinal = before + np.cumsum(counts) - counts
+        for chunk, is_put in _chunks(reader, scanner, stride, one):
+            note_nulls(chunk.records, len(chunk.records), one.nulls, batches)
+            yield from one.take(chunk, is_put, first_ordinal)
+        records += int(counts.sum())
+        batches += len(table)
+    yield from one.finish()
+    known = (facts.segment, facts.batches_before, facts.batches, one.nulls.tobytes(), tuple(map(int, one.keyless)))
+    yield Cell(part.number % part.shards, _FACTS << _KIND_BITS | part.number << _SLICE_BITS, to_bytes(known))
+
+
+def _chunks(
+    reader: SegmentReader, scanner: RecordScanner, stride: Stride, one: _Scan
+) -> Iterator[tuple[Chunk, np.ndarray]]:
+    puts, probes = one.wanted(stride.table)
+    for opened in reader.open_rows(stride, puts | probes):
+        for chunk in scanner.chunks(stride, opened):
+            yield chunk, puts
+
+
+def merge(
+    fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
+) -> ShardBits:
+    """What survives of the keys of one shard; `cells` ascend, so that all puts come first, in the order of the log.
+
+    Memory: the map, and a quarter of it beside it, whatever the probes are. Leaves a scratch file of this attempt.
+    """
+    counting = task.hottest_keys > 0
+    offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
+    room = max(_LEAST_RUN, min(_RUN, task.map_memory_bytes // (6 * 8)))
+    found = np.empty(0, np.int64)
+    writer = BitsWriter(fs, replace(task, attempt=attempt), room)
+    keyless: list[tuple[int, int, int, int]] = []
+    try:
+        for order, data in cells:
+            kind = order >> _KIND_BITS
+            if kind == _FACTS:
+                segment, first_batch, batches, nulls, counted = from_bytes(data)
+                writer.add_nulls(segment, first_batch, batches, np.frombuffer(nulls, np.uint8))
+                keyless.append(counted)
+                continue
+            n = len(data) // _item_bytes(counting=counting and kind == _PUTS)
+            low, high, ordinals, times = _columns(bytearray(data), n)
+            if kind == _PUTS:
+                if offset_map.put_all(low, high, ordinals, n, times) < n:
+                    raise _too_small(task, offset_map)
+                continue
+            if len(found) < n:
+                found = np.empty(n, np.int64)
+            offset_map.get_all(low, high, ordinals, n, found)
+            writer.add(ordinals[found[:n] <= ordinals])
+        keys = offset_map.used
+        counted = offset_map.counted(task.hottest_keys) if counting else None
+        for start in range(0, len(offset_map.slots), room):
+            values = offset_map.slots[start : start + room]["value"]
+            writer.add(values[values != 0] - 1)
+        file, blocks = writer.close()
+    except BaseException:
+        writer.discard()
+        raise
+    return ShardBits(file, blocks, keys, tuple(keyless), counted)
+
+
+def _item_bytes(*, counting: bool) -> int:
+    return SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
+
+
+def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of a cell of `n` items: both words of the hashes, ordinals, and how many records each stands for, if it says."""
+    words = np.frombuffer(data, np.uint64, 3 * n)
+    times = np.frombuffer(data, COUNT, -1, SLOT_BYTES * n) if len(data) > SLOT_BYTES * n else np.zeros(0, COUNT)
+    return words[:n], words[n : 2 * n], words[2 * n :].view(np.int64), times
+
+
+def _too_small(task: CleaningTask, offset_map: OffsetMap) -> KeytailError:
+    return KeytailError(
+        f"a shard has more than the {int(len(offset_map.slots) * LOAD_FACTOR)} keys that {task.map_memory_bytes} bytes "
+        "of memory take",
+        path=task.partition_path,
+        remedy="Nothing was replaced; give the run more --map-memory",
+    )

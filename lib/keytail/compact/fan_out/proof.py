@@ -1,0 +1,241 @@
+"""The last stage of a fan-out: every group is proven by a task of its own, and newest records by shards of keys.
+
+The walk is compact/proof/prove.py's, over one group and its sources. What it notes of keys goes into a table as always;
+a table that is full, and what is left at the end, is split into shards. A shard merges entries of all groups and says
+whether a key has lost its newest record. Markers of transactions are collected before, with where their data begins: a
+group does not see the data of those before it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from keytail.compact.cleaner import prove_for
+from keytail.compact.fan_out.slices import Cell, Settled
+from keytail.compact.handing_on import hand_on, take_over
+from keytail.compact.proof.keys import SLOT_BYTES, Keys
+from keytail.compact.proof.markers import collect_markers
+from keytail.compact.proof.state import SOURCE_REMEDY, PartOfProof
+from keytail.compact.task import CleaningTask
+from keytail.errors import CorruptLog, KeytailError
+from keytail.format import names
+from keytail.kernels import fan_out as kernels
+from keytail.kernels import proof_markers as marker_kernels
+from keytail.kernels import proof_table
+from keytail.kernels.memory import zeros
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.window import Window
+
+_WORDS = proof_table.SLOT_WORDS
+_CELL_ENTRIES = 1 << 17
+_TABLE_BYTES = 64 << 20  # of one group's keys: a larger one has fewer entries a key to merge, and more cache misses
+_FIRST_SLOTS = 1 << 14
+_LOAD = 0.75
+
+
+@dataclass(frozen=True)
+class ProofPart:
+    """`groups` that take segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later rounds."""
+
+    task: CleaningTask
+    numbers: tuple[int, int]
+    groups: tuple[GroupOutput, ...]
+    present: tuple[int, int]
+    settled: CleanFile
+    markers: CleanFile | None
+    shards: int
+
+
+@dataclass(frozen=True)
+class ProofContext:
+    """What shards are given: `proofs` are their tables after the round before, `goes_on`: another round follows."""
+
+    task: CleaningTask
+    proofs: tuple[CleanFile, ...]
+    goes_on: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one shard: the first newest record that is gone (-1: none), whether an older one outlived it, how many keys,
+    and the table for the next round."""
+
+    offset: int
+    outlived: int
+    keys: int
+    table: CleanFile | None
+
+
+def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
+    """The table of all markers of the log, with the first data of each: a scratch file of this attempt.
+
+    Two passes over the headers of the log, in order, by one task: only a log with transactions needs them.
+    """
+    limit_bytes = task.map_memory_bytes // 2
+    markers = collect_markers(fs, task.partition_path, task.segments, max(limit_bytes, 1 << 20))
+    if markers is None:
+        raise KeytailError(
+            f"the markers of transactions need more than {limit_bytes} bytes of memory",
+            path=task.partition_path,
+            remedy="Nothing was replaced; give the run more --map-memory",
+        )
+    cursor = np.zeros(marker_kernels.CURSOR_SIZE, np.int64)
+    window = Window(fs)
+    try:
+        for segment in task.segments:
+            path = task.path(segment.base_offset, names.LOG)
+            window.open(path, segment.log_bytes)
+            cursor[marker_kernels.FROM] = 0
+            code = marker_kernels.NEED_BYTES
+            while code != marker_kernels.COLLECTED:
+                cursor[marker_kernels.TO], cursor[marker_kernels.IS_ALL] = window.filled, window.is_all
+                code = kernels.note_first_data(window.bytes, cursor, markers, task.log_start_offset)
+                if code == marker_kernels.NEED_BYTES:
+                    window.advance(int(cursor[marker_kernels.FROM]), int(cursor[marker_kernels.WANTED]))
+                    cursor[marker_kernels.FROM] = 0
+                elif code != marker_kernels.COLLECTED:
+                    if segment is task.segments[-1]:
+                        break
+                    at = window.position + int(cursor[marker_kernels.FROM])
+                    raise CorruptLog("no batch begins here", path=path, byte_position=at, remedy=SOURCE_REMEDY)
+    finally:
+        window.close()
+    return hand_on(fs, replace(task, attempt=attempt), names.PROOF, markers)
+
+
+def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
+    """Prove one group, or read segments of later rounds; the keys by shard. Changes nothing."""
+    yield from _pushed(lambda push: _prove(fs, part, push))
+
+
+def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> None:
+    task = part.task
+    settled: Settled = take_over(fs, task, part.settled)
+    starts = np.zeros(part.shards + 1, np.int64)
+    sent = 0
+
+    def spill(slots: np.ndarray) -> None:
+        nonlocal sent
+        step = _CELL_ENTRIES * _WORDS
+        for start in range(0, len(slots), step):
+            some = slots[start : start + step]
+            entries = np.empty(len(some), np.uint64)
+            kernels.split_entries(some, part.shards, starts, entries)
+            for shard in np.flatnonzero(np.diff(starts)):
+                data = entries[_WORDS * starts[shard] : _WORDS * starts[shard + 1]].tobytes()
+                push(Cell(int(shard), part.numbers[0] << 32 | sent, data))
+                sent += 1
+
+    keys = Keys(min(_TABLE_BYTES, max(1 << 20, task.map_memory_bytes // 2)), spill=spill)
+    prove_for(
+        fs,
+        task,
+        part.groups,
+        settled.producers,
+        end_offset=task.first_uncleanable_offset,
+        round_of=part.numbers,
+        part=PartOfProof(
+            keys, take_over(fs, task, part.markers) if part.markers else None, task.segments[slice(*part.present)]
+        ),
+    )
+
+
+def settle_proof(
+    fs: FileSystem, context: ProofContext, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
+) -> Verdict:
+    """Merge the keys of one shard, in any order; with what the shard knew after the round before."""
+    task = replace(context.task, attempt=attempt)
+    table = _Table(task.map_memory_bytes, task.partition_path)
+    if context.proofs:
+        table.go_on(take_over(fs, task, context.proofs[shard]))
+    for _, data in cells:
+        table.merge(np.frombuffer(bytearray(data), np.uint64))
+    offset, outlived = proof_table.first_unjustified(table.slots)
+    file = hand_on(fs, task, names.PROOF, table.slots) if context.goes_on else None
+    return Verdict(int(offset), int(outlived), table.used, file)
+
+
+class _Table:
+    """Entries of keys of one shard, within `memory_bytes`, growth included."""
+
+    def __init__(self, memory_bytes: int, path: str) -> None:
+        self._memory_bytes, self._path = memory_bytes, path
+        self._max_slots = max(16, memory_bytes * 2 // (3 * SLOT_BYTES))
+        self.slots = zeros(min(_FIRST_SLOTS, self._max_slots) * _WORDS, np.dtype(np.uint64))
+        self.used = 0
+
+    def go_on(self, slots: np.ndarray) -> None:
+        """With the table that the round before has left."""
+        self.slots = slots
+        self.used = int(np.count_nonzero(slots.reshape(-1, _WORDS)[:, 2]))
+
+    def merge(self, entries: np.ndarray) -> None:
+        """Free slots among them are passed over."""
+        entries = entries.reshape(-1, _WORDS)
+        entries = np.ascontiguousarray(entries[entries[:, 2] != 0]).reshape(-1)
+        done, n = 0, len(entries) // _WORDS
+        while True:
+            slots = len(self.slots) // _WORDS
+            limit = min(int(slots * _LOAD), slots - 2)
+            done, self.used = kernels.merge_entries(self.slots, self.used, limit, entries, done)
+            if done == n:
+                return
+            if slots >= self._max_slots:
+                raise KeytailError(
+                    f"a shard of the proof needs more than its {self._memory_bytes} bytes of memory",
+                    path=self._path,
+                    remedy="Nothing was replaced; give the run more --map-memory",
+                )
+            larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
+            kernels.rehash_entries(self.slots, larger)
+            self.slots = larger
+
+
+def _pushed(work: Callable[[Callable[[Cell], None]], None]) -> Iterator[Cell]:
+    """What `work` pushes, from a thread that waits where nobody takes it; what it raises is raised here."""
+    cells: queue.Queue[Any] = queue.Queue(maxsize=4)
+    given_up = threading.Event()
+
+    def push(item: Any) -> None:
+        while True:
+            if given_up.is_set():
+                raise _GivenUp
+            try:
+                return cells.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def run() -> None:
+        end: Any = None
+        try:
+            work(push)
+        except _GivenUp:
+            return
+        except BaseException as problem:
+            end = problem
+        try:
+            push(end)
+        except _GivenUp:
+            return
+
+    thread = threading.Thread(target=run, name="proof", daemon=True)
+    thread.start()
+    try:
+        while isinstance(item := cells.get(), Cell):
+            yield item
+        if item is not None:
+            raise item
+    finally:
+        given_up.set()
+        thread.join()
+
+
+class _GivenUp(Exception):
+    """Nobody takes what is pushed any more."""

@@ -1,0 +1,266 @@
+"""The first stage of a fan-out: slices of segments, what lies in them, and what became of the transactions.
+
+A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and hands
+on its transactional and control batches; `settle` follows those of all slices in the order of the log, as
+compact/reading.py follows strides, and says of each slice which records it begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from keytail.compact.handing_on import hand_on
+from keytail.compact.plan import segments_between
+from keytail.compact.producers import ActiveProducers
+from keytail.compact.reading import active_producers, map_position
+from keytail.compact.task import CleaningTask
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import CONTROL, TRANSACTIONAL
+from keytail.format.index import parse_offset_index
+from keytail.kernels import transactions as kernels
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.transactions import Contradiction, Transactions, TransactionTracker
+from keytail.values import from_bytes, to_bytes
+
+SLICE_BYTES = 256 << 20
+_CELL_BITS = 32  # of a cell's order: its number within its slice
+
+
+class Cell(NamedTuple):
+    """What a stage hands to the next by way of a shuffle: to which shard, where in its order, and packed bytes."""
+
+    shard: int
+    order: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Part `part` of `parts` of the segment of this number."""
+
+    segment: int
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True)
+class SliceFacts:
+    """Bytes `start` .. `end` of a segment: how many batches and records, and how many of its segment are before."""
+
+    segment: int
+    start: int
+    end: int
+    batches: int
+    records: int
+    batches_before: int = 0
+    records_before: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+
+
+@dataclass(frozen=True)
+class SurveyPart:
+    """One slice to be surveyed. `aborted`: the entries of the transaction indexes, as far as they are believed."""
+
+    task: CleaningTask
+    slice: Slice
+    number: int
+    aborted: np.ndarray
+
+
+@dataclass(frozen=True)
+class AbortedToMap:
+    """Data that the map takes for aborted: of each producer, from one base offset to below another (CLEANING.md 11.4).
+
+    Sorted by producer and first offset.
+    """
+
+    producers: np.ndarray
+    firsts: np.ndarray
+    ends: np.ndarray
+
+    def rows(self, table: np.ndarray) -> np.ndarray:
+        out = np.zeros(len(table), np.uint8)
+        if len(self.producers):
+            kernels.aborted_rows(table, self.producers, self.firsts, self.ends, out)
+        return out.view(bool)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What holds for the whole log; large where it has many transactions, so it travels as a file."""
+
+    transactions: Transactions
+    aborted_to_map: AbortedToMap
+    producers: ActiveProducers
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The slices of the whole log, in order, and the file with what is Settled. `contradicting`: entries of the
+    transaction indexes that the log asks for instead; then nothing else is said."""
+
+    slices: tuple[SliceFacts, ...] = ()
+    settled: CleanFile | None = None
+    has_transactions: bool = False
+    contradicting: np.ndarray | None = None
+    contradicting_offset: int = -1
+
+
+def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
+    """All slices of the log, in order; a segment is one where it is not longer."""
+    slices = []
+    for number, segment in enumerate(task.segments):
+        parts = max(1, -(-segment.log_bytes // slice_bytes)) if segment.index_bytes else 1
+        slices += [Slice(number, part, parts) for part in range(parts)]
+    return slices
+
+
+def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
+    """First byte of the slice and of the next one, by the offset index: neighbours find the same.
+
+    Whether a batch begins there is not known. The whole segment where its index is none.
+    """
+    segment = task.segments[piece.segment]
+    if piece.parts == 1:
+        return 0, segment.log_bytes
+    data = fs.read_bytes(task.path(segment.base_offset, names.INDEX))
+    positions = parse_offset_index(data[: len(data) // 8 * 8])["position"].astype(np.int64)
+    wanted = np.array([piece.part, piece.part + 1]) * segment.log_bytes // piece.parts
+    at = np.searchsorted(positions, wanted)
+    found = np.append(positions, segment.log_bytes)[at]
+    start = 0 if piece.part == 0 else int(found[0])
+    end = segment.log_bytes if piece.part + 1 == piece.parts else int(found[1])
+    if not 0 <= start <= end <= segment.log_bytes:
+        raise CorruptLog(
+            "the offset index does not ascend",
+            path=task.path(segment.base_offset, names.INDEX),
+            remedy=CORRUPT_REMEDY,
+        )
+    return start, end
+
+
+def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
+    """Check every batch of a slice; all cells go to shard 0. CorruptLog, Refused as in the one-task way.
+
+    Handed on are batches of transactions, and those in which an offset lies that a transaction index names.
+    """
+    task, piece = part.task, part.slice
+    segment = task.segments[piece.segment]
+    start, end = bounds(fs, task, piece)
+    is_last = piece.segment + 1 == len(task.segments)
+    next_base = None if is_last else task.segments[piece.segment + 1].base_offset
+    places = np.unique(np.concatenate([part.aborted["first_offset"], part.aborted["last_stable_offset"]]))
+    torn_tail = is_last and piece.part + 1 == piece.parts and not task.clean_shutdown
+    facts = SliceFacts(piece.segment, start, end, 0, 0)
+    order = part.number << _CELL_BITS
+    reader = SegmentReader(fs)
+    path = task.path(segment.base_offset, names.LOG)
+    for stride in reader.strides(path, end, start=start, torn_tail=torn_tail):
+        refuse_unsupported(stride)
+        check_ends_below(stride, next_base)
+        table = stride.table
+        facts = replace(
+            facts,
+            batches=facts.batches + len(table),
+            records=facts.records + int(table["record_count"].sum(dtype=np.int64)),
+            first_offset=facts.first_offset if facts.batches else int(table["base_offset"][0]),
+            last_offset=int(table["last_offset"][-1]),
+        )
+        special = (table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0
+        if len(places):
+            at = np.searchsorted(places, table["base_offset"])
+            special |= places[np.minimum(at, len(places) - 1)] <= table["last_offset"]
+            special &= ((table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0) | (at < len(places))
+        if special.any():
+            yield Cell(0, order, to_bytes(table[special]))
+            order += 1
+    yield Cell(0, order, to_bytes(facts))
+
+
+def settle(
+    fs: FileSystem,
+    context: tuple[CleaningTask, np.ndarray],
+    shard: int,
+    cells: Iterable[tuple[int, bytes]],
+    attempt: str,
+) -> Survey:
+    """What the surveys of all slices say together; `cells` ascend. Leaves a scratch file of this attempt."""
+    task, aborted = replace(context[0], attempt=attempt), context[1]
+    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    tracker = TransactionTracker(aborted, task.log_start_offset)
+    mapped = aborted["last_offset"] >= task.segments[first].base_offset
+    mapped &= aborted["first_offset"] < task.first_uncleanable_offset
+    mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
+    from_position = map_position(fs, task, task.segments[first])
+    runs: list[np.ndarray] = []
+    tables: list[np.ndarray] = []  # of the slice whose facts are still to come
+    slices: list[SliceFacts] = []
+    has_transactions = False
+    for _, data in cells:
+        value = from_bytes(data)
+        if not isinstance(value, SliceFacts):
+            tables.append(value)
+            tracker.follow(value)
+            has_transactions |= bool((value["attributes"] & (CONTROL | TRANSACTIONAL)).any())
+            continue
+        if first <= value.segment < end:
+            for table in tables:
+                skipped = int(np.searchsorted(table["position"], from_position)) if value.segment == first else 0
+                runs.append(_runs(table[skipped:], mapping.follow(table[skipped:])))
+        tables = []
+        slices.append(_behind(task, slices, value))
+    try:
+        transactions = tracker.finish()
+    except Contradiction as contradiction:
+        return Survey(contradicting=contradiction.entries, contradicting_offset=contradiction.offset)
+    found = np.concatenate([*runs, np.empty((0, 3), np.int64)])
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+    producers, firsts, ends = (np.ascontiguousarray(column) for column in found.T)
+    to_map = AbortedToMap(producers, firsts, ends)
+    settled = Settled(transactions, to_map, active_producers(fs, task, SegmentReader(fs)))
+    return Survey(tuple(slices), hand_on(fs, task, names.SURVIVORS, settled), has_transactions)
+
+
+def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
+    """The slice with what lies before it in its segment."""
+    before = slices[-1] if slices else None
+    if before is None or before.segment != facts.segment:
+        return facts
+    if facts.batches and facts.first_offset <= before.last_offset:
+        raise CorruptLog(
+            "batch begins at or below the offset that the one before it ended with",
+            path=task.path(task.segments[facts.segment].base_offset, names.LOG),
+            byte_position=facts.start,
+            offset=facts.first_offset,
+            remedy=CORRUPT_REMEDY,
+        )
+    return replace(
+        facts,
+        batches_before=before.batches_before + before.batches,
+        records_before=before.records_before + before.records,
+        last_offset=max(before.last_offset, facts.last_offset),
+    )
+
+
+def _runs(table: np.ndarray, discard: np.ndarray) -> np.ndarray:
+    """(producer, first base offset, last base offset + 1) of runs of aborted data batches of one producer."""
+    is_data = (table["attributes"] & (CONTROL | TRANSACTIONAL)) == TRANSACTIONAL
+    table, discard = table[is_data], discard[is_data]
+    order = np.lexsort((table["base_offset"], table["producer_id"]))
+    producers, bases = table["producer_id"][order], table["base_offset"][order]
+    discard = discard[order]
+    if not len(order):
+        return np.empty((0, 3), np.int64)
+    changes = np.flatnonzero((producers[1:] != producers[:-1]) | (discard[1:] != discard[:-1])) + 1
+    begins, ends = np.append(0, changes), np.append(changes, len(order))
+    aborted = discard[begins]
+    begins, ends = begins[aborted], ends[aborted]
+    return np.stack([producers[begins], bases[begins], bases[ends - 1] + 1], axis=1).astype(np.int64)

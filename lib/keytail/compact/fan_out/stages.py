@@ -1,0 +1,284 @@
+"""The story of one partition that takes many tasks: survey, key runs, survivors, rewriting, proof (FAN_OUT.md).
+
+`fan_out` tells it to an engine that runs the stages, each a function of values, here
+(`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). It gives what `clean_partition`
+gives of the same task with room for all keys, the same bytes; as there, scratch files are all that is written, and
+installing them is the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from keytail.compact.cleaner import check_hash, check_sources
+from keytail.compact.fan_out.bits import ShardBits
+from keytail.compact.fan_out.keys import ScanPart, merge, scan, shards_for
+from keytail.compact.fan_out.proof import ProofContext, ProofPart, Verdict, markers_of, prove_part, settle_proof
+from keytail.compact.fan_out.slices import (
+    SLICE_BYTES,
+    Cell,
+    SliceFacts,
+    Survey,
+    SurveyPart,
+    settle,
+    slices_of,
+    survey,
+)
+from keytail.compact.fan_out.write import Measured, Written, measure, parts_of, ranges_of, write
+from keytail.compact.hottest_keys import HotPart, by_place, read_hottest, told
+from keytail.compact.key_counts import KeyCounts, merged
+from keytail.compact.plan import segments_between
+from keytail.compact.proof.keys import table_bytes
+from keytail.compact.proof.prove import refuse_unjustified
+from keytail.compact.reading import PhaseClock, contradicting, refuse_keyless
+from keytail.compact.rounds import source_bytes
+from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, Totals, result_of
+from keytail.errors import CorruptLog
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile
+from keytail.log.transactions import read_aborted
+
+P = TypeVar("P")
+R = TypeVar("R")
+Merging = Callable[[FileSystem, Any, int, Iterable[tuple[int, bytes]], str], R]
+
+
+class Engine(Protocol):
+    """Runs stages. What a function raises comes out of it; `attempt` differs between any two runs of a function.
+
+    A function may run twice, also at the same time: only what one of the runs gives counts. `name` is for people.
+    """
+
+    def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
+        """`function(fs, payload, attempt)` of each payload, in their order."""
+
+    def shuffle(
+        self,
+        name: str,
+        emit: Callable[[FileSystem, P, str], Iterator[Cell]],
+        payloads: Sequence[P],
+        shards: int,
+        take: Merging[R],
+        context: Any,
+    ) -> list[R]:
+        """`take(fs, context, shard, cells, attempt)` of each shard, in their order.
+
+        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` has for the shard, by order.
+        """
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a slice; number of shards where it is not to follow from the memory of a map."""
+
+    slice_bytes: int = SLICE_BYTES
+    shards: int | None = None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the first stages found, for all rounds."""
+
+    ranges: tuple[tuple[int, int], ...]
+    settled: CleanFile
+    markers: CleanFile | None
+    slices: tuple[SliceFacts, ...]
+    bits: tuple[ShardBits, ...]
+    key_counts: KeyCounts | None = None
+
+    def records_of(self, first: int, end: int) -> int:
+        return sum(facts.records for facts in self.slices if first <= facts.segment < end)
+
+
+def fan_out(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes | None = None) -> CleaningResult:
+    """Write what is to replace the segments below the first uncleanable offset, or a round of it, and prove it.
+
+    `fs` is the driver's, which reads transaction indexes and nothing else. Raises as `clean_partition` does; the
+    caller then removes the run's scratch files. The task's `map_memory_bytes` bounds each task's tables.
+    """
+    clock = PhaseClock()
+    check_sources(fs, task)
+    check_hash(task)
+    end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)[1]
+    found = _found(fs, task, engine, sizes or Sizes(), clock) if task.fanned_out is None else _known(task.fanned_out)
+    ranges = _of_this_round(task, found)
+    with clock.phase("write"):
+        written, left = _write(task, engine, found, ranges, end)
+    stop = left[0][0] if left else end
+    with clock.phase("prove"):
+        tables = _prove(fs, task, engine, found, written, stop, end)
+    return _result(task, found, written, left, tables, stop, end, clock)
+
+
+def _found(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes, clock: PhaseClock) -> _Found:
+    with clock.phase("survey"):
+        known = _survey(fs, task, engine, sizes.slice_bytes)
+    assert known.settled is not None
+    end = segments_between(task.segments, task.segments[0].base_offset, task.first_uncleanable_offset)[1]
+    shards = sizes.shards or shards_for(task, known.slices)
+    with clock.phase("map"):
+        pieces = [
+            ScanPart(task, facts, number, known.settled, shards)
+            for number, facts in enumerate(facts for facts in known.slices if facts.segment < end and facts.batches)
+        ]
+        bits = tuple(engine.shuffle("keys", scan, pieces, shards, merge, task))
+    _refuse_keyless(task, bits)
+    key_counts = None
+    if task.hottest_keys:
+        with clock.phase("hottest keys"):
+            key_counts = _count_keys(task, engine, known.slices, bits)
+    measured: list[Measured] | None = None
+    with clock.phase("measure"):
+        if task.grouping == "measured":
+            alone = [(number, number + 1) for number in range(end)]
+            measured = engine.run("sizes", measure, parts_of(task, alone, known.slices, known.settled, bits))
+    markers = None
+    if known.has_transactions:
+        with clock.phase("markers"):
+            [markers] = engine.run("markers", markers_of, [task])
+    ranges = tuple(ranges_of(task, 0, end, measured))
+    return _Found(ranges, known.settled, markers, known.slices, bits, key_counts)
+
+
+def _known(before: FannedOut) -> _Found:
+    return _Found(before.ranges, before.settled, before.markers, before.slices, before.bits)
+
+
+def _survey(fs: FileSystem, task: CleaningTask, engine: Engine, slice_bytes: int) -> Survey:
+    """Of slices by the offset indexes, or of whole segments where those do not lead to batches."""
+    aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
+    try:
+        return _survey_with(task, engine, slice_bytes, aborted)
+    except CorruptLog:
+        if len(slices_of(task, slice_bytes)) == len(task.segments):
+            raise
+    return _survey_with(task, engine, 2**62, aborted)
+
+
+def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: np.ndarray) -> Survey:
+    """As reading.read_log: transaction indexes are believed until the log contradicts them."""
+    for _ in range(2):
+        pieces = [
+            SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))
+        ]
+        [known] = engine.shuffle("survey", survey, pieces, 1, settle, (task, aborted))
+        if known.contradicting is None:
+            return known
+        aborted = known.contradicting
+    raise contradicting(task, known.contradicting_offset)
+
+
+def _count_keys(
+    task: CleaningTask, engine: Engine, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
+) -> KeyCounts:
+    """A shard has keys of its own. The hottest are read by a task for each slice in which one was written last."""
+    counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
+    places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
+    pieces = [HotPart(task, place, hottest) for place, hottest in by_place(places, counted.hottest)]
+    read = engine.run("hottest keys", read_hottest, pieces)
+    return told(counted, [one for part in read for one in part])
+
+
+def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
+    """Those of the dirty section first, as the one-task way finds them first."""
+    counted = [one for shard in bits for one in shard.keyless]
+    for at in (0, 2):
+        some = [one for one in counted if one[at]]
+        if some:
+            refuse_keyless(task, sum(one[at] for one in some), min(one[at + 1] for one in some))
+
+
+def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
+    """Ranges as far as the scratch space takes them beside the files of the fan-out itself, and at least one."""
+    if task.max_scratch_bytes is None or task.out_of_place is not None:
+        return list(found.ranges)
+    kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
+    kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # of the proof: the last round's and this one's
+    left = task.max_scratch_bytes - kept
+    taken: list[tuple[int, int]] = []
+    for one in found.ranges:
+        left -= sum(map(source_bytes, task.segments[slice(*one)]))
+        if taken and left < 0:
+            break
+        taken.append(one)
+    return taken
+
+
+def _write(
+    task: CleaningTask, engine: Engine, found: _Found, ranges: list[tuple[int, int]], end: int
+) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
+    """What was written of each range, and the ranges left for later rounds.
+
+    Where an output met a limit that its sizes did not tell, all from there on is written by one task, in its order.
+    """
+    write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
+    written = engine.run("groups", write, write_all(ranges))
+    for number, (one, groups) in enumerate(zip(ranges, written, strict=True)):
+        # Of Kafka's groups the next begins all the same, and behind the last range none does.
+        if task.grouping == "measured" and len(groups.groups) != 1 and one[1] < end:
+            rest = (one[0], end)
+            [of_rest] = engine.run("groups in order", write, write_all([rest]))
+            return [*zip(ranges[:number], written[:number], strict=True), (rest, of_rest)], []
+    return list(zip(ranges, written, strict=True)), list(found.ranges[len(ranges) :])
+
+
+def _prove(
+    fs: FileSystem,
+    task: CleaningTask,
+    engine: Engine,
+    found: _Found,
+    written: Sequence[tuple[tuple[int, int], Written]],
+    stop: int,
+    end: int,
+) -> tuple[CleanFile, ...]:
+    """The tables for the next round, if there is one."""
+    shards = len(found.bits)
+    part = partial(ProofPart, task, settled=found.settled, markers=found.markers, shards=shards)
+    pieces = [part(numbers=one, groups=groups.groups, present=(end, end)) for one, groups in written]
+    if task.fanned_out is None:
+        pieces += [part(numbers=(n, n), groups=(), present=(n, n + 1)) for n in range(stop, end)]
+    proofs = task.fanned_out.proofs if task.fanned_out else ()
+    context = ProofContext(task, proofs, stop < end)
+    verdicts: list[Verdict] = engine.shuffle("proof", prove_part, pieces, shards, settle_proof, context)
+    bad = min(((one.offset, one.outlived) for one in verdicts if one.offset >= 0), default=(-1, 0))
+    refuse_unjustified(fs, task.partition_path, task.segments, *bad)
+    return tuple(one.table for one in verdicts if one.table is not None)
+
+
+def _result(
+    task: CleaningTask,
+    found: _Found,
+    written: Sequence[tuple[tuple[int, int], Written]],
+    left: list[tuple[int, int]],
+    tables: tuple[CleanFile, ...],
+    stop: int,
+    end: int,
+    clock: PhaseClock,
+) -> CleaningResult:
+    before = task.fanned_out.totals if task.fanned_out else Totals(keys=sum(shard.keys for shard in found.bits))
+    parts = [part for _, part in written]
+    groups = tuple(group for part in parts for group in part.groups)
+    totals = replace(
+        before,
+        groups=before.groups + len(groups),
+        segments=before.segments + sum(len(group.segments) for group in groups),
+        bytes=before.bytes + sum(part.bytes for part in parts),
+        records=before.records + sum(part.records for part in parts),
+        records_read=before.records_read + sum(part.counts.records_read for part in parts),
+        tombstones_removed=before.tombstones_removed + sum(part.counts.tombstones_removed for part in parts),
+        markers_removed=before.markers_removed + sum(part.counts.markers_removed for part in parts),
+        limits_met=before.limits_met + sum(part.splits for part in parts),
+        large_batches=before.large_batches + sum(part.counts.large_batches for part in parts),
+    )
+    rest = None
+    if left:
+        rest = FannedOut(stop, tuple(left), found.settled, found.markers, found.slices, found.bits, tables, totals)
+    untouched_records = found.records_of(end, len(task.segments))
+    result = result_of(task, task.first_uncleanable_offset, stop, groups, totals, untouched_records)
+    sources = tuple(one for part in parts for one in part.sources)
+    return replace(result, rest=rest, phases_s=clock.seconds, sources=sources, key_counts=found.key_counts)

@@ -1,0 +1,162 @@
+"""The third stage of a fan-out: groups of segments, each rewritten by a task of its own.
+
+Kafka's groups are known from sizes alone. Measured ones depend on what is left of each segment: `measure` rewrites
+one into nothing, `ranges_of` lays the outputs out as the one-task way would, and `write` says whether that was right.
+Only limits that depend on how segments lie in an output (index.bytes, 2^31 offsets) can prove it wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from keytail.compact.cleaner import Findings, check_sources, make_rewriter, output_writer
+from keytail.compact.fan_out.bits import ShardBits, load_survivors
+from keytail.compact.fan_out.slices import Settled, SliceFacts
+from keytail.compact.handing_on import take_over
+from keytail.compact.rewrite import Counts, Rewriter
+from keytail.compact.rounds import kafka_groups, rewrite_groups, spans_too_long
+from keytail.compact.task import CleaningTask, SourceCounts
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.log.replace import CleanFile, GroupOutput
+from keytail.log.stride import SegmentReader
+from keytail.log.writer import OutputWriter
+
+
+@dataclass(frozen=True)
+class WritePart:
+    """Segments `numbers[0]` .. `numbers[1]` to be rewritten, and what the stages before found."""
+
+    task: CleaningTask
+    numbers: tuple[int, int]
+    slices: tuple[SliceFacts, ...]
+    settled: CleanFile
+    bits: tuple[ShardBits, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is left of a segment: bytes in all, and bytes of its last output where it alone needs several."""
+
+    bytes: int
+    last_bytes: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """The groups that were made of a range, and what was counted."""
+
+    groups: tuple[GroupOutput, ...]
+    counts: Counts
+    bytes: int
+    records: int
+    splits: int
+    sources: tuple[SourceCounts, ...] = ()
+
+
+def parts_of(
+    task: CleaningTask,
+    ranges: Sequence[tuple[int, int]],
+    slices: Sequence[SliceFacts],
+    settled: CleanFile,
+    bits: tuple[ShardBits, ...],
+) -> list[WritePart]:
+    """Each with the slices of its own segments."""
+    of_segment: dict[int, list[SliceFacts]] = {}
+    for facts in slices:
+        of_segment.setdefault(facts.segment, []).append(facts)
+    return [
+        WritePart(task, one, tuple(facts for k in range(*one) for facts in of_segment.get(k, ())), settled, bits)
+        for one in ranges
+    ]
+
+
+def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
+    """What is left of one segment, alone. Writes nothing."""
+    task = replace(part.task, grouping="measured")
+    written = _rewrite(fs, _Nowhere(), part, task)
+    sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
+    return Measured(written.bytes, sizes[-1])
+
+
+def write(fs: FileSystem, part: WritePart, attempt: str) -> Written:
+    """Rewrite the range's segments; one group, unless a limit had an output end at a segment's begin.
+
+    Leaves scratch files of this attempt, none where it raises.
+    """
+    check_sources(fs, part.task)
+    return _rewrite(fs, fs, part, replace(part.task, attempt=attempt))
+
+
+def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask) -> Written:
+    settled: Settled = take_over(fs, task, part.settled)
+    survivors = load_survivors(fs, task, part.bits, part.slices, part.numbers)
+    findings = Findings(survivors, settled.transactions, settled.producers, 0)
+    rewriter: Rewriter = make_rewriter(task, SegmentReader(fs), findings, bits_from_offset=0)
+    writer: OutputWriter = output_writer(to, task, settled.transactions)
+    try:
+        _, counts = rewrite_groups(
+            task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None
+        )
+        behind = part.numbers[1]
+        is_last = behind == len(task.segments)
+        groups = writer.finish(task.log_end_offset if is_last else task.segments[behind].base_offset)
+    except BaseException:
+        writer.discard()
+        raise
+    sources = tuple(rewriter.sources.values())
+    return Written(groups, counts, writer.size_bytes, writer.records, writer.splits, sources)
+
+
+def ranges_of(
+    task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None
+) -> list[tuple[int, int]]:
+    """The segments of each group, ascending; `measured` are those of segments `first` .. `end`, where asked for."""
+    if measured is None:
+        groups = kafka_groups(task, task.first_uncleanable_offset)
+        return [(a, b) for a, b in groups if a >= first]
+    starts = [first]
+    current = 0  # bytes of the output in the making, and its sources, none as long as it has no bytes
+    merged: list[SegmentFacts] = []
+    for number in range(first, end):
+        segment, size = task.segments[number], measured[number - first]
+        begins = number > first and (
+            spans_too_long(task, [*merged, segment])
+            or (current > 0 and size.bytes > 0 and current + size.bytes > task.config.segment_bytes)
+        )
+        if begins:
+            starts.append(number)
+            current, merged = 0, []
+        fits = current + size.bytes <= task.config.segment_bytes or size.bytes == 0
+        current = current + size.bytes if fits else size.last_bytes
+        merged = [*(merged if fits else []), segment] if current else []
+    return list(zip(starts, [*starts[1:], end], strict=True))
+
+
+class _Nowhere(FileSystem):
+    """Takes what an OutputWriter writes, and keeps nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = 0
+
+    def create(self, path: str, like: FileStat | None) -> int:
+        self._made += 1
+        return -self._made
+
+    def write(self, fd: int, buffer: Any) -> int:
+        return memoryview(buffer).nbytes
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
+        pass
+
+    def close(self, fd: int) -> None:
+        pass
+
+    def unlink(self, path: str) -> None:
+        pass

@@ -1,0 +1,89 @@
+"""What one round of a cleaning leaves for the next: values with large arrays, as scratch files in the partition.
+
+Such a file is part of a run: nobody but its next round reads it, it need not outlive a power cut, and the next run
+removes it. It is data (values.py), since the owner of the directory can replace it. Arrays are written from where they
+are, not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.kernels.memory import zeros
+from keytail.log.fs import FileSystem
+from keytail.log.replace import CleanFile
+from keytail.values import NotAValue, from_parts, sizes_of, to_parts
+
+_SIZE_BYTES = 8
+
+
+def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
+    """Write `value` under a scratch name of this attempt; with nothing left behind where that fails."""
+    base = task.segments[task.first_segment].base_offset
+    name = names.scratch_file(base, task.run_id, task.attempt, suffix)
+    path = os.path.join(task.scratch_path, name)
+    parts = to_parts(value)
+    digest, size_bytes = hashlib.blake2b(), 0
+    fd = fs.create(path, task.like(fs, task.path(base, names.LOG)))
+    try:
+        try:
+            for part in (memoryview(sizes_of(parts)), *parts):
+                if part.nbytes:
+                    fs.write(fd, part)
+                    digest.update(part)
+                    size_bytes += part.nbytes
+        finally:
+            fs.close(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to be told
+            fs.unlink(path)
+        raise
+    return CleanFile(suffix, name, size_bytes, digest.hexdigest())
+
+
+def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
+    """What `hand_on` was given; nothing of it is believed before its digest is that of the round that wrote it."""
+    path = os.path.join(task.scratch_path, file.name)
+    digest, parts = hashlib.blake2b(), []
+    fd = fs.open_read(path)
+    try:
+        position = 0
+
+        def read(size_bytes: int) -> np.ndarray:
+            nonlocal position
+            if size_bytes > file.size_bytes - position:
+                raise _differs(path)
+            part = zeros(size_bytes, np.dtype(np.uint8))
+            if fs.read_into(fd, part, position) < size_bytes:
+                raise _differs(path)
+            position += size_bytes
+            digest.update(part)
+            return part
+
+        [count] = read(_SIZE_BYTES).view("<u8")
+        sizes = read(int(count) * _SIZE_BYTES).view("<u8")
+        parts = [read(int(size)) for size in sizes]
+    finally:
+        fs.close(fd)
+    if position != file.size_bytes or digest.hexdigest() != file.digest_hex:
+        raise _differs(path)
+    try:
+        return from_parts(parts)
+    except NotAValue as problem:
+        raise _differs(path) from problem
+
+
+def _differs(path: str) -> KeytailError:
+    return KeytailError(
+        "what the round before left for this one is not what it wrote",
+        path=path,
+        remedy="Run again: a new run begins with a round of its own, from what is replaced so far",
+    )

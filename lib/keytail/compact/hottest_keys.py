@@ -1,0 +1,113 @@
+"""The hottest keys of a dirty section, read where each was written last: the map knows ordinals and no key.
+
+Of the log only the strides with those records are read, once each, from the nearest place of which it is known how many
+records lie before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from keytail.compact.key_counts import Counted, HotKey, KeyCounts, hot_key
+from keytail.compact.survivors import Survivors
+from keytail.compact.task import CleaningTask
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, Stride
+
+Place = tuple[int, int]  # the ordinal of a record that begins a batch, and the batch's byte position
+
+
+def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, survivors: Survivors) -> KeyCounts:
+    """What the map has counted, which is forgotten then: its memory is free for what comes next."""
+    counted = survivors.offset_map.counted(task.hottest_keys)
+    survivors.offset_map.forget_counts()
+    found: list[HotKey] = []
+    for place, hottest in by_place(survivors.places, counted.hottest):
+        found += _read(fs, reader, HotPart(task, place, hottest))
+    survivors.places.clear()
+    return told(counted, found)
+
+
+@dataclass(frozen=True)
+class HotPart:
+    """Some keys (number of records, ordinal of the last), ascending by ordinal, whose records lie in one segment behind
+    `place`."""
+
+    task: CleaningTask
+    place: Place
+    hottest: tuple[tuple[int, int], ...]
+
+
+def by_place(
+    places: Sequence[Place], hottest: Iterable[tuple[int, int]]
+) -> list[tuple[Place, tuple[tuple[int, int], ...]]]:
+    """Each key with the last place, of those ascending, at or before its record."""
+    ordinals = [ordinal for ordinal, _ in places]
+    ascending = sorted(hottest, key=lambda one: one[1])
+    found = groupby(ascending, lambda one: bisect_right(ordinals, one[1]) - 1)
+    return [(places[at], tuple(those)) for at, those in found]
+
+
+def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
+    """As a task of a fan-out. Writes nothing; raises what reading raises."""
+    return _read(fs, SegmentReader(fs), part)
+
+
+def told(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
+    """The keys that were read, in their order of `counted`: offsets ascend as ordinals do."""
+    hottest = sorted(found, key=lambda one: (one.records, one.offset), reverse=True)
+    return KeyCounts(counted.keys, counted.records, tuple(hottest))
+
+
+def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
+    task, (first, position) = part.task, part.place
+    segment = task.segments[first >> 32]
+    path = task.path(segment.base_offset, names.LOG)
+    scanner = RecordScanner()
+    waiting = list(part.hottest)
+    found: list[HotKey] = []
+    with contextlib.closing(reader.unhurried_strides(path, segment.log_bytes, start=position)) as strides:
+        for stride in strides:
+            end = first + int(stride.table["record_count"].sum(dtype=np.int64))
+            here = [one for one in waiting if one[1] < end]
+            if here:
+                numbers = np.array([ordinal - first for _, ordinal in here], np.int64)
+                for (records, _), (offset, key) in zip(here, _keys(reader, scanner, stride, numbers), strict=True):
+                    found.append(hot_key(records, offset, key, show=task.show_keys))
+                waiting = waiting[len(here) :]
+            if not waiting:
+                return found
+            first = end
+    raise CorruptLog(
+        "the segment has fewer records than when it was mapped",
+        path=path,
+        remedy=f"Something else writes to {os.path.dirname(path)}; stop it and run again",
+    )
+
+
+def _keys(
+    reader: SegmentReader, scanner: RecordScanner, stride: Stride, numbers: np.ndarray
+) -> Iterator[tuple[int, bytes]]:
+    """Offset and key of the stride's records of these numbers, which ascend."""
+    counts = stride.table["record_count"].astype(np.int64)
+    ends = np.cumsum(counts)
+    wanted = np.zeros(len(counts), bool)
+    wanted[np.searchsorted(ends, numbers, side="right")] = True
+    is_wanted = np.zeros(int(ends[-1]), bool)
+    is_wanted[numbers] = True
+    bits = np.packbits(is_wanted, bitorder="little")
+    for opened in reader.open_rows(stride, wanted):
+        for chunk in scanner.chunks(stride, opened, bits, ends - counts):
+            keys = chunk.record_table.keys()
+            for number, offset in enumerate(chunk.records["offset"].tolist()):
+                yield offset, keys.data[keys.offsets[number] : keys.offsets[number + 1]].tobytes()

@@ -1,0 +1,137 @@
+"""The SkimpyOffsetMap: from the 128-bit hash of a key to the ordinal of its last record in the dirty section.
+
+An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key
+bytes, starts small and doubles; old and new table together stay within the memory it was given. When it can
+grow no more it is full, and the round ends there as Kafka's does (format/CLEANING.md, "Full map"). A map that
+is told to counts beside that how many records of each key it was given, which takes 4 of its bytes a slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keytail.compact.key_counts import Counted
+from keytail.kernels import offset_map as kernels
+from keytail.kernels.memory import zeros
+
+SLOT_BYTES = kernels.SLOT.itemsize
+COUNT = np.dtype(np.uint32)
+LOAD_FACTOR = 0.9
+_FIRST_SLOTS = 1 << 14
+_ONCE = np.zeros(0, COUNT)
+_MOST_PRESENT_BYTES = 4 << 20  # of the bits beside the table that tell most of what is not in it
+
+
+class OffsetMap:
+    """A map of at most `memory_bytes`, growth included; `max_entries` bounds it further (as Kafka's slots do)."""
+
+    stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
+    _present: np.ndarray | None = None  # made when it is first asked for
+
+    def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
+        # The last doubling holds one and a half tables at once.
+        slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
+        self._max_slots = max(2, memory_bytes * 2 // (3 * slot_bytes))
+        self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
+        if max_entries is not None:
+            self._max_entries = max(1, min(max_entries, self._max_entries))
+        slots = self._max_slots
+        while slots > _FIRST_SLOTS:
+            slots = (slots + 1) // 2
+        self._slots = zeros(max(2, slots), kernels.SLOT)
+        self._counts = zeros(len(self._slots) if counting else 0, COUNT)
+        self.used = 0
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self._slots
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Records of the key in each slot (uint32), 0 of a free one; none at all where nothing is counted."""
+        return self._counts
+
+    @property
+    def is_counting(self) -> bool:
+        return len(self._counts) > 0
+
+    @property
+    def max_entries(self) -> int:
+        return self._max_entries
+
+    @property
+    def utilization(self) -> float:
+        return self.used / len(self._slots)
+
+    def _limit(self) -> int:
+        """Entries at which the present table grows, or is full for good."""
+        if len(self._slots) >= self._max_slots:
+            return self._max_entries
+        return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
+
+    def _grow(self) -> None:
+        larger = zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
+        counts = zeros(len(larger) if self.is_counting else 0, COUNT)
+        kernels.rehash(self._slots, self._counts, larger, counts)
+        self._slots, self._counts = larger, counts
+
+    def put_all(
+        self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int, times: np.ndarray = _ONCE
+    ) -> int:
+        """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is passed over).
+
+        Each counts as one record, or as the `times` (uint32) that are given for it.
+
+        Returns how many were done: fewer than `n` means that the map was full in front of that item.
+        """
+        done = 0
+        self._present = None
+        while True:
+            done, self.used = kernels.put_all(
+                self._slots, self._counts, self.used, self._limit(), low, high, ordinals, times, n, done
+            )
+            if done == n or self.used >= self._max_entries:
+                return done
+            self._grow()
+
+    def get_all(
+        self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
+    ) -> None:
+        """Ordinals of the first `n` hashes into `found` (int64): -1 where absent or `wanted` is below 0."""
+        if self._present is None:
+            n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # 8 bits a slot and more
+            self._present = np.zeros(n_bytes, np.uint8)
+            kernels.note_present(self._slots, self._present)
+        kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
+
+    def counted(self, most: int) -> Counted:
+        """What was counted: by size, and the `most` hottest keys at most, of those with two records and more."""
+        keys, records = np.zeros(kernels.SIZES, np.int64), np.zeros(kernels.SIZES, np.int64)
+        kernels.sum_by_size(self._counts, keys, records)
+        top = np.zeros((most, 2), np.int64)
+        filled = kernels.most_counted(self._slots, self._counts, top) if self.is_counting else 0
+        hottest = tuple((int(count), int(ordinal)) for count, ordinal in top[:filled])
+        return Counted(tuple(keys.tolist()), tuple(records.tolist()), hottest)
+
+    def forget_counts(self) -> None:
+        """The memory of the counts is free, and no more is counted."""
+        self._counts = zeros(0, COUNT)
+
+    def clear(self) -> None:
+        self._slots[:] = 0
+        self._counts[:] = 0
+        self._present = None
+        self.used = 0
+
+    def check(self) -> None:
+        """Assert every invariant of the table."""
+        counts = np.zeros(3, np.int64)
+        kernels.check_slots(self._slots, counts)
+        assert counts[0] == self.used, f"{counts[0]} slots in use, {self.used} counted"
+        assert counts[1] == 0, f"{counts[1]} keys cannot be reached from their home slot"
+        assert counts[2] == 0, f"{counts[2]} keys stand twice"
+        assert self.used <= self._max_entries
+        assert len(self._slots) <= self._max_slots
+        if self.is_counting:
+            assert len(self._counts) == len(self._slots)
+            assert np.array_equal(self._counts != 0, self._slots["value"] != 0)

@@ -1,0 +1,55 @@
+"""A round over one partition in one call, in this process: for scripts and for a look at what a round does.
+
+The command line does the same on Spark, for many partitions, with locks, settings and the cleaner checkpoint
+(`compact/planning.py`). Here these are the caller's.
+"""
+
+from __future__ import annotations
+
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.plan import CompactionConfig, refusals, select
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.config.message_format import MessageFormat
+from keytail.errors import Refused
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import PartitionFacts
+from keytail.log.producers import first_unstable
+
+COMPACTED = CompactionConfig(cleanup_policy=frozenset({"compact"}))
+
+
+def compact(
+    facts: PartitionFacts,
+    config: CompactionConfig = COMPACTED,
+    *,
+    now_ms: int,
+    run_id: str = "by-hand",
+    message_format: MessageFormat = "unknown",
+    fs: FileSystem = LOCAL,
+) -> CleaningResult | None:
+    """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
+
+    `config` counts as known: the caller has it from the topic. Refused for what a planned run refuses, and for messages
+    of magic 0 and 1 where the caller does not say what becomes of them. The result's `end_offset` is what the cleaner
+    checkpoint must say then.
+    """
+    reasons = refusals(facts, config, "", now_ms)
+    if reasons:
+        raise Refused(str(reasons[0]), path=facts.path, remedy="Nothing was changed")
+    unstable = first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
+    selection = select(facts, config, now_ms, unstable=unstable)
+    if not selection.eligible:
+        return None
+    task = CleaningTask.of(
+        facts,
+        first_dirty_offset=selection.first_dirty_offset,
+        first_uncleanable_offset=selection.first_uncleanable_offset,
+        now_ms=now_ms,
+        config=config,
+        run_id=run_id,
+        message_format=message_format,
+        map_memory_bytes=16 << 20,
+    )
+    result = clean_partition(fs, task)
+    install(fs, task, result)
+    return result

@@ -1,0 +1,331 @@
+"""A target in an object store, through pyarrow's filesystems: partitions sent there, listed, and their records.
+
+An object is there whole or not at all, but objects are not there together: a partition's record, put last and taken
+back first, says whether its objects are of one state (compact/out_of_place/OUT_OF_PLACE.md). Who may come in is the
+environment's or the URI's matter; nothing of a URI but its scheme, host and path is ever told or stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+
+from keytail.acting_user import as_caller
+from keytail.compact.out_of_place.output_record import OutputRecord, PlacedFile, encode_record
+from keytail.compact.out_of_place.output_tree import Found, foreign_root_file, found_of
+from keytail.compact.out_of_place.partition import outputs_of, to_copy
+from keytail.compact.task import CleaningTask, NeedsFanOut
+from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.format import names
+from keytail.kernels.native import file_digest
+from keytail.log.fs import FileSystem
+from keytail.log.replace import GroupOutput
+
+T = TypeVar("T")
+
+_CHUNK_BYTES = 8 << 20
+_ATTEMPTS = 4
+_LONGEST_WAIT_S = 20.0
+_WITH_BUCKETS = ("s3", "gcs")
+_READERS = 16  # records that are read at the same time
+
+
+class StoreProblem(KeytailError):
+    """The object store does not answer, or says no."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder in an object store, by a URI of `pyarrow.fs.FileSystem.from_uri`. Small and picklable; what it prints
+    as has no secret in it, but its URI may have one."""
+
+    uri: str
+    folder: str = ""  # below it: a log dir of several, a partition
+
+    def __str__(self) -> str:
+        return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
+
+    __repr__ = __str__
+
+    def below(self, name: str) -> Store:
+        return replace(self, folder="/".join(filter(None, (self.folder, name))))
+
+    def connect(self) -> tuple[Any, str]:
+        """pyarrow's filesystem and the path in it."""
+        try:
+            with as_caller():  # keys may be in files of the caller's home
+                fs, path = _connected(self.uri)
+        except Exception as problem:
+            raise UsageProblem(
+                f"the target cannot be reached: {self.without_secrets(str(problem))}",
+                path=str(self),
+                remedy="Give a path, or a URI that pyarrow knows, such as s3://bucket/prefix; keys by the environment",
+            ) from None
+        return fs, "/".join(filter(None, (path.rstrip("/"), self.folder)))
+
+    def without_secrets(self, text: str) -> str:
+        parts = urlsplit(self.uri)
+        secrets = [part for part in (parts.username, parts.password, parts.query) if part]
+        for secret in sorted([self.uri, *secrets], key=len, reverse=True):
+            text = text.replace(secret, "...")
+        return text
+
+    def send(
+        self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], begun: OutputRecord
+    ) -> tuple[PlacedFile, ...]:
+        """Put all objects of a partition, from a worker: what was cleaned from its scratch directory, all else from
+        the source. First the record says that they are being replaced. Their sizes are looked at in the store."""
+        assert task.out_of_place is not None
+        store = self.below(begun.name)
+        outputs = outputs_of(groups)
+        store.put(names.OUTPUT_RECORD, encode_record(begun))
+        placed = [
+            store.put_file(fs, os.path.join(task.scratch_path, file.scratch_name), file.name, file) for file in outputs
+        ]
+        for seen in to_copy(task.out_of_place.source_files, groups):
+            source = os.path.join(task.partition_path, seen.name)
+            placed.append(store.put_file(fs, source, seen.name, PlacedFile(seen.name, "", seen.size_bytes, "")))
+        return tuple(placed)
+
+    def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
+        """Stream a local file into an object, and look at its size there. `wanted`: what must have been read."""
+
+        def once(remote: Any, path: str) -> PlacedFile:
+            digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+            fd = fs.open_read(source)
+            try:
+                with _told(self, f"writing {name}"):
+                    out = remote.open_output_stream(path)
+                try:
+                    while count := fs.read_into(fd, buffer, position):
+                        part = memoryview(buffer)[:count]
+                        digest.update(part)
+                        position += count
+                        with _told(self, f"writing {name}"):
+                            out.write(part)
+                finally:
+                    with _told(self, f"writing {name}"):
+                        out.close()
+            finally:
+                fs.close(fd)
+            return PlacedFile(name, "", position, digest.hexdigest())
+
+        sent = self._tried(name, once)
+        if sent.size_bytes != wanted.size_bytes or wanted.digest_hex not in ("", sent.digest_hex):
+            raise Refused(
+                f"the file has {sent.size_bytes} bytes and not those {wanted.size_bytes} that were to be sent",
+                path=source,
+                remedy="Something else writes to the directory; stop it and run again",
+            )
+        self._check_size(name, sent.size_bytes)
+        return sent
+
+    def _check_size(self, name: str, size_bytes: int) -> None:
+        there = self._tried(name, _size)
+        if there != size_bytes:
+            raise StoreProblem(
+                f"the object has {there} bytes in the store, and {size_bytes} were sent",
+                path=str(self.below(name)),
+                remedy="Run again: the partition is unfinished, and is sent anew",
+            )
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small object."""
+
+        def once(remote: Any, path: str) -> None:
+            with remote.open_output_stream(path) as out:
+                out.write(data)
+
+        self._tried(name, once)
+
+    def read(self, name: str) -> bytes | None:
+        """A small object, None where it is not there."""
+
+        def once(remote: Any, path: str) -> bytes | None:
+            try:
+                with remote.open_input_stream(path) as stream:
+                    data: bytes = stream.read()
+                    return data
+            except FileNotFoundError:
+                return None
+
+        return self._tried(name, once)
+
+    def delete(self, name: str) -> None:
+        """Of an object that is gone already, too."""
+
+        def once(remote: Any, path: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                remote.delete_file(path)
+
+        self._tried(name, once)
+
+    def sizes(self) -> dict[str, int]:
+        """Of all objects below the folder, by their names from there on. UsageProblem where there is no such bucket."""
+        import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
+
+        def once(remote: Any, path: str) -> dict[str, int]:
+            found = remote.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True, recursive=True))
+            if not found and remote.type_name in _WITH_BUCKETS:
+                bucket = path.partition("/")[0]
+                if remote.get_file_info(bucket).type == pyarrow.fs.FileType.NotFound:
+                    raise UsageProblem(f"there is no bucket {bucket}", path=str(self), remedy="Make it, then run again")
+            files = [info for info in found if info.type == pyarrow.fs.FileType.File]
+            return {info.path[len(path) :].lstrip("/"): info.size for info in files}
+
+        return self._tried("", once)
+
+    def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
+        """`once(filesystem, path)`; again after a while where the store failed."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(StoreProblem),
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential_jitter(initial=0.2, max=_LONGEST_WAIT_S),
+            reraise=True,
+        )
+
+        def attempt() -> T:
+            remote, path = self.connect()
+            with _told(self, name or "listing"):
+                return once(remote, "/".join(filter(None, (path, name))))
+
+        answer: T = retrying(attempt)
+        return answer
+
+
+@lru_cache(maxsize=4)
+def _connected(uri: str) -> tuple[Any, str]:
+    """Once a process: it looks for the keys that there are."""
+    import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
+
+    remote, path = pyarrow.fs.FileSystem.from_uri(uri)
+    return remote, path
+
+
+@contextlib.contextmanager
+def _told(store: Store, what: str) -> Iterator[None]:
+    """The store's errors, which pyarrow raises as OSError, in our words. A local file's have its name in them."""
+    try:
+        yield
+    except FileNotFoundError as missing:
+        if missing.filename is not None:
+            raise
+        raise Refused(  # which is not tried again
+            f"there is no such bucket, folder or object: {store.without_secrets(str(missing))}",
+            path=str(store),
+            remedy="Make the bucket, or mend the name, and run again",
+        ) from None
+    except OSError as problem:
+        if problem.filename is not None:
+            raise
+        raise StoreProblem(
+            f"the object store failed ({what}): {store.without_secrets(str(problem))[:500]}",
+            path=str(store),
+            remedy="Mend that, and run again: what is done is kept",
+        ) from None
+
+
+def _size(remote: Any, path: str) -> int | None:
+    size: int | None = remote.get_file_info(path).size
+    return size
+
+
+def shown(uri: str) -> str:
+    """A URI without user, password and options."""
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def is_store(target: str) -> bool:
+    """Whether a target is a URI of an object store; `file:` is a path."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", target) is not None and not target.startswith("file://")
+
+
+class StoreTree:
+    """One log dir of the target in an object store, as compact/out_of_place/output_tree.py has it of a mounted path."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+    def place_of(self, name: str) -> str:
+        return str(self.store.below(name))
+
+    def found(self) -> dict[str, Found]:
+        listings: dict[str, dict[str, tuple[int, int | None]]] = {}
+        for name, size_bytes in self.store.sizes().items():
+            directory, slash, file = name.partition("/")
+            if slash:
+                listings.setdefault(directory, {})[file] = (size_bytes, None)
+        with_record = [name for name, listing in listings.items() if names.OUTPUT_RECORD in listing]
+        with ThreadPoolExecutor(_READERS) as readers:
+            read = readers.map(lambda name: self.store.below(name).read(names.OUTPUT_RECORD), with_record)
+            records = dict(zip(with_record, read, strict=True))
+        return {
+            name: found_of(name, listing, records.get(name), self.place_of(name)) for name, listing in listings.items()
+        }
+
+    def other_files(self) -> list[str]:
+        return sorted(name for name in self.store.sizes() if "/" not in name and foreign_root_file(name))
+
+    def make(self) -> None:
+        """Folders are made by what is in them."""
+
+    def make_partition(self, name: str, source: str) -> None:
+        """As `make`."""
+
+    def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
+        """The objects are there, sent by a worker; what else is in the folder goes, and the record says that it is
+        done."""
+        store = self.store.below(record.name)
+        sizes = store.sizes()
+        wanted = {file.name: file.size_bytes for file in placed}
+        for name, size_bytes in wanted.items():
+            if sizes.get(name) != size_bytes:
+                raise StoreProblem(
+                    f"the object has {sizes.get(name, 'no')} bytes in the store, and {size_bytes} were sent",
+                    path=str(store.below(name)),
+                    remedy="Run again: the partition is unfinished, and is sent anew",
+                )
+        for name in sorted(sizes.keys() - {*wanted, names.OUTPUT_RECORD}):
+            store.delete(name)
+        done = replace(record, is_finished=True, files=tuple(placed))
+        store.put(names.OUTPUT_RECORD, encode_record(done))
+        return done
+
+    def read(self, name: str) -> bytes | None:
+        return self.store.read(name)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store.put(name, data)
+
+    def remove(self, root_files: Iterable[str]) -> None:
+        for name in root_files:
+            self.store.delete(name)
+
+
+@contextlib.contextmanager
+def local_scratch(path: str) -> Iterator[None]:
+    """A directory of this host for what is cleaned before it is sent; it stays where a fan-out is to go on in it."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    try:
+        yield
+    except NeedsFanOut:
+        raise
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,134 @@
+"""What a partition written out of place is of: the record beside its files, by which the next run knows what is there.
+
+JSON, of one version, written last and put in its place atomically (compact/out_of_place/OUT_OF_PLACE.md). Where it is
+kept, a directory or an object store, and what is concluded from it is left to others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.json_object import parse_object
+from keytail.log.fs import FileSystem
+
+_VERSION = 1
+
+
+class SeenFile(NamedTuple):
+    """A file of the source, by its listing."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+class PlacedFile(NamedTuple):
+    """A file of the target: its final name, that of the scratch file until then ("": it has its name), size, XXH3-128,
+    and, as soon as it is in its place and a file system tells, its modification time."""
+
+    name: str
+    scratch_name: str
+    size_bytes: int
+    digest_hex: str
+    mtime_ns: int | None = None
+
+
+class Entries(NamedTuple):
+    """What the checkpoints of a log dir say of a partition; None: they have no entry."""
+
+    cleaner: int | None = None
+    recovery_point: int | None = None
+    log_start: int | None = None
+    high_watermark: int | None = None
+
+
+@dataclass(frozen=True)
+class OutputRecord:
+    """`source_files` and `source_entries` as they were, `entries` as they are to be in the target, with `files`.
+
+    Not `is_finished`: its files are being replaced, and may be anything. `copied_for`: why it was copied as it was.
+    `clean_to`: the offset below which it was compacted, None of a copy.
+    """
+
+    run_id: str
+    topic: str
+    partition: int
+    source: str
+    written_ms: int
+    is_finished: bool
+    clean_shutdown: bool
+    source_files: tuple[SeenFile, ...]
+    source_entries: Entries
+    entries: Entries
+    files: tuple[PlacedFile, ...]
+    copied_for: str = ""
+    clean_to: int | None = None
+
+    @property
+    def name(self) -> str:
+        return names.partition_dir(self.topic, self.partition)
+
+
+def encode_record(record: OutputRecord) -> bytes:
+    fields: dict[str, Any] = {"version": _VERSION, **asdict(record)}
+    fields["files"] = [
+        [file.name, file.size_bytes, file.digest_hex, file.mtime_ns] for file in record.files
+    ]  # a list each, not an object: a partition may have thousands
+    return (json.dumps(fields) + "\n").encode()
+
+
+def decode_record(data: bytes, where: str) -> OutputRecord:
+    """CorruptLog for one that cannot be read, Refused for one of another version."""
+    try:
+        fields = parse_object(data)
+        version = fields.pop("version")
+        if version != _VERSION:
+            raise Refused(
+                f"what is known of this output has version {version}, and this keytail knows {_VERSION}",
+                path=where,
+                remedy="Use the keytail that made it, or another --output-dir",
+            )
+        fields["source_files"] = tuple(SeenFile(*file) for file in fields["source_files"])
+        fields["source_entries"] = Entries(*fields["source_entries"])
+        fields["entries"] = Entries(*fields["entries"])
+        fields["files"] = tuple(
+            PlacedFile(name, "", size_bytes, digest, mtime_ns) for name, size_bytes, digest, mtime_ns in fields["files"]
+        )
+        seen: tuple[SeenFile | PlacedFile, ...] = (*fields["source_files"], *fields["files"])
+        if any(os.path.basename(file.name) != file.name for file in seen):
+            raise ValueError("it names a file of another directory")
+        return OutputRecord(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLog(
+            f"what is known of this output cannot be read: {error}",
+            path=where,
+            remedy="Remove the partition's directory in the target, and run again: it is written anew",
+        ) from error
+
+
+def seen_files(fs: FileSystem, partition_path: str) -> tuple[SeenFile, ...]:
+    """All that a copy of the partition takes over, by name: regular files but scratch, ours and a broker's."""
+    return tuple(
+        sorted(
+            SeenFile(entry.name, entry.size_bytes, entry.mtime_ns)
+            for entry in fs.scan(partition_path)
+            if entry.is_regular and _is_taken_over(entry.name)
+        )
+    )
+
+
+def _is_taken_over(name: str) -> bool:
+    if name == names.OUTPUT_RECORD or name.endswith((names.TEMPORARY, names.SCRATCH)):
+        return False
+    return names.parse_file_name(name).kind in ("live", "partition", "other")
+
+
+def as_listed(record: OutputRecord) -> Mapping[str, tuple[int, int | None]]:
+    """Sizes and times of its files by name, as a listing of the target is to have them."""
+    return {file.name: (file.size_bytes, file.mtime_ns) for file in record.files}

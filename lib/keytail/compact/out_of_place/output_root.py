@@ -1,0 +1,102 @@
+"""The files of a target's log dirs themselves: checkpoints of what is there, and those without which no broker starts.
+
+`meta.properties` goes before anything is changed and comes last, and only where every partition of the source is there:
+a broker would take the others for empty ones (compact/out_of_place/OUT_OF_PLACE.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keytail.compact.out_of_place.driver import Tree
+from keytail.compact.out_of_place.output_record import Entries, OutputRecord
+from keytail.format import names
+from keytail.log.checkpoint import encode_offsets
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts
+
+_FIELD_OF = {
+    names.CLEANER_CHECKPOINT: "cleaner",
+    names.RECOVERY_POINT_CHECKPOINT: "recovery_point",
+    names.LOG_START_CHECKPOINT: "log_start",
+    names.HIGH_WATERMARK_CHECKPOINT: "high_watermark",
+}
+# Of these the first is what a broker asks for, in each log dir; the second spares it to look at the logs again.
+STARTING = (names.META_PROPERTIES, names.CLEAN_SHUTDOWN)
+
+
+@dataclass
+class Root:
+    """One log dir: `records` are of the partitions that are there and as the source is now; `lacking` says of each
+    other one why it is not."""
+
+    facts: LogDirFacts
+    tree: Tree
+    records: dict[str, OutputRecord] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_metadata(self) -> bool:
+        return names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0) in self.facts.skipped
+
+
+def entries_of(facts: LogDirFacts, topic: str, partition: int) -> Entries:
+    key = (topic, partition)
+    return Entries(
+        facts.cleaner_checkpoint.get(key),
+        facts.recovery_points.get(key),
+        facts.log_starts.get(key),
+        facts.high_watermarks.get(key),
+    )
+
+
+def contents(fs: FileSystem, root: Root, *, is_complete: bool) -> dict[str, bytes]:
+    """What the files of the log dir are to hold, by name; those that are not in it are not to be there."""
+    wanted: dict[str, bytes] = {}
+    for name, of in _FIELD_OF.items():
+        offsets = {
+            (record.topic, record.partition): offset
+            for record in root.records.values()
+            if (offset := getattr(record.entries, of)) is not None
+        }
+        if offsets or fs.exists(os.path.join(root.facts.path, name)):
+            wanted[name] = encode_offsets(offsets)
+    for name in (names.BOOTSTRAP_SNAPSHOT, *(STARTING if is_complete else ())):
+        path = os.path.join(root.facts.path, name)
+        if fs.exists(path):
+            wanted[name] = fs.read_bytes(path, whole=True)
+    return wanted
+
+
+def is_outdated(tree: Tree, wanted: Mapping[str, bytes]) -> bool:
+    return any(tree.read(name) != wanted.get(name) for name in (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT, *STARTING))
+
+
+def close_to_brokers(roots: Sequence[Root]) -> None:
+    """From now on no broker starts on the target. The log dir with the metadata log first: without that none does."""
+    for root in _metadata_first(roots):
+        root.tree.remove(STARTING)
+
+
+def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
+    """Every file, those that let a broker start at the end, and of these that of the metadata log's dir last."""
+    planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
+    for root, wanted in planned:
+        _put(root.tree, wanted, (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT))
+    for name in reversed(STARTING):
+        for root, wanted in planned:
+            _put(root.tree, wanted, (name,))
+
+
+def _put(tree: Tree, wanted: Mapping[str, bytes], files: Collection[str]) -> None:
+    for name in files:
+        if name not in wanted:
+            tree.remove((name,))
+        elif tree.read(name) != wanted[name]:
+            tree.put(name, wanted[name])
+
+
+def _metadata_first(roots: Sequence[Root]) -> list[Root]:
+    return sorted(roots, key=lambda root: not root.has_metadata)

@@ -1,0 +1,204 @@
+"""A log dir of a target on a mounted path: what is there, a partition put in its place, the files of the log dir.
+
+Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md tabulates the states). Which partitions and
+which contents is left to the callers, who hold the target's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from keytail.compact.out_of_place.output_record import OutputRecord, PlacedFile, as_listed, decode_record, encode_record
+from keytail.errors import CorruptLog, KeytailError, Refused, SymbolicLink
+from keytail.format import names
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
+
+ROOT_FILES = (
+    names.META_PROPERTIES,
+    names.CLEAN_SHUTDOWN,
+    names.BOOTSTRAP_SNAPSHOT,
+    names.CLEANER_CHECKPOINT,
+    names.RECOVERY_POINT_CHECKPOINT,
+    names.LOG_START_CHECKPOINT,
+    names.HIGH_WATERMARK_CHECKPOINT,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A partition in a target. No `record`: it was begun and is not done. `is_foreign`: not made by keytail.
+
+    `listing` has size and, where a file system tells, time of its files; `problem` says why its record is of no use.
+    """
+
+    name: str
+    record: OutputRecord | None = None
+    is_foreign: bool = False
+    problem: KeytailError | None = None
+    listing: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.record is not None and self.record.is_finished
+
+    def other_than_written(self) -> str:
+        """In words, how it differs from what its record tells; empty if it does not."""
+        assert self.record is not None
+        wanted = as_listed(self.record)
+        here = {name: facts for name, facts in self.listing.items() if not _is_ours(name)}
+        differ = sorted(name for name in {*wanted, *here} if wanted.get(name) != here.get(name))
+        return ", ".join(differ[:5]) + (" ..." if len(differ) > 5 else "")
+
+
+def found_of(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> Found:
+    """What a directory of this name is, by its listing and the contents of its record, where it has one."""
+    parsed = names.parse_partition_dir(name)
+    if parsed is None or parsed.kind != "normal":
+        return Found(name, is_foreign=True)
+    if data is None:
+        return Found(name, is_foreign=not all(map(_is_ours, listing)), listing=listing)
+    try:
+        return Found(name, decode_record(data, where), listing=listing)
+    except (CorruptLog, Refused) as problem:
+        return Found(name, problem=problem, listing=listing)
+
+
+def _is_ours(name: str) -> bool:
+    """A name that only keytail makes, and that no broker reads."""
+    return name.endswith(names.SCRATCH) or name in (names.OUTPUT_RECORD, names.OUTPUT_RECORD + names.TEMPORARY)
+
+
+def foreign_root_file(name: str) -> bool:
+    """Whether a file of the target's log dir is none that keytail writes there."""
+    return name not in (*ROOT_FILES, names.LOCK) and name.removesuffix(names.TEMPORARY) not in ROOT_FILES
+
+
+class MountedTree:
+    """One log dir of the target; `source` is the log dir that it is of, whose owner and mode it takes."""
+
+    def __init__(self, fs: FileSystem, path: str, source: str) -> None:
+        self.fs, self.path, self.source = fs, path, source
+
+    def __str__(self) -> str:
+        return self.path
+
+    def place_of(self, name: str) -> str:
+        """Of a partition, for people too."""
+        return os.path.join(self.path, name)
+
+    def found(self) -> dict[str, Found]:
+        """The partitions that are there, and any other directory as a foreign one. None where nothing is there yet."""
+        if not self.fs.exists(self.path):
+            return {}
+        entries = self.fs.scan_names(self.path)
+        return {one.name: self._found(one.name) for one in entries if one.is_dir or one.is_symlink}
+
+    def _found(self, name: str) -> Found:
+        path = self.place_of(name)
+        try:
+            entries = self.fs.scan(path)
+        except (NotADirectoryError, SymbolicLink):
+            return Found(name, is_foreign=True)
+        listing: dict[str, tuple[int, int | None]] = {one.name: (one.size_bytes, one.mtime_ns) for one in entries}
+        record = os.path.join(path, names.OUTPUT_RECORD)
+        data = self.fs.read_bytes(record, whole=True) if names.OUTPUT_RECORD in listing else None
+        return found_of(name, listing, data, record)
+
+    def other_files(self) -> list[str]:
+        """Names in the log dir itself that keytail does not write."""
+        if not self.fs.exists(self.path):
+            return []
+        entries = self.fs.scan_names(self.path)
+        return sorted(one.name for one in entries if not (one.is_dir or one.is_symlink) and foreign_root_file(one.name))
+
+    def make(self) -> None:
+        """The log dir, if it is not there."""
+        if not self.fs.exists(self.path):
+            self.fs.mkdir(self.path, writable(self.fs.stat(self.source)))
+            self.fs.fsync_dir(os.path.dirname(self.path))
+
+    def make_partition(self, name: str, source: str) -> None:
+        """Its directory, if it is not there; without scratch files."""
+        path = self.place_of(name)
+        if not self.fs.exists(path):
+            self.fs.mkdir(path, writable(self.fs.stat(source)))
+            self.fs.fsync_dir(self.path)
+            return
+        for entry in self.fs.scan(path):
+            if entry.name.endswith(names.SCRATCH):
+                self.fs.unlink(os.path.join(path, entry.name))
+
+    def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
+        """Give what a task wrote its names, in place of all that was there; the record as it is at the end.
+
+        While files are replaced the record says so. Stopped anywhere, the partition is as it was, or unfinished.
+        """
+        path = self.place_of(record.name)
+        self._check(path, placed)
+        refuse_lost(self.fs, path)
+        self._put_record(path, replace(record, is_finished=False, source_files=(), files=()))
+        kept = {file.name for file in placed} | {file.scratch_name for file in placed} | {names.OUTPUT_RECORD}
+        for entry in sorted(self.fs.scan(path), key=lambda entry: entry.name):
+            if entry.name not in kept:
+                self.fs.unlink(os.path.join(path, entry.name))
+        for file in placed:
+            self.fs.rename(os.path.join(path, file.scratch_name), os.path.join(path, file.name))
+        self.fs.fsync_dir(path)
+        times = {entry.name: entry.mtime_ns for entry in self.fs.scan(path)}
+        files = tuple(file._replace(scratch_name="", mtime_ns=times[file.name]) for file in placed)
+        done = replace(record, is_finished=True, files=files)
+        self._put_record(path, done)
+        return done
+
+    def _check(self, path: str, placed: Sequence[PlacedFile]) -> None:
+        """Before anything of what was there is touched."""
+        sizes = {entry.name: entry.size_bytes for entry in self.fs.scan(path)}
+        for file in placed:
+            if sizes.get(file.scratch_name) != file.size_bytes:
+                raise KeytailError(
+                    f"the output has {sizes.get(file.scratch_name, 'no')} bytes here, its task wrote {file.size_bytes}",
+                    path=os.path.join(path, file.scratch_name),
+                    remedy="Is the target mounted alike on driver and executors? What was there is as it was",
+                )
+
+    def _put_record(self, path: str, record: OutputRecord) -> None:
+        self._put(path, names.OUTPUT_RECORD, encode_record(record), self.fs.stat(path))
+
+    def _put(self, directory: str, name: str, data: bytes, like: FileStat) -> None:
+        refuse_lost(self.fs, directory)
+        path = os.path.join(directory, name)
+        temporary = path + names.TEMPORARY
+        if self.fs.exists(temporary):  # of a run that was killed here
+            self.fs.unlink(temporary)
+        self.fs.put_file(path, data, like, temporary)
+        self.fs.fsync_dir(directory)
+
+    def read(self, name: str) -> bytes | None:
+        """A file of the log dir, None where it is not there."""
+        try:
+            return self.fs.read_bytes(os.path.join(self.path, name), whole=True)
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, data: bytes) -> None:
+        """A file of the log dir, durable, like that of the source."""
+        source = os.path.join(self.source, name)
+        like = self.fs.stat(source if self.fs.exists(source) else self.source)
+        self._put(self.path, name, data, writable(like))
+
+    def remove(self, root_files: Iterable[str]) -> None:
+        """Files of the log dir, those that are there: each is gone for good before the next goes."""
+        for name in root_files:
+            path = os.path.join(self.path, name)
+            if self.fs.exists(path):
+                refuse_lost(self.fs, self.path)
+                self.fs.unlink(path)
+                self.fs.fsync_dir(self.path)
+
+
+def writable(like: FileStat) -> FileStat:
+    """For its owner: of a source that somebody made read-only a broker could not go on."""
+    return replace(like, mode=like.mode | (0o700 if like.is_dir else 0o600))

@@ -1,0 +1,272 @@
+"""What becomes of one partition in a compaction out of place: cleaned, copied, kept as the target has it, or left out.
+
+Pure but for listings of the source; what the target has is given.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from keytail.cli.selection import Configuration
+from keytail.compact.plan import CompactionConfig
+from keytail.compact.planning import Planned, Rules, TaskSettings, cleaning_tasks, plan_one
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.rows import ResultRow
+
+if TYPE_CHECKING:
+    from keytail.compact.out_of_place.driver import Intended
+    from keytail.compact.out_of_place.output_record import Entries, OutputRecord, SeenFile
+    from keytail.compact.out_of_place.output_tree import Found
+    from keytail.compact.out_of_place.target import Target
+    from keytail.compact.task import CleaningTask
+
+Fate = Literal["clean", "copy", "keep", "leave"]
+Known = Mapping[str, Mapping[str, "Found"]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One partition. `row` says what a plan says of it, or why it is left out; `record` is the target's of one that is
+    kept. The metadata log's partition is never `planned`."""
+
+    log_dir: str
+    path: str
+    topic: str
+    partition: int
+    fate: Fate
+    row: ResultRow
+    source_files: tuple[SeenFile, ...] = ()
+    entries: Entries | None = None
+    planned: Planned | None = None
+    record: OutputRecord | None = None
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.row.bytes_before or 0
+
+    def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
+        if self.fate == "copy":
+            row = replace(self.row, error=f"would be copied as it is: {self.row.error}")
+        elif self.fate == "clean" and self.planned is not None:
+            row = self.planned.planned_row(map_memory_bytes)
+        else:
+            row = self.row
+        return self.detailed(row) if in_detail else row
+
+    def detailed(self, row: ResultRow) -> ResultRow:
+        return self.planned.detailed(row) if self.planned is not None else row
+
+    def gated(self, row: ResultRow) -> ResultRow:
+        return self.planned.gated(row) if self.planned is not None else row
+
+    @property
+    def is_unhosted(self) -> bool:
+        """Whether other replicas were named, of which none has it."""
+        held = self.planned.gate if self.planned is not None and self.fate == "clean" else None
+        return held is not None and held.replica is None
+
+    def task(self, settings: TaskSettings, rules: Rules, path: str, run_id: str, *, is_local: bool) -> CleaningTask:
+        from keytail.compact.task import CleaningTask, OutOfPlace  # noqa: PLC0415 (brings in the kernels)
+
+        place = OutOfPlace(path, self.source_files, is_local=is_local, only_copies=self.fate == "copy")
+        if self.fate == "clean" and self.planned is not None:
+            [task] = cleaning_tasks([self.planned], rules, settings, run_id)
+            return replace(task, out_of_place=place)
+        copied: dict[str, Any] = {
+            "first_dirty_offset": 0,
+            "first_uncleanable_offset": 0,
+            "now_ms": rules.now_ms,
+            "config": CompactionConfig(),
+            "run_id": run_id,
+            "throttle_bytes_per_s": settings.throttle_bytes_per_s,
+            "out_of_place": place,
+        }
+        if self.planned is None:
+            return CleaningTask(self.topic, self.partition, self.path, (), (), 0, 0, **copied)
+        return CleaningTask.of(self.planned.facts, **copied)
+
+    def intended(self, target: Target) -> Intended:
+        from keytail.compact.out_of_place.driver import Intended  # noqa: PLC0415 (as above)
+        from keytail.compact.out_of_place.output_record import Entries  # noqa: PLC0415 (as above)
+
+        notes = []
+        mended = None
+        if self.planned is not None:
+            mended = self.planned.mended_checkpoint
+            if self.fate == "clean" and self.planned.facts.high_watermark is None:
+                notes.append(
+                    f"{self.name}: no high watermark is known of it, and the log end, "
+                    f"{self.planned.facts.log_end_offset}, was taken for it: what replicas did not have may have "
+                    "removed what they had"
+                )
+        return Intended(target.tree(self.log_dir), self.row, self.entries or Entries(), mended, tuple(notes))
+
+
+def judge(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    known: Known,
+    *,
+    execute: bool = False,
+) -> Judged:
+    """Of a chosen partition. Reads of the source what a plan reads, and only its listing where nothing has changed."""
+    from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
+    from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
+
+    at = Judged(log_dir.path, entry.path, entry.topic, entry.partition, "leave", _no_row(entry))
+    there = known[log_dir.path].get(at.name)
+    try:
+        at = replace(
+            at, source_files=seen_files(fs, entry.path), entries=entries_of(log_dir, entry.topic, entry.partition)
+        )
+        if execute:
+            fs.refuse_unless_like(fs.stat(entry.path))
+    except (KeytailError, OSError) as problem:
+        return replace(at, row=at.row.unchanged("refused", in_words(problem)))
+    if there is not None and (unusable := _unusable(there)) is not None:
+        return replace(at, row=replace(at.row.unchanged("refused", str(unusable)), problem=unusable))
+    if (record := _unchanged(at, there, log_dir.clean_shutdown)) is not None and not entry.problems:
+        kept = _keep(fs, log_dir, entry, configuration, rules, at, record)
+        if kept is not None:
+            return kept
+    planned = plan_one(fs, log_dir, entry, configuration, rules)
+    row = planned.row()
+    facts = planned.facts
+    is_unread = planned.config is None and planned.problem is None  # the system did not let it be judged
+    if planned.corrupt or is_unread or facts.problems or not facts.segments:
+        # A plan skips one that is not compacted, whatever else is wrong with it: here it is missing.
+        status = "corrupt" if planned.corrupt else "refused"
+        return replace(at, row=row.unchanged(status, _told(planned, log_dir, at.name)), planned=planned)
+    if planned.wanted:
+        return replace(at, fate="clean", row=row, planned=planned)
+    return replace(at, fate="copy", row=row, planned=planned)
+
+
+def _no_row(entry: PartitionEntry) -> ResultRow:
+    return ResultRow(entry.topic, entry.partition, entry.log_dir, "refused")
+
+
+def _told(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
+    """Why a partition is left out."""
+    waiting = [one for one in planned.facts.leftovers if names.parse_file_name(one).kind == "swap"]
+    if not waiting:
+        return f"not placed: {'; '.join(planned.facts.problems) or planned.row().error}"
+    return (
+        f"not placed: an interrupted replacement of segments waits to be finished "
+        f"({os.path.join(planned.facts.path, waiting[0])}), and out of place nothing of the source is touched: "
+        f"`keytail compact --log-dirs {log_dir.path} --partitions {name} --execute` finishes it, and so does a broker "
+        "that starts"
+    )
+
+
+def _unusable(there: Found) -> KeytailError | None:
+    """What the target has of the partition, where it must not be replaced."""
+    if there.problem is not None:
+        return there.problem
+    if there.is_done and (differs := there.other_than_written()):
+        return Refused(
+            f"what the target has of it is not what keytail wrote: {differs}",
+            remedy="A broker that has started on the target changes it: give another --output-dir, or remove the "
+            "partition's directory there",
+        )
+    return None
+
+
+def _unchanged(at: Judged, there: Found | None, clean_shutdown: bool) -> OutputRecord | None:
+    """The target's record, where the source is as it was when that was written."""
+    if there is None or there.record is None or not there.is_done:
+        return None
+    record = there.record
+    same = (record.source_files, record.source_entries, record.clean_shutdown) == (
+        at.source_files, at.entries, clean_shutdown,
+    )  # fmt: skip
+    return record if same else None
+
+
+def _keep(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    at: Judged,
+    record: OutputRecord,
+) -> Judged | None:
+    """Where nothing is due either, by now, of what the target has: what `compact` there would say."""
+    from keytail.compact.out_of_place.partition import as_written  # noqa: PLC0415 (brings in the kernels)
+
+    planned = plan_one(
+        fs, log_dir, entry, configuration, rules, by_listing=True, as_if=lambda facts: as_written(facts, record)
+    )
+    if planned.wanted or planned.corrupt or planned.facts.problems:
+        return None
+    row = planned.row()
+    logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
+    text = f"unchanged since {since} UTC, when the target got it"
+    status = row.status
+    if status in ("clean", "skipped"):
+        status = "clean"
+        text += f", copied as it is: {record.copied_for}" if record.copied_for else ""
+    else:
+        text += f"; {row.error}"
+    row = replace(row, status=status, error=text, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
+    return replace(at, fate="keep", row=row, record=record, planned=planned)
+
+
+def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[Judged]:
+    """The metadata log's, where the log dir has one: it is copied whole, by what its listing says."""
+    from keytail.compact.out_of_place.output_record import Entries, seen_files  # noqa: PLC0415 (--help stays fast)
+
+    name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
+    if name not in facts.skipped:
+        return []
+    path = os.path.join(facts.path, name)
+    row = ResultRow(names.CLUSTER_METADATA_TOPIC, 0, facts.path, "clean", "the metadata log is never compacted")
+    at = Judged(facts.path, path, names.CLUSTER_METADATA_TOPIC, 0, "copy", row, seen_files(fs, path), Entries())
+    size_bytes = sum(file.size_bytes for file in at.source_files)
+    at = replace(at, row=replace(row, bytes_before=size_bytes, bytes_after=size_bytes))
+    there = known.get(name)
+    if there is not None and (problem := _unusable(there)) is not None:
+        raise problem
+    record = _unchanged(at, there, True)
+    return [at if record is None else replace(at, fate="keep", record=record)]
+
+
+def not_chosen(
+    fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None
+) -> tuple[OutputRecord | None, str]:
+    """Of a partition that this run is not about: its record, where the target has it as the source is now; else why
+    not."""
+    from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
+    from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
+
+    parsed = names.parse_partition_dir(os.path.basename(path))
+    assert parsed is not None
+    if there is None or not there.is_done:
+        return None, "not chosen"
+    if _unusable(there) is not None:
+        return None, "not chosen, and changed in the target"
+    try:
+        row = ResultRow(parsed.topic, parsed.partition, facts.path, "skipped")
+        files = seen_files(fs, path)
+        at = Judged(facts.path, path, parsed.topic, parsed.partition, "leave", row, files,
+                    entries_of(facts, parsed.topic, parsed.partition))  # fmt: skip
+        record = _unchanged(at, there, facts.clean_shutdown)
+    except OSError as problem:
+        return None, str(problem)
+    return (record, "") if record is not None else (None, "not chosen, and changed since the target got it")

@@ -1,0 +1,173 @@
+"""Where a compaction out of place goes: what `--output-dir` may name, and what is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from keytail.acting_user import as_caller
+from keytail.cli.outside import refuse_below_log_dir, refuse_unwritable
+from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+
+if TYPE_CHECKING:
+    from keytail.compact.command import Request
+    from keytail.compact.out_of_place.driver import Tree
+    from keytail.compact.out_of_place.object_store import Store
+    from keytail.compact.out_of_place.output_tree import Found
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place for each log dir: absolute paths, or folders of an object store (`stores`)."""
+
+    fs: FileSystem
+    log_dirs: tuple[str, ...]
+    places: tuple[str, ...]
+    stores: tuple[Store, ...] = ()
+    scratch_dir: str | None = None
+
+    @property
+    def is_store(self) -> bool:
+        return bool(self.stores)
+
+    @property
+    def by_log_dir(self) -> dict[str, Store]:
+        return dict(zip(self.log_dirs, self.stores, strict=True)) if self.stores else {}
+
+    def tree(self, log_dir: str) -> Tree:
+        from keytail.compact.out_of_place.output_tree import MountedTree  # noqa: PLC0415 (--help stays fast)
+
+        store = self.by_log_dir.get(log_dir)
+        if store is None:
+            return MountedTree(self.fs, self.places[self.log_dirs.index(log_dir)], log_dir)
+        from keytail.compact.out_of_place.object_store import StoreTree  # noqa: PLC0415 (brings in the kernels)
+
+        return StoreTree(store)
+
+    def place_of(self, log_dir: str, name: str) -> str:
+        return self.tree(log_dir).place_of(name)
+
+    def make(self) -> None:
+        for log_dir in self.log_dirs:
+            self.tree(log_dir).make()
+
+    def found(self) -> dict[str, dict[str, Found]]:
+        """By log dir of the source and name. Refused where something is there that keytail has not written.
+
+        What speaks to an object store starts threads, and this process may still have to fork: a child asks.
+        """
+        if not self.is_store:
+            return self._found()
+        from keytail.run.processes import Processes  # noqa: PLC0415 (a mounted target needs none)
+        from keytail.run.tasks import attempt_one  # noqa: PLC0415 (the same)
+
+        with Processes(1, lambda target, attempt: attempt_one(Target._found, target, attempt)) as one:
+            [outcome] = one.run([self])
+        if outcome is None or outcome.value is None:
+            raise (outcome and outcome.problem) or KeytailError(
+                "the process that listed the target was killed, twice",
+                remedy="Mostly for want of memory (see the kernel's log)",
+            )
+        known: dict[str, dict[str, Found]] = outcome.value
+        return known
+
+    def _found(self, attempt: str = "") -> dict[str, dict[str, Found]]:
+        known = {log_dir: self.tree(log_dir).found() for log_dir in self.log_dirs}
+        for log_dir, found in known.items():
+            self._refuse_foreign(log_dir, found)
+        return known
+
+    def _refuse_foreign(self, log_dir: str, found: dict[str, Found]) -> None:
+        tree = self.tree(log_dir)
+        foreign = sorted(name for name, one in found.items() if one.is_foreign) or tree.other_files()
+        if not found and not foreign and tree.read(names.META_PROPERTIES) is not None:
+            source = os.path.join(log_dir, names.META_PROPERTIES)
+            if tree.read(names.META_PROPERTIES) != self.fs.read_bytes(source):
+                foreign = [names.META_PROPERTIES]
+        if foreign:
+            raise Refused(
+                f"the target holds what keytail has not written: {', '.join(foreign[:5])}"
+                f"{' ...' if len(foreign) > 5 else ''}",
+                path=str(tree),
+                remedy="Give an empty directory, or one that --output-dir has written and no broker has started on",
+            )
+
+    def scratch(self, at_end: contextlib.ExitStack) -> str | None:
+        """Of an object store, a directory of this run for what is not sent yet, gone at the end."""
+        if not self.is_store:
+            return None
+        directory = tempfile.TemporaryDirectory(prefix="keytail-output-", dir=self.scratch_dir)
+        return at_end.enter_context(directory)
+
+
+def target_of(fs: FileSystem, request: Request) -> Target:
+    """UsageProblem for flags that do not go together, and for a place in which no log dir may lie."""
+    given, log_dirs = request.output_dirs, request.choice.log_dirs
+    if not given:
+        raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")
+    for flag, is_given in (
+        ("--keep-originals", request.keep_originals is not None or request.copy_originals),
+        ("--max-scratch-bytes", request.max_scratch_bytes is not None),
+        ("--ledger", request.ledger.path is not None),
+    ):
+        if is_given:
+            raise UsageProblem(f"{flag} is about files that are replaced, and with --output-dir none are: leave it out")
+    if len(given) != len(log_dirs):
+        raise UsageProblem(
+            f"--output-dir names {len(given)} director{'y' if len(given) == 1 else 'ies'}, and there are "
+            f"{len(log_dirs)} log dirs",
+            remedy=f"Give one for each, in this order: {', '.join(log_dirs)}",
+        )
+    from keytail.compact.out_of_place.object_store import Store, is_store  # noqa: PLC0415 (brings in the kernels)
+
+    kinds = {is_store(one) for one in given}
+    if len(kinds) > 1:
+        raise UsageProblem("--output-dir names both paths and object stores: give one kind")
+    if kinds == {True}:
+        stores = tuple(map(Store, given))
+        _refuse_nested([f"{store}/" for store in stores])
+        if request.scratch_dir is not None:
+            with as_caller():
+                if not os.path.isdir(request.scratch_dir):
+                    raise UsageProblem("--scratch-dir is no directory", path=request.scratch_dir)
+            refuse_unwritable(request.scratch_dir, "--scratch-dir")
+        return Target(fs, log_dirs, tuple(map(str, stores)), stores, request.scratch_dir)
+    if request.scratch_dir is not None:
+        raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")
+    with as_caller():
+        places = tuple(os.path.realpath(_path_of(one)) for one in given)
+    _refuse_nested([os.path.join(place, "") for place in places])
+    for place in places:
+        _check_place(fs, place, log_dirs)
+    return Target(fs, log_dirs, places)
+
+
+def _path_of(given: str) -> str:
+    return unquote(urlsplit(given).path) if given.startswith("file://") else given
+
+
+def _refuse_nested(places: Sequence[str]) -> None:
+    for one in range(len(places)):
+        for other in range(len(places)):
+            if one != other and places[one].startswith(places[other]):
+                raise UsageProblem("--output-dir names the same directory twice, or one in another", path=places[one])
+
+
+def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([place, log_dir]) in (place, log_dir):
+            raise UsageProblem("--output-dir is inside of a log dir, or holds one", path=place)
+    parent = os.path.dirname(place)
+    refuse_below_log_dir(fs, parent, "--output-dir")
+    refuse_unwritable(place, "--output-dir")
+    if not fs.exists(parent):
+        raise UsageProblem("the directory that --output-dir is to be made in does not exist", path=parent)
+    if fs.exists(place) and not fs.stat(place).is_dir:
+        raise UsageProblem("--output-dir is no directory", path=place)

@@ -1,0 +1,362 @@
+"""From chosen partitions to decisions and cleaning tasks: what `plan` prints and `compact` carries out.
+
+Reads no log data and changes nothing, but for `resolve_leftovers`, which only an executing run calls, under
+the locks. The decisions themselves are compact/plan.py's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from keytail.cli.selection import Configuration
+from keytail.compact.detail import Detail, detail_of_plan
+from keytail.compact.expectation import Expected, expect
+from keytail.compact.gate import Gate
+from keytail.compact.plan import CompactionConfig, Decision, HighWatermarkSource, decide, settings_of_compaction
+from keytail.compact.replicas import Replica, gate
+from keytail.config.message_format import MessageFormat
+from keytail.config.resolve import CLEANUP_POLICY
+from keytail.durations import duration_text
+from keytail.errors import CorruptLog, KeytailError, Refused, in_words
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, list_partition, survey_partition
+from keytail.run.rows import ResultRow
+from keytail.telling import say
+
+if TYPE_CHECKING:
+    from keytail.compact.task import CleaningTask, FanOut, Grouping
+    from keytail.log.producers import Unstable
+
+CLOCK_TOLERANCE_MS = 60_000
+NO_MAX_LAG_MS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the command line says about how to decide."""
+
+    now_ms: int
+    force: bool = False
+    from_log_start: bool = False
+    high_watermark: HighWatermarkSource = "checkpoint"
+    unsafe_clock: bool = False
+    replicas: tuple[Replica, ...] = ()  # others, which must have been cleaned past what is to go
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One partition with its facts, its configuration where that is known, and the decision."""
+
+    facts: PartitionFacts
+    config: CompactionConfig | None
+    decision: Decision
+    corrupt: bool = False
+    settings_known: bool = False  # all that a round rests on
+    problem: KeytailError | None = None
+    counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
+    gate: Gate | None = None  # of a partition that is due, where other replicas were named
+    message_format: MessageFormat = "unknown"
+
+    @property
+    def segments_and_bytes(self) -> tuple[int, int]:
+        segments = self.facts.segments
+        return self.counted or (len(segments), sum(segment.log_bytes for segment in segments))
+
+    def without_segments(self) -> Planned:
+        """All that a row needs, and no more: of a large broker the segments are millions."""
+        return replace(self, facts=replace(self.facts, segments=(), snapshots=()), counted=self.segments_and_bytes)
+
+    @property
+    def wanted(self) -> bool:
+        return self.decision.status == "would-compact"
+
+    @property
+    def is_compacted_topic(self) -> bool:
+        """Whether the topic is known to be one that may be compacted."""
+        return self.settings_known and self.config is not None and "compact" in self.config.cleanup_policy
+
+    @property
+    def mended_checkpoint(self) -> int | None:
+        """What an executing run sets a checkpoint outside the log to, where no round is due that would move it."""
+        selection = self.decision.selection
+        if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
+            return None
+        return selection.first_dirty_offset
+
+    def expected(self, map_memory_bytes: int) -> Expected | None:
+        """Of a partition that is due."""
+        selection = self.decision.selection
+        if selection is None or not self.wanted:
+            return None
+        return expect(self.facts.segments, selection, map_memory_bytes=map_memory_bytes)
+
+    def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
+        """The row of a plan; `in_detail` for a report."""
+        row = self.row(expected=self.expected(map_memory_bytes))
+        return self.detailed(row) if in_detail else row
+
+    def detailed(self, row: ResultRow) -> ResultRow:
+        """`row` with all that is known for a report: what was decided by, and what a round has found."""
+        planned = detail_of_plan(self.facts.segments, self.decision.selection, self.config)
+        done: Detail | None = row.detail
+        if done is None:
+            return replace(row, detail=planned)
+        decided = {name: getattr(planned, name) for name in ("clean_bytes", "dirty_bytes", "minimum_dirty_ratio")}
+        return replace(row, detail=replace(done, **decided))
+
+    def row(self, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
+        """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""
+        selection = self.decision.selection
+        segments, size_bytes = self.segments_and_bytes
+        row = ResultRow(
+            topic=self.facts.topic,
+            partition=self.facts.partition,
+            log_dir=self.facts.log_dir,
+            status=self.decision.status,
+            error=self.decision.error,
+            first_dirty_offset=selection.first_dirty_offset if selection else None,
+            end_dirty_offset=selection.first_uncleanable_offset if selection else None,
+            segments_before=segments,
+            bytes_before=size_bytes,
+            way=expected.way if expected else None,
+            expected_s=round(expected.seconds, 2) if expected else None,
+            expected_scratch_bytes=expected.scratch_bytes if expected else None,
+            problem=self.problem,
+        )
+        if self.wanted:
+            return self.gated(row)
+        reason = "; ".join(text for text in (self.decision.error, self._about_checkpoint(executed)) if text)
+        return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
+
+    def gated(self, row: ResultRow) -> ResultRow:
+        """`row` with what the other replicas allow."""
+        if self.gate is None:
+            return row
+        return replace(row, removal_limit_offset=self.gate.offset, removal_limit_replica=self.gate.replica)
+
+    def _about_checkpoint(self, executed: bool) -> str:
+        if self.mended_checkpoint is None:
+            return ""
+        facts = self.facts
+        lies, becomes = ("lay", "it was set") if executed else ("lies", "--execute sets it")
+        return (
+            f"the cleaner's checkpoint {facts.cleaner_checkpoint} {lies} outside the log, which has offsets from "
+            f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.mended_checkpoint}"
+        )
+
+
+def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
+    """The time to decide by; Refused when an executing run would decide by another time than the clock's."""
+    clock_ms = time.time_ns() // 1_000_000
+    if now_ms is None:
+        return clock_ms
+    if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
+        raise Refused(
+            f"--now {now_ms} is {duration_text(abs(now_ms - clock_ms))} away from the clock ({clock_ms}): by a wrong "
+            "time records leave too early",
+            remedy="Leave --now out, or state with --unsafe-clock that this time is meant",
+        )
+    return now_ms
+
+
+def plan_one(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+    *,
+    by_listing: bool = False,
+    as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
+) -> Planned:
+    """Survey and decide; whatever is wrong with the partition or its settings becomes the decision.
+
+    `as_if`: the facts that are decided by, of those that were found.
+
+    `by_listing`: the facts are those of `list_partition` where they are enough to decide. That reads nothing of a
+    segment but the last one's end, so damage at the start of one is not seen; a task sees all of it.
+    """
+    facts = None
+    try:
+        resolved, config = configuration.for_compaction(entry.topic)
+        if by_listing and not _needs_times(config):
+            facts = list_partition(fs, log_dir, entry)
+        facts = facts or survey_partition(fs, log_dir, entry)
+        if configuration.cluster is not None:
+            configuration.cluster.refuse_stray(fs, entry)
+        unknown = configuration.unknown(entry.topic, settings_of_compaction(force=rules.force))
+        decision = decide(
+            as_if(facts) if as_if else facts,
+            config,
+            unknown,
+            rules.now_ms,
+            policy_known=not resolved.unknown([CLEANUP_POLICY]),
+            force=rules.force,
+            from_log_start=rules.from_log_start,
+            high_watermark=rules.high_watermark,
+            unstable=_first_unstable(fs, facts, config, rules.now_ms),
+            unsafe_clock=rules.unsafe_clock,
+        )
+        due = decision.status == "would-compact"
+        held = gate(fs, rules.replicas, facts) if rules.replicas and due else None
+    except KeytailError as problem:
+        facts = facts or survey_partition(fs, log_dir, entry)
+        corrupt = isinstance(problem, CorruptLog)
+        return Planned(facts, None, Decision("refused", str(problem), None), corrupt, problem=problem)
+    except OSError as problem:
+        facts = facts or survey_partition(fs, log_dir, entry)
+        return Planned(facts, None, Decision("refused", in_words(problem), None))
+    if decision.error:
+        decision = replace(decision, error="; ".join([decision.error, *resolved.doubts()]))
+    of_old = configuration.message_format_of(entry.topic)
+    return Planned(facts, config, decision, settings_known=not unknown, gate=held, message_format=of_old)
+
+
+# By a shorter one than the broker's, records are removed sooner than by its own cleaner.
+_REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
+
+
+def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> None:
+    """Reports on standard error which settings of `topics`, which are due, have Kafka's default for want of the
+    broker's file."""
+    by_setting = Counter(name for topic in set(topics) for name in configuration.of(topic).assumed(_REMOVE_SOONER))
+    if by_setting:
+        listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
+        say(
+            f"keytail: Kafka's default holds for {listed}, since the broker's file was not given. If it has another, "
+            "give it with --config"
+        )
+
+
+def say_how_old_messages_become(configuration: Configuration, topics: Iterable[str]) -> None:
+    """Reports on standard error what becomes of messages of magic 0 and 1 of `topics`, which are due, where that is not
+    version 2."""
+    formats = Counter(configuration.message_format_of(topic) for topic in set(topics))
+    if formats["keep"]:
+        say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
+    if formats["unknown"]:
+        say(
+            f"keytail: the message format is not known (topics: {formats['unknown']}). A partition with messages of "
+            "magic 0 or 1 is refused: then give the broker's file with --config, or --message-format"
+        )
+
+
+def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
+    """Reports on standard error that tombstones and markers of `due` partitions are removed by the time of their file,
+    where a version was given by which they are."""
+    if due and configuration.by_file_time:
+        say(
+            "keytail: tombstones and transaction markers are removed by the times of their files, without delete "
+            f"horizons, as by Kafka {configuration.broker_version} (--broker-version)"
+        )
+
+
+def _needs_times(config: CompactionConfig) -> bool:
+    """Whether a decision takes the timestamps of segments into account."""
+    return config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
+
+
+def plan_to_compact(
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
+) -> Planned:
+    """As `plan_one`, with all facts where there is something to do, and no segments where there is not."""
+    planned = plan_one(fs, log_dir, entry, configuration, rules, by_listing=True)
+    if planned.wanted:
+        planned = plan_one(fs, log_dir, entry, configuration, rules)
+    return planned if planned.wanted else planned.without_segments()
+
+
+def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
+    """By the newest producer snapshot; batches are read only where that does not reach the log end."""
+    if "compact" not in config.cleanup_policy or facts.problems:
+        return None
+    from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
+
+    return first_unstable(fs, facts, expiration_ms=config.producer_id_expiration_ms, now_ms=now_ms)
+
+
+def resolve_leftovers(
+    fs: FileSystem,
+    planned: Planned,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    rules: Rules,
+) -> tuple[Planned, list[str]]:
+    """Finish or undo what an interrupted run or broker left, then plan anew. For an executing run, locked.
+
+    A partition that is refused for what it is, or whose topic is not known to be compacted, is left as it is. One that
+    is to be changed by a user who cannot make files like its own is refused here, before anything is written.
+    """
+    facts = planned.facts
+    if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
+        try:
+            fs.refuse_unless_like(fs.stat(facts.path))
+        except (Refused, OSError) as problem:
+            return replace(planned, decision=Decision("refused", in_words(problem), None)), []
+    if not facts.leftovers or entry.problems or not planned.is_compacted_topic:
+        return planned, []
+    from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
+
+    try:
+        done = recover(fs, facts.path)
+    except (KeytailError, OSError) as problem:
+        text = f"what an interrupted replacement left cannot be resolved: {in_words(problem)}"
+        return replace(planned, decision=Decision("refused", text, None)), []
+    return plan_one(fs, log_dir, entry, configuration, rules), done
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What the command line says about how a task works, the same for every partition of a run."""
+
+    map_memory_bytes: int = 0  # 0: each host's own share
+    drop_keyless: bool = False
+    grouping: Grouping = "measured"
+    fan_out: FanOut = "auto"
+    throttle_bytes_per_s: int | None = None  # of a host
+    hottest_keys: int = 0
+    show_keys: bool = False
+    by_file_time: bool = False
+
+
+def cleaning_tasks(
+    planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
+) -> list[CleaningTask]:
+    """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
+    from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask  # noqa: PLC0415 (brings in the kernels)
+
+    hash_seed = secrets.randbits(63)
+    tasks = []
+    for plan in planned:
+        selection = plan.decision.selection
+        if not plan.wanted or selection is None or plan.config is None:
+            continue
+        facts = plan.facts
+        limit = plan.gate.offset if plan.gate else None
+        task = CleaningTask.of(
+            facts,
+            first_dirty_offset=selection.first_dirty_offset,
+            first_uncleanable_offset=selection.first_uncleanable_offset,
+            now_ms=rules.now_ms,
+            config=plan.config,
+            run_id=run_id,
+            drop_keyless=settings.drop_keyless,
+            grouping=settings.grouping,
+            fan_out=settings.fan_out,
+            map_memory_bytes=settings.map_memory_bytes,
+            throttle_bytes_per_s=settings.throttle_bytes_per_s,
+            hottest_keys=settings.hottest_keys,
+            show_keys=settings.show_keys,
+            hash_seed=hash_seed,
+            removal_limit_offset=NO_REMOVAL_LIMIT if limit is None else limit,
+            message_format=plan.message_format,
+            by_file_time=settings.by_file_time,
+        )
+        tasks.append(task)
+    return tasks

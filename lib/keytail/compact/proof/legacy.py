@@ -1,0 +1,223 @@
+"""The proof's own reading of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
+
+format/LEGACY.md says what both look like. Written apart from the reader that cleaning uses and without its
+speed, a message at a time; whether what is gone may be gone is for `compact/proof/prove.py` to say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.format.compression import decompress
+from keytail.kernels.proof import read_records
+
+_PREFIX = struct.Struct(">qi")
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_APPEND_TIME = 8
+_HORIZON = 0x40
+_MOST_BLOCK_BYTES = 2**31 - 1  # the writer has refused far smaller ones
+_LZ4 = 3
+_LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
+
+
+@dataclass(frozen=True)
+class Record:
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message with the records that it stands for, and the codec and timestamp type bits.
+
+    `is_uniform`: those inside have the same magic, and the message the offset of the last of them.
+    """
+
+    magic: int
+    is_uniform: bool
+    first_offset: int
+    last_offset: int
+    attributes: int
+    timestamp_ms: int
+    records: tuple[Record, ...]
+
+
+def read_message(data: bytes) -> Message:
+    """The message that `data` is. ValueError with the reason for one that is not well formed."""
+    outer_offset, magic, attributes, timestamp_ms, key, value = next(_messages(data, whole=True))
+    attributes &= 15 if magic else 7
+    codec = attributes & 7
+    if not codec:
+        record = Record(outer_offset, timestamp_ms, key, value)
+        return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
+    if codec > _LZ4 or value is None:
+        raise ValueError("a compressed message without anything to decompress")
+    inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=magic == 0)
+    found = list(_messages(bytes(inner), whole=False))
+    if not found:
+        raise ValueError("a compressed message with no messages inside")
+    if any(m[2] & 7 for m in found):
+        raise ValueError("a message inside a compressed one is compressed itself")
+    shift, last_offset = 0, outer_offset
+    if outer_offset < found[-1][0]:
+        if not magic or outer_offset:
+            raise ValueError("a compressed message's offset is below that of its last one inside")
+        last_offset = found[-1][0]
+    elif magic and outer_offset:
+        shift = outer_offset - found[-1][0]
+    records = tuple(
+        Record(offset + shift, timestamp_ms if kind and attributes & _APPEND_TIME else time, key, value)
+        for offset, kind, _, time, key, value in found
+    )
+    uniform = all(m[1] == magic for m in found) and outer_offset == last_offset
+    return _checked(Message(magic, uniform, records[0].offset, last_offset, attributes, timestamp_ms, records))
+
+
+def _checked(message: Message) -> Message:
+    offsets = [record.offset for record in message.records]
+    if offsets[0] < 0 or message.last_offset - offsets[0] > 2**31 - 1:
+        raise ValueError("impossible offsets")
+    if any(b <= a for a, b in itertools.pairwise(offsets)):
+        raise ValueError("offsets do not increase inside a compressed message")
+    return message
+
+
+def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
+    """(offset, magic, attributes, timestamp, key, value) of each; a cut one at the end is an error if `whole`."""
+    at = 0
+    while at + _PREFIX.size <= len(data):
+        offset, size = _PREFIX.unpack_from(data, at)
+        end = at + _PREFIX.size + size
+        if end > len(data) and not whole:
+            return
+        if size < 14 or end > len(data):
+            raise ValueError("a message states an impossible size")
+        body = data[at + 16 : end]
+        if zlib.crc32(body) != int.from_bytes(data[at + 12 : at + 16], "big"):
+            raise ValueError("a message's checksum differs from its bytes")
+        magic, attributes = body[0], body[1]
+        if magic > 1 or len(body) < (18 if magic else 10):
+            raise ValueError("a message is too short, or of no known magic")
+        timestamp_ms = int.from_bytes(body[2:10], "big", signed=True) if magic else -1
+        key, then = _sized(body, 10 if magic else 2)
+        value, then = _sized(body, then)
+        yield offset, magic, attributes, timestamp_ms, key, value
+        at = end
+
+
+def _sized(body: bytes, at: int) -> tuple[bytes | None, int]:
+    if at + 4 > len(body):
+        raise ValueError("a message is shorter than its fixed fields")
+    (size,) = struct.unpack_from(">i", body, at)
+    end = at + 4 + max(size, 0)
+    if end > len(body):
+        raise ValueError("a message's key or value is longer than the message")
+    return (None if size < 0 else body[at + 4 : end]), end
+
+
+def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
+    """Offsets of the records that `batch`, which replaces `message`, keeps. ValueError if it is not right.
+
+    `horizon_ms` is what a batch with a tombstone gets, -1: none. Size and checksum have been checked.
+    """
+    base, _length, epoch, _magic, _crc, attributes, last_delta, base_time, max_time, *producer, count = (
+        _HEADER.unpack_from(batch)
+    )
+    if epoch != -1 or producer != [-1, -1, -1]:
+        raise ValueError("has a leader epoch or a producer, which its message had not")
+    if attributes & ~_HORIZON != message.attributes:
+        raise ValueError("has other attributes than its message")
+    kept = _records(batch, attributes & 7, base, base_time, count)
+    by_offset = {record.offset: record for record in message.records}
+    if not kept or any(by_offset.get(record.offset) != record for record in kept):
+        raise ValueError("holds a record that its message does not")
+    offsets = [record.offset for record in kept]
+    if len(set(offsets)) < len(offsets) or offsets != sorted(offsets):
+        raise ValueError("holds records out of order")
+    if base != offsets[0] or last_delta != offsets[-1] - base:
+        raise ValueError("does not span the offsets of its records")
+    needs_horizon = horizon_ms >= 0 and any(record.value is None for record in kept)
+    if bool(attributes & _HORIZON) != needs_horizon:
+        raise ValueError("has a delete horizon that should not be there, or has none")
+    if base_time != (horizon_ms if needs_horizon else kept[0].timestamp_ms):
+        raise ValueError("has a wrong base timestamp")
+    newest = max(record.timestamp_ms for record in kept)
+    if max_time != (message.timestamp_ms if attributes & _APPEND_TIME else newest):
+        raise ValueError("has a wrong max timestamp")
+    return set(offsets)
+
+
+def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
+    """Offsets of the records that message `output` keeps of `message`, whose bytes are `source`, with its magic.
+
+    ValueError if it is not what Kafka's cleaners before 4.0 leave (LEGACY.md 5).
+    """
+    every = {record.offset for record in message.records}
+    if output == source:
+        if not message.is_uniform:
+            raise ValueError("is copied, although magics or offsets inside do not fit the message around them")
+        return every
+    codec = message.attributes & 7
+    if not codec or output[16] != message.magic:
+        raise ValueError("is neither the source's bytes nor a compressed message of its magic")
+    kept = {record.offset for record in read_message(output).records}
+    if not kept <= every:
+        raise ValueError("holds a record that its message does not")
+    if kept == every and message.is_uniform:
+        raise ValueError("is not the source's bytes, although nothing was removed")
+    _, _, attributes, time, key, value = next(_messages(output, whole=True))
+    records = [record for record in message.records if record.offset in kept]
+    append_time = message.timestamp_ms if message.attributes & _APPEND_TIME else None
+    newest = max(record.timestamp_ms for record in records) if append_time is None else append_time
+    if int.from_bytes(output[:8], "big", signed=True) != records[-1].offset:
+        raise ValueError("has another offset than the last record inside")
+    if attributes != message.attributes or key is not None or (message.magic and time != newest):
+        raise ValueError("has a wrong timestamp, key or attributes")
+    assert value is not None
+    if len(output) != (34 if message.magic else 26) + len(value):
+        raise ValueError("has bytes behind its value")
+    if message.magic == 0 and codec == _LZ4 and not value.startswith(_LZ4_HEADER_V0):
+        raise ValueError("has an lz4 header that clients before 0.10 refuse")
+    inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
+    if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):
+        raise ValueError("holds other messages than its source")
+    return kept
+
+
+def _inner_message(message: Message, record: Record, first_offset: int) -> bytes:
+    """What a rebuilt message has inside for `record`."""
+    body = bytes([message.magic, message.attributes & _APPEND_TIME])
+    if message.magic:
+        time = message.timestamp_ms if message.attributes & _APPEND_TIME else record.timestamp_ms
+        body += struct.pack(">q", time)
+    for part in (record.key, record.value):
+        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    offset = record.offset - first_offset if message.magic else record.offset
+    return _PREFIX.pack(offset, len(body) + 4) + struct.pack(">I", zlib.crc32(body)) + body
+
+
+def _records(batch: bytes, codec: int, base: int, base_time: int, count: int) -> Sequence[Record]:
+    block = np.frombuffer(decompress(codec, batch[_HEADER.size :], limit_bytes=_MOST_BLOCK_BYTES), np.uint8)
+    if not 0 <= count <= len(block):
+        raise ValueError("has an impossible record count")
+    spans = np.empty((count, 6), np.int64)
+    if not read_records(block, spans):
+        raise ValueError("has a record that cannot be parsed, or another record count")
+    data = block.tobytes()
+    return [
+        Record(
+            base + offset_delta,
+            base_time + time_delta,
+            data[key : key + key_bytes] if key_bytes >= 0 else None,
+            data[value : value + value_bytes] if value_bytes >= 0 else None,
+        )
+        for time_delta, offset_delta, key, key_bytes, value, value_bytes in spans.tolist()
+    ]

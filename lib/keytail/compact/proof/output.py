@@ -1,0 +1,169 @@
+"""The outputs that a proof reads: opened one after the other, and nothing left over in them or in their indexes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keytail.compact.proof.markers import check_txn_index
+from keytail.compact.proof.state import REMEDY, Proof
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.format.compression import TooLarge, decompress
+from keytail.kernels import proof as kernels
+from keytail.log.pieces import WHOLE_BLOCK_BYTES
+from keytail.log.window import Window
+
+if TYPE_CHECKING:
+    from keytail.log.replace import CleanFile
+
+NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output segment that is being read, with its index files."""
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int
+    index: np.ndarray
+    time_index: np.ndarray
+    txn_index: bytes
+    paths: dict[str, str]
+
+
+def start_output(proof: Proof) -> None:
+    """Open the next output."""
+    segment, end_offset = proof.waiting.pop(0)
+    files = {file.suffix: file for file in segment.files}
+    log = files[names.LOG]
+    open_checked(proof, proof.output, f"{proof.scratch_path}/{log.name}", log.size_bytes)
+    txn = files.get(names.TXN_INDEX)
+    proof.current = output = Output(
+        segment.base_offset,
+        end_offset,
+        log.size_bytes,
+        np.frombuffer(_read_index(proof, files[names.INDEX]), dtype=np.uint8),
+        np.frombuffer(_read_index(proof, files[names.TIME_INDEX]), dtype=np.uint8),
+        _read_index(proof, txn) if txn is not None else b"",
+        {suffix: f"{proof.scratch_path}/{file.name}" for suffix, file in files.items()},
+    )
+    for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
+        if len(data) > proof.segment_index_bytes:
+            raise KeytailError(
+                f"the index has {len(data)} bytes, more than the {proof.segment_index_bytes} that a broker reads",
+                path=output.paths[suffix],
+                byte_position=proof.segment_index_bytes,
+                remedy=REMEDY,
+            )
+    state = proof.state
+    state[kernels.OUTPUT_NUMBER] += 1
+    for at, value in (
+        (kernels.OUTPUT_FROM, 0),
+        (kernels.OUTPUT_BASE, segment.base_offset),
+        (kernels.NEXT_OUTPUT_BASE, end_offset),
+        (kernels.OUTPUT_CHECKED, 0),
+        (kernels.SINCE_LAST_ENTRY, 0),
+        (kernels.MAX_TIMESTAMP, -1),
+        (kernels.MAX_TIMESTAMP_OFFSET, segment.base_offset),
+        (kernels.LAST_TIME_ENTRY, -1),
+        (kernels.INDEX_AT, 0),
+        (kernels.TIME_AT, 0),
+    ):
+        state[at] = value
+
+
+def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
+    """Raises unless the file is as large as it was when it was planned with, or written."""
+    found = proof.fs.stat(path).size_bytes
+    if found != size_bytes:
+        what = f"the file has {found} bytes instead of {size_bytes}"
+        raise KeytailError(what, path=path, remedy=REMEDY)
+    window.open(path, size_bytes)
+
+
+def _read_index(proof: Proof, file: CleanFile) -> bytes:
+    path = f"{proof.scratch_path}/{file.name}"
+    data = proof.fs.read_bytes(path)
+    if len(data) != file.size_bytes:
+        what = f"the file has {len(data)} bytes instead of {file.size_bytes}"
+        raise KeytailError(what, path=path, remedy=REMEDY)
+    return data
+
+
+def finish_output(proof: Proof) -> None:
+    """Nothing is left over in the current output or in its indexes."""
+    state, window, output = proof.state, proof.output, proof.current
+    assert output is not None
+    proof.show_windows()
+    while (code := kernels.end_of_output(window.bytes, state)) == kernels.NEED_OUTPUT:
+        window.advance(int(state[kernels.OUTPUT_FROM]), 61)
+        state[kernels.OUTPUT_FROM] = 0
+        proof.show_windows()
+    if code == 0:
+        code = kernels.close_time_index(state, output.time_index)
+    if code != 0:
+        proof.fail(code)
+    ends = (
+        (names.INDEX, output.index, kernels.INDEX_AT),
+        (names.TIME_INDEX, output.time_index, kernels.TIME_AT),
+    )
+    for suffix, data, at in ends:
+        if state[at] != len(data):
+            raise KeytailError(
+                "the index has more bytes than the segment earns",
+                path=output.paths[suffix],
+                byte_position=int(state[at]),
+                remedy=REMEDY,
+            )
+    if output.txn_index:
+        proof.know_markers()
+    check_txn_index(
+        output.txn_index,
+        output.paths.get(names.TXN_INDEX, output.paths[names.LOG]),
+        proof.markers,
+        int(state[kernels.OUTPUT_NUMBER]),
+        int(state[kernels.LOG_START]),
+        REMEDY,
+    )
+    proof.bytes_read += output.log_bytes + len(output.index) + len(output.time_index) + len(output.txn_index)
+
+
+def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray | None:
+    """The decompressed records of the batch at index `at`, read-only; None beyond WHOLE_BLOCK_BYTES."""
+    codec, data = block_at(window, at)
+    try:
+        opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
+    except TooLarge:
+        return None
+    except ValueError as problem:
+        raise not_opened(window, at, kind, remedy, problem) from problem
+    block = np.frombuffer(opened, dtype=np.uint8) if len(opened) else NEVER_READ[:0]
+    block.flags.writeable = False
+    return block
+
+
+def block_at(window: Window, at: int) -> tuple[int, memoryview]:
+    """Codec and bytes of the block of the batch at index `at`."""
+    header = window.bytes
+    size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
+    return int(header[at + 22]) & 7, header[at + 61 : at + size_bytes].data
+
+
+def not_opened(
+    window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
+) -> KeytailError:
+    """What is raised for a batch of which a codec refuses the block, or that has too large a record."""
+    what = f"a batch cannot be decompressed: {problem}"
+    if isinstance(problem, KeytailError):
+        kind, what, remedy = Refused, f"a batch is not opened: {problem.what}", problem.remedy or remedy
+    return kind(
+        what,
+        path=window.path,
+        byte_position=window.position + at,
+        offset=int.from_bytes(window.bytes[at : at + 8].tobytes(), "big", signed=True),
+        remedy=remedy,
+    )

@@ -1,0 +1,215 @@
+"""One proof under way: its windows and tables, the state that the kernels share, and what it says when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from keytail.compact.proof.keys import LEAST_MEMORY_BYTES as _LEAST_MEMORY_BYTES
+from keytail.compact.proof.keys import Keys
+from keytail.compact.proof.markers import collect_markers
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.kernels import proof as kernels
+from keytail.kernels import proof_markers as marker_kernels
+from keytail.kernels.opening import Decoders
+from keytail.log.fs import FileSystem
+from keytail.log.window import Window
+
+if TYPE_CHECKING:
+    from keytail.compact.proof.output import Output
+    from keytail.log.partition import SegmentFacts
+    from keytail.log.replace import OutputSegment
+
+_BLOCK_BYTES = 1 << 20  # of a batch decompressed: larger ones are opened one by one
+
+SOURCE = {
+    kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
+    kernels.SOURCE_SIZE: "a batch states an impossible size",
+    kernels.SOURCE_MAGIC: "a batch is not of format v2",
+    kernels.SOURCE_CRC: "a batch's checksum differs from its bytes",
+    kernels.SOURCE_ORDER: "a batch's offsets do not follow those before it",
+    kernels.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
+    kernels.SOURCE_COUNT: "a batch's record count is not the number of its records",
+}
+_LOST = {
+    kernels.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
+    kernels.LOST_BEYOND_END: "a record beyond the cleaned range is not in the output",
+    kernels.LOST_KEYLESS: "a record without a key is not in the output",
+    kernels.LOST_PRODUCER: "the last batch of an active producer is not in the output",
+    kernels.LOST_OPEN: "data of a transaction that has not ended is not in the output",
+    kernels.LOST_MARKER: "the marker of a transaction that had data is not in the output",
+    kernels.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
+    kernels.LOST_MARKER_HELD: "a marker was removed that another replica has not been cleaned past",
+}
+_OUTPUT = {
+    kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",
+    kernels.OUTPUT_SIZE: "a batch states an impossible size",
+    kernels.OUTPUT_MAGIC: "a batch is not of format v2",
+    kernels.OUTPUT_CRC: "a batch's checksum differs from its bytes",
+    kernels.OUTPUT_ORDER: "a batch's offsets do not follow those before it",
+    kernels.OUTPUT_RANGE: "a batch's offsets do not fit its segment",
+    kernels.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
+    kernels.OUTPUT_LAST_OFFSET: "a batch's last offset is not the source's",
+    kernels.OUTPUT_LEADER_EPOCH: "a batch's leader epoch is not the source's",
+    kernels.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence is not the source's",
+    kernels.OUTPUT_ATTRIBUTES: "a batch's attributes are not the source's",
+    kernels.OUTPUT_CODEC: "a batch's codec is not the source's",
+    kernels.OUTPUT_BASE_TIMESTAMP: "a rebuilt batch's base timestamp is wrong",
+    kernels.OUTPUT_HORIZON: "a batch's delete horizon is missing or should not be there",
+    kernels.OUTPUT_MAX_TIMESTAMP: "a rebuilt batch's max timestamp is wrong",
+    kernels.OUTPUT_COUNT: "a batch's record count is not the number of its records",
+    kernels.OUTPUT_EMPTY: "an emptied batch is not the source's header alone",
+    kernels.OUTPUT_RECORD: "a record cannot be parsed",
+    kernels.OUTPUT_EXTRA_RECORD: "the batch holds a record that the source's does not",
+    kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers are not the source's",
+    kernels.OUTPUT_ABORTED: "a batch holds data of an aborted transaction",
+    kernels.OUTPUT_REBUILT_WHOLE: "a batch that lost nothing is not the source's bytes",
+}
+_INDEX = {
+    kernels.INDEX_ENTRY: (names.INDEX, "an offset index entry is not the one that the segment earns"),
+    kernels.INDEX_MISSING: (names.INDEX, "an offset index entry is missing"),
+    kernels.TIME_ENTRY: (names.TIME_INDEX, "a time index entry is not the one that the segment earns"),
+    kernels.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
+}
+REMEDY = "Nothing was replaced; keep the directory and report this, it is a bug in keytail or a failing disk"
+SOURCE_REMEDY = "Nothing was replaced; `keytail verify` lists what is wrong with the partition"
+
+
+@dataclass(frozen=True)
+class ProofSoFar:
+    """What the proof of one round hands on to that of the next: its table of keys, its markers, its state."""
+
+    slots: np.ndarray
+    used: int
+    markers: np.ndarray
+    state: np.ndarray
+
+
+@dataclass(frozen=True)
+class PartOfProof:
+    """Of a proof that several make side by side, a part each: `keys` takes what this one notes, and who has all of it
+    holds newest records against what became of them. `markers`, None where the log has none, know of all data.
+
+    `present` are segments of later rounds that this part notes as still there.
+    """
+
+    keys: Keys
+    markers: np.ndarray | None
+    present: tuple[SegmentFacts, ...] = ()
+
+
+class Proof:
+    """One proof under way: windows, the table of keys, and the state that the kernels share."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        segments: Sequence[SegmentFacts],
+        segment_index_bytes: int,
+        memory_bytes: int,
+        so_far: ProofSoFar | None = None,
+        part: PartOfProof | None = None,
+        scratch_path: str | None = None,
+    ) -> None:
+        self.fs = fs
+        self.path = path
+        self.scratch_path = scratch_path or path
+        self.segments = segments
+        self.segment_index_bytes = segment_index_bytes
+        self.memory_bytes = max(memory_bytes, _LEAST_MEMORY_BYTES)
+        self.keys = Keys(self.memory_bytes) if part is None else part.keys
+        self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
+        self.producers = np.empty((3, 0), dtype=np.int64)
+        self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
+        self.current: Output | None = None
+        self.file_horizon_ms = 0
+        self.source = Window(fs)
+        self.output = Window(fs)
+        self.decoders = Decoders()
+        self.source_block = np.empty(_BLOCK_BYTES, np.uint8)
+        self.output_block = np.empty(_BLOCK_BYTES, np.uint8)
+        self.state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
+        self.bytes_read = 0
+        if part is not None and part.markers is not None:
+            self.markers = part.markers
+            self.state[kernels.MARKERS_KNOWN] = 1
+        if so_far is not None:
+            self.keys = Keys(self.memory_bytes, so_far.slots, so_far.used)
+            self.markers = so_far.markers
+            self.keys.take_memory(self.markers.nbytes)
+            self.state = so_far.state
+            # What the round before did not know of, no source has; of its files some are replaced.
+            self.state[kernels.MARKERS_KNOWN] = 1
+
+    def so_far(self) -> ProofSoFar:
+        return ProofSoFar(self.keys.slots, self.keys.used, self.markers, self.state)
+
+    def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
+        """Put the keys noted so far into the table; room for the next batch's notes."""
+        self.keys.put(int(self.state[kernels.NOTED]), records, key_bytes)
+        self.state[kernels.NOTED] = self.state[kernels.NOTED_KEY_BYTES] = 0
+
+    def know_markers(self) -> None:
+        """Make the table of markers, once: only a log with transactions needs it."""
+        if self.state[kernels.MARKERS_KNOWN]:
+            return
+        limit_bytes = self.memory_bytes // 2
+        found = collect_markers(self.fs, self.path, self.segments, limit_bytes)
+        if found is None:
+            self.keys.fail_for_memory()
+        self.markers = found
+        self.keys.take_memory(found.nbytes)
+        self.state[kernels.MARKERS_KNOWN] = 1
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as all_of_them:
+            for one in (self.source, self.output, self.keys):
+                all_of_them.callback(one.close)
+
+    def show_windows(self) -> None:
+        """Let the kernels know how far the windows reach."""
+        state = self.state
+        state[kernels.SOURCE_TO] = self.source.filled
+        state[kernels.SOURCE_IS_ALL] = self.source.is_all
+        state[kernels.OUTPUT_TO] = self.output.filled
+        state[kernels.OUTPUT_IS_ALL] = self.output.is_all
+        state[kernels.OUTPUT_POSITION] = self.output.position
+
+    def lost(self, code: int, offset: int) -> NoReturn:
+        """Raise for something of the source's next batch that is not in the output and may not be gone."""
+        self.state[kernels.FAIL_AT] = self.state[kernels.SOURCE_FROM]
+        self.state[kernels.FAIL_OFFSET] = offset
+        self.fail(code)
+
+    def fail(self, code: int) -> NoReturn:
+        """Raise what a kernel found, with its place."""
+        at, offset = int(self.state[kernels.FAIL_AT]), int(self.state[kernels.FAIL_OFFSET])
+        if code in _INDEX:
+            suffix, what = _INDEX[code]
+            assert self.current is not None
+            path = self.current.paths[suffix]
+            raise KeytailError(what, path=path, byte_position=at, offset=offset, remedy=REMEDY)
+        kind: type[KeytailError] = KeytailError
+        window, remedy = self.source, REMEDY
+        if code in _OUTPUT:
+            window, what = self.output, _OUTPUT[code]
+        elif code in _LOST:
+            what = _LOST[code]
+        elif code == kernels.WOULD_LOSE_KEYLESS:
+            kind, what = Refused, "a record without a key lies in the range to be cleaned"
+            remedy = "Compaction would drop it, which usually means a wrong cleanup.policy; --drop-keyless does it"
+        else:
+            kind, what, remedy = CorruptLog, SOURCE[code], SOURCE_REMEDY
+        raise kind(
+            what,
+            path=window.path,
+            byte_position=window.position + at,
+            offset=offset if offset >= 0 else None,
+            remedy=remedy,
+        )

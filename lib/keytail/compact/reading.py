@@ -1,0 +1,170 @@
+"""Every batch of the log once, in order: the map of the dirty section, and what became of the transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from keytail.compact.offset_map import OffsetMap
+from keytail.compact.plan import segments_between
+from keytail.compact.producers import ActiveProducers
+from keytail.compact.proof.keys import most_keys
+from keytail.compact.survivors import Followers, SurvivorBuilder, Survivors
+from keytail.compact.task import CleaningTask, NeedsFanOut
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.index import parse_offset_index
+from keytail.log.fs import FileSystem
+from keytail.log.key_scan import KeyScanner
+from keytail.log.meter import METER
+from keytail.log.partition import SegmentFacts
+from keytail.log.producers import load_producers
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride, check_ends_below, refuse_unsupported
+from keytail.log.transactions import Contradiction, Transactions, TransactionTracker, read_aborted
+
+
+class PhaseClock:
+    """Seconds spent in each phase of a round; the meter of this process names the phase while it lasts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            with METER.during(name):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def read_log(
+    fs: FileSystem,
+    task: CleaningTask,
+    reader: SegmentReader,
+    clock: PhaseClock,
+) -> tuple[Survivors, Transactions, int]:
+    """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
+    the number of records in segments that the map did not reach.
+
+    NeedsFanOut where the task says so and its memory does not take the keys, of the map or of the proof.
+
+    The transaction indexes are believed until the log contradicts them; then it is read again, with the entries
+    that they should have had.
+    """
+    aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
+    try:
+        return _follow_log(fs, task, reader, aborted, clock)
+    except Contradiction as contradiction:
+        aborted = contradiction.entries
+    try:
+        return _follow_log(fs, task, reader, aborted, clock)
+    except Contradiction as contradiction:
+        raise contradicting(task, contradiction.offset) from None
+
+
+def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
+    """Of a log whose markers do not fit its data, whatever its transaction indexes say."""
+    return CorruptLog(
+        "the markers and the data of transactions contradict each other",
+        path=task.partition_path,
+        offset=offset,
+        remedy=CORRUPT_REMEDY,
+    )
+
+
+def active_producers(fs: FileSystem, task: CleaningTask, reader: SegmentReader) -> ActiveProducers:
+    producers = load_producers(
+        fs,
+        reader,
+        task.partition_path,
+        task.segments,
+        task.snapshots,
+        task.log_start_offset,
+        task.log_end_offset,
+        clean_shutdown=task.clean_shutdown,
+        expiration_ms=task.config.producer_id_expiration_ms,
+        now_ms=task.now_ms,
+    )
+    return ActiveProducers.of(producers)
+
+
+def _follow_log(
+    fs: FileSystem,
+    task: CleaningTask,
+    reader: SegmentReader,
+    aborted: np.ndarray,
+    clock: PhaseClock,
+) -> tuple[Survivors, Transactions, int]:
+    tracker = TransactionTracker(aborted, task.log_start_offset)
+    first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
+    with clock.phase("check"):
+        for stride in _strides(task, reader, (0, first)):
+            tracker.follow(stride.table)
+    with clock.phase("map"):
+        # The indexes of the dirty section's segments and those above; an entry lies where its marker lies.
+        mapped = aborted["last_offset"] >= task.segments[first].base_offset
+        mapped &= aborted["first_offset"] < task.first_uncleanable_offset
+        mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
+        followers = Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
+        builder = SurvivorBuilder(
+            reader,
+            KeyScanner(task.hash_seed),
+            OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0),
+        )
+        survivors = builder.build(
+            task.partition_path,
+            task.segments,
+            (first, end),
+            task.first_dirty_offset,
+            task.first_uncleanable_offset,
+            followers,
+        )
+    if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
+        raise NeedsFanOut(
+            f"more keys than the {task.map_memory_bytes} bytes of the map's memory take", path=task.partition_path
+        )
+    unread_records = 0
+    with clock.phase("check"):
+        for stride in _strides(task, reader, (first + len(survivors.segment_records), len(task.segments))):
+            tracker.follow(stride.table)
+            unread_records += int(stride.table["record_count"].sum())
+    transactions = tracker.finish()
+    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is no reason to
+    return survivors, transactions, unread_records
+
+
+def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
+    """Byte position in the first dirty segment of the batch that its index names for the first dirty offset."""
+    if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
+        return 0
+    entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
+    at = np.searchsorted(entries["relative_offset"], task.first_dirty_offset - segment.base_offset, side="right")
+    return int(entries["position"][at - 1]) if at else 0
+
+
+def _strides(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Stride]:
+    """Checked headers of whole segments; Refused for a batch that forbids cleaning the others."""
+    for number in range(*numbers):
+        segment = task.segments[number]
+        is_last = number + 1 == len(task.segments)
+        path = task.path(segment.base_offset, names.LOG)
+        torn_tail = is_last and not task.clean_shutdown
+        for stride in reader.strides(path, segment.log_bytes, torn_tail=torn_tail):
+            refuse_unsupported(stride)
+            check_ends_below(stride, None if is_last else task.segments[number + 1].base_offset)
+            yield stride
+
+
+def refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
+    if count and not task.drop_keyless:
+        raise Refused(
+            f"{count} records without a key lie in the range to be cleaned",
+            path=task.partition_path,
+            offset=first_offset,
+            remedy="Compaction would drop them, which usually means a wrong cleanup.policy; --drop-keyless does it",
+        )

@@ -1,0 +1,251 @@
+"""What the driver does with one partition of a compaction: its groups put in place, or what was begun undone, and the
+row that says how far that came."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from keytail.compact.cleaner import install
+from keytail.compact.detail import detail_of_result
+from keytail.compact.key_counts import KeyCounts
+from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.lock import LockLost, refuse_lost
+from keytail.log.recover import recover
+from keytail.log.replace import GroupOutput
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import ResultRow, status_of
+from keytail.undo.keeper import Keeper
+
+_SAFE = "safe to start the broker"
+
+
+class Interrupted(KeytailError):
+    """The run was told to stop."""
+
+
+class PastDeadline(KeytailError):
+    """--deadline has passed."""
+
+
+@dataclass
+class Replacing:
+    """One partition, over all its rounds: `task` is that of the last one begun. `row` is what is known of it by now;
+    with a `problem` it is done with.
+    """
+
+    fs: FileSystem
+    keeper: Keeper | None
+    task: CleaningTask
+    row: ResultRow
+    problem: KeytailError | None = None
+    _result: CleaningResult | None = None
+    _groups_done: int = 0
+    _groups: int = 0
+    _goes_on: bool = False
+    _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
+    made: list[int] = field(default_factory=list)  # base offsets of segments that are in place
+    _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, as the next
+    _phases_s: dict[str, float] = field(default_factory=dict)
+    _key_counts: KeyCounts | None = None
+
+    def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
+        """The groups of one round; the files that it needed go with it. Interrupted between two groups."""
+        if self.keeper is not None:
+            self.keeper.keep(self.task, result)
+        self._result = result
+        self._waiting = list(result.groups)
+        self._groups += len(result.groups)
+        self._goes_on = result.rest is not None
+        self._sources += result.sources
+        self._key_counts = self._key_counts or result.key_counts
+        start_s = time.perf_counter()
+        install(self.fs, self.task, result, self._one_more, is_stopped)
+        for phase, seconds in (*result.phases_s.items(), ("replace", time.perf_counter() - start_s)):
+            self._phases_s[phase] = self._phases_s.get(phase, 0.0) + seconds
+        if self._waiting:
+            raise Interrupted("interrupted")
+        if self.task.goes_on or result.rest:
+            remove_scratch(self.fs, self.task, result)
+
+    @property
+    def result(self) -> CleaningResult:
+        """Of the last round."""
+        assert self._result is not None
+        return self._result
+
+    @property
+    def end_offset(self) -> int:
+        """What the checkpoint is set to when all groups are in place."""
+        return self.result.end_offset
+
+    def compacted_row(self) -> ResultRow:
+        """Of a partition whose checkpoint has been moved."""
+        detail = detail_of_result(self.task, self.result, self._sources, self._phases_s, self._key_counts)
+        return replace(with_numbers(self.row, self.result), detail=detail)
+
+    def fail(self, problem: KeytailError) -> None:
+        """Ends a partition that is not done. What the group it stopped in has begun is finished or undone."""
+        self.problem = problem
+        left = "what it has begun is finished or undone by the next run"
+        try:
+            refuse_lost(self.fs, self.task.partition_path)
+            if self._waiting:
+                recovered = recover(self.fs, self.task.partition_path)
+                if _is_replaced(self.fs, self.task, self._waiting[0], recovered):
+                    self._one_more()
+            else:
+                remove_scratch(self.fs, self.task)
+            if self.keeper is not None:
+                self.keeper.let_go(self.task)
+            left = ""
+        except LockLost:  # which `problem` is, or is soon to be for the others: nothing more is changed
+            pass
+        except (KeytailError, OSError) as also:
+            left = f"{left} ({also})"
+        status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
+        if self._groups == 0:
+            text = f"{problem}. Nothing was replaced, {_SAFE}" if status == "failed" else str(problem)
+            unchanged = self.row.unchanged(status, "; ".join(filter(None, (text, left))))
+            self.row = replace(unchanged, problem=problem)
+            return
+        text = f"{problem}. {self._how_far()}, {_SAFE}; the next run goes on from there"
+        segments, size = self._present()
+        self.row = replace(
+            self.row,
+            status=status,
+            error="; ".join(filter(None, (text, left))),
+            segments_after=segments,
+            bytes_after=size,
+            end_ms=_now_ms(),
+            problem=problem,
+        )
+
+    def oddities(self) -> Iterator[str]:
+        """In words, what there is to say of one that is done."""
+        return oddities_of(self.row.name, self.result)
+
+    def _one_more(self) -> None:
+        self.made += [segment.base_offset for segment in self._waiting.pop(0).segments]
+        self._groups_done += 1
+
+    def _how_far(self) -> str:
+        """Rounds may follow, of nobody knows how many groups."""
+        least = "at least " if self._goes_on else ""
+        return f"{self._groups_done} of {least}{self._groups + self._goes_on} groups done"
+
+    def _present(self) -> tuple[int | None, int | None]:
+        """Number and bytes of the segments that are there now, where that can be told."""
+        try:
+            entries = [(names.parse_file_name(entry.name), entry) for entry in self.fs.scan(self.task.partition_path)]
+        except OSError:
+            return None, None
+        logs = [entry.size_bytes for name, entry in entries if name.kind == "live" and name.suffix == names.LOG]
+        return len(logs), sum(logs)
+
+
+def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
+    if result.limits_met:
+        yield (
+            f"{name}: {result.limits_met} segments ended at a limit inside of what they were made from: segment.bytes, "
+            "segment.index.bytes or 2^31 - 1 offsets"
+        )
+    if result.large_batches:
+        yield (
+            f"{name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and replicas "
+            "fetch them all the same, but sent again they would not be taken"
+        )
+
+
+def with_numbers(row: ResultRow, result: CleaningResult) -> ResultRow:
+    """The row of a partition that is compacted."""
+    return replace(
+        row,
+        status="compacted",
+        end_dirty_offset=result.end_offset,
+        segments_before=result.segments_before,
+        segments_after=result.segments_after,
+        bytes_before=result.bytes_before,
+        bytes_after=result.bytes_after,
+        records_before=result.records_before,
+        records_after=result.records_after,
+        tombstones_removed=result.tombstones_removed,
+        markers_removed=result.markers_removed,
+        end_ms=_now_ms(),
+    )
+
+
+def planned_row(task: CleaningTask) -> ResultRow:
+    return ResultRow(
+        topic=task.topic,
+        partition=task.partition,
+        log_dir=os.path.dirname(task.partition_path),
+        status="would-compact",
+        first_dirty_offset=task.first_dirty_offset,
+        end_dirty_offset=task.first_uncleanable_offset,
+        segments_before=len(task.segments),
+        bytes_before=sum(segment.log_bytes for segment in task.segments),
+    )
+
+
+def remove_lost_scratch(
+    fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
+) -> int:
+    """What attempts have left whose worker or executor was lost, or that a copy overtook: Spark tells of none.
+
+    One that is not dead yet loses what it has written and fails by that, or writes more, which goes when the partition
+    is done: names of attempts differ.
+    """
+    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
+        return remove_scratch(fs, task, result, again=again)
+    return 0
+
+
+def remove_scratch(
+    fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
+) -> int:
+    """Of this run, but for what `result` has written and hands on, and what a task to run `again` was handed; how
+    many files. LockLost where the log dir's lock is lost: the next run removes them."""
+    refuse_lost(fs, task.scratch_path)
+    removed = 0
+    kept = set() if result is None else written(result)
+    if again and task.handed_on is not None:
+        kept |= {task.handed_on.survivors.name, task.handed_on.proof.name}
+    for entry in fs.scan(task.scratch_path):
+        name = names.parse_file_name(entry.name)
+        if name.kind == "scratch" and name.run_id == task.run_id and name.name not in kept:
+            fs.unlink(os.path.join(task.scratch_path, name.name))
+            removed += 1
+    return removed
+
+
+def written(result: CleaningResult) -> set[str]:
+    """Names of the scratch files that a round hands over."""
+    files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
+    files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
+    return files | ({file.name for file in result.rest.files} if result.rest else set())
+
+
+def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:
+    """Whether a recovery has finished the whole group: one of several replacements that it is made of may be done."""
+    if not any(sentence.startswith("finished the replacement") for sentence in recovered):
+        return False
+    sizes = {entry.name: entry.size_bytes for entry in fs.scan(task.partition_path)}
+    wanted = {
+        names.segment_file(out.base_offset, names.LOG): file.size_bytes
+        for out in group.segments
+        for file in out.files
+        if file.suffix == names.LOG
+    }
+    gone = {names.segment_file(base, names.LOG) for base in group.source_bases} - set(wanted)
+    return all(sizes.get(name) == size for name, size in wanted.items()) and not gone & set(sizes)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

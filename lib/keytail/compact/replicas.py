@@ -1,0 +1,141 @@
+"""Log dirs of other replicas, as `--replica [NAME=]DIR[,DIR]` names them: what they hold, and how far they are cleaned.
+
+Read only: nothing in them is created, changed or locked. Their brokers may be running.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keytail.compact.gate import Gate, cleaned_to, gate_of
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.log.fs import FileSystem
+from keytail.log.metadata import read_topic_id
+from keytail.log.partition import (
+    LogDirFacts,
+    PartitionEntry,
+    PartitionFacts,
+    list_partition,
+    survey_log_dirs,
+    survey_partition,
+)
+from keytail.telling import say
+
+_MOST_NAMED = 10
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The log dirs of one broker."""
+
+    name: str
+    log_dirs: tuple[LogDirFacts, ...]
+    by_partition: dict[tuple[str, int], tuple[LogDirFacts, PartitionEntry]] = field(repr=False)
+
+    def find(self, topic: str, partition: int) -> tuple[LogDirFacts, PartitionEntry] | None:
+        """The partition's directory, None where this broker does not host it."""
+        return self.by_partition.get((topic, partition))
+
+
+def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
+    """What the flag names, each value one broker; UsageProblem for what cannot be another replica than the others.
+
+    `log_dirs` are those of the broker that the verb is about.
+    """
+    replicas: list[Replica] = []
+    taken = {_identity(fs, path): path for path in log_dirs}
+    for value in given:
+        named, paths = _parsed(value)
+        if not paths:
+            raise UsageProblem(f"--replica {value!r} names no directory", remedy="Give [NAME=]DIR[,DIR]")
+        for path in dict.fromkeys(paths):
+            identity = _identity(fs, path)
+            if identity in taken:
+                raise UsageProblem(
+                    f"--replica names a log dir that is given already, as {taken[identity]}",
+                    path=path,
+                    remedy="Each --replica names the log dirs of one broker, and of another one than the others",
+                )
+            taken[identity] = path
+        name = named or ",".join(paths)
+        if any(name == other.name for other in replicas):
+            raise UsageProblem(f"two replicas are named {name}", remedy="Give each --replica a name of its own")
+        surveyed = tuple(survey_log_dirs(fs, list(dict.fromkeys(paths))))
+        entries = {(e.topic, e.partition): (facts, e) for facts in surveyed for e in facts.partitions}
+        replicas.append(Replica(name, surveyed, entries))
+    return tuple(replicas)
+
+
+def directories_of(given: Sequence[str]) -> list[str]:
+    """All log dirs that the flag names, as absolute paths, whether they are there or not."""
+    return [path for value in given for path in _parsed(value)[1]]
+
+
+def _parsed(value: str) -> tuple[str | None, list[str]]:
+    match = _NAMED.fullmatch(value)
+    texts = [text.strip() for text in (match[2] if match else value).split(",")]
+    return match[1] if match else None, [str(Path(text).absolute()) for text in texts if text]
+
+
+def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
+    try:
+        found = fs.stat(path)
+    except FileNotFoundError as error:
+        raise UsageProblem(
+            "no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them"
+        ) from error
+    return found.device, found.inode
+
+
+def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | None) -> None:
+    """Refused where the directory at `path` of replica `name` is of another topic of the same name."""
+    theirs = read_topic_id(fs, path)
+    if topic_id is not None and theirs is not None and theirs != topic_id:
+        raise Refused(
+            f"replica {name} holds another topic of this name: its topic id is {theirs}, here it is {topic_id}",
+            path=path,
+            remedy="One of them is left over from a topic that was deleted; give the log dirs of true replicas",
+        )
+
+
+def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> Gate:
+    """How far all replicas that host the partition have been cleaned. Refused where one of them cannot say so."""
+    mine = read_topic_id(fs, facts.path)
+    cleaned: dict[str, int] = {}
+    for replica in replicas:
+        found = replica.find(facts.topic, facts.partition)
+        if found is None:
+            continue
+        log_dir, entry = found
+        try:
+            refuse_other_topic(fs, replica.name, entry.path, mine)
+            theirs = list_partition(fs, log_dir, entry) or survey_partition(fs, log_dir, entry)
+        except Refused:
+            raise
+        except (KeytailError, OSError) as problem:
+            raise _unknown(replica.name, entry.path, in_words(problem)) from problem
+        if theirs.problems:
+            raise _unknown(replica.name, entry.path, "; ".join(theirs.problems))
+        cleaned[replica.name] = cleaned_to(theirs)
+    return gate_of(cleaned)
+
+
+def tell_unhosted(names: Sequence[str]) -> None:
+    """A word on standard error about partitions that are due and that no other replica is known of."""
+    if names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        some = ", ".join(names[:_MOST_NAMED])
+        text = f"{some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over"
+        say(f"keytail: {text}", "warning")
+
+
+def _unknown(name: str, path: str, why: str) -> Refused:
+    return Refused(
+        f"how far replica {name} has been cleaned is not known: {why}",
+        path=path,
+        remedy="Without that nobody can tell which tombstones may go; mend it, or take this --replica out",
+    )

@@ -1,0 +1,375 @@
+"""Pass 2: walks segments once more, deciding and writing in the same stride.
+
+A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits
+decide, and dead batches stay unopened; before it the map is probed; behind the mapped range all records stay.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.compact.producers import ActiveProducers
+from keytail.compact.rewrite_pieces import BlockInPieces, FoundInPieces
+from keytail.compact.survivors import Survivors
+from keytail.compact.task import SourceCounts
+from keytail.config.message_format import MessageFormat
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, DELETE_HORIZON, HEADER_BYTES, NOT_COPIED
+from keytail.format.compression import LZ4, compress, with_old_lz4_checksum
+from keytail.kernels import rewrite as kernels
+from keytail.kernels import rows as row_kernels
+from keytail.log.partition import SegmentFacts
+from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.stride import CORRUPT_REMEDY, OpenedRows, SegmentReader, Stride, refuse_unsupported
+from keytail.log.transactions import Transactions
+from keytail.log.writer import OutputWriter
+
+_REBUILD_ERRORS = {
+    kernels.NEGATIVE_TIMESTAMP: "a record that stays has a timestamp below -1",
+    kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
+}
+
+
+@dataclass
+class Counts:
+    """What a rewrite read and left; `large_batches`: those rebuilt to more than `max.message.bytes`."""
+
+    records_read: int = 0
+    tombstones_removed: int = 0
+    markers_removed: int = 0
+    keyless: int = 0
+    first_keyless_offset: int = -1
+    large_batches: int = 0
+
+
+@dataclass
+class _Rows:
+    """What is decided about the rows of one stride; all arrays have one item a row."""
+
+    decided_by: np.ndarray
+    first_bit: np.ndarray
+    first_ordinal: np.ndarray
+    retain_empty: np.ndarray
+    marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
+    tombstones_go: np.ndarray  # their time is over
+    action: np.ndarray
+    kept: np.ndarray
+    kept_nulls: np.ndarray
+
+
+class Rewriter:
+    """Rewrites segments by what pass 1 found; the same `now_ms` for the whole round."""
+
+    def __init__(
+        self,
+        reader: SegmentReader,
+        scanner: RecordScanner,
+        survivors: Survivors,
+        transactions: Transactions,
+        producers: ActiveProducers,
+        *,
+        seed: int,
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        now_ms: int,
+        delete_retention_ms: int,
+        file_horizon_ms: int,
+        removal_limit_offset: int,
+        max_message_bytes: int,
+        message_format: MessageFormat,
+        by_file_time: bool,
+    ) -> None:
+        self._reader = reader
+        self._scanner = scanner
+        self._survivors = survivors
+        self._transactions = transactions
+        self._producers = producers
+        self._facts = np.zeros(row_kernels.FACTS, np.int64)
+        self._facts[row_kernels.LATEST_OFFSET] = survivors.latest_offset
+        self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
+        self._facts[row_kernels.FIRST_UNCLEANABLE] = first_uncleanable_offset
+        self._facts[row_kernels.NOW_MS] = now_ms
+        self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
+        self._facts[row_kernels.BY_FILE_TIME] = by_file_time
+        # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing, and the
+        # map itself is asked (CLEANING.md, "Aborted data and the map").
+        self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
+        self._seed = seed
+        self._file_horizon_ms = file_horizon_ms
+        self._max_message_bytes = max_message_bytes
+        self._message_format = message_format
+        self._keep_magic = message_format == "keep"
+        self._by_file_time = by_file_time
+        # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
+        horizon = now_ms + delete_retention_ms
+        self._horizon_ms = horizon if horizon < 2**63 and not by_file_time else -1
+        self._blocks = np.empty(1 << 20, np.uint8)
+        self._target = np.empty(1 << 20, np.uint8)
+        self._new_table = np.empty(1 << 10, BATCH_TABLE)
+        self._rebuilt = np.empty(1 << 10, kernels.REBUILT)
+        self._counters = np.zeros(4, np.int64)
+        self.counts = Counts()
+        self.sources: dict[int, SourceCounts] = {}  # by number; one that is rewritten again has its last
+
+    def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter) -> None:
+        """Append to `writer` what survives of segment `number` of the partition."""
+        path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+        records = batches = 0
+        self.sources[number] = SourceCounts(number, 0, 0)
+        for stride in self._reader.strides(path, segment.log_bytes):
+            refuse_unsupported(stride)
+            if self._message_format == "unknown":
+                refuse_old(stride)
+            file_is_old = segment.log_mtime_ns // 1_000_000 <= self._file_horizon_ms
+            self._rewrite_stride(stride, number, records, batches, file_is_old, writer)
+            records += int(stride.table["record_count"].sum())
+            batches += len(stride.table)
+        self.sources[number] = self.sources[number]._replace(records=records)
+        self.counts.records_read += records
+        self.counts.tombstones_removed = int(self._counters[kernels.TOMBSTONES_EXPIRED])
+        self.counts.keyless = int(self._counters[kernels.KEYLESS])
+        self.counts.first_keyless_offset = int(self._counters[kernels.FIRST_KEYLESS])
+
+    def _rewrite_stride(
+        self,
+        stride: Stride,
+        number: int,
+        records: int,
+        batches: int,
+        file_is_old: bool,
+        writer: OutputWriter,
+    ) -> None:
+        rows = self._decide_rows(stride, number, records, batches, file_is_old)
+        found = FoundInPieces()
+        for opened in self._reader.open_rows(stride, rows.action == kernels.OPEN):
+            for chunk in self._scanner.chunks(stride, opened, self._survivors.bits, rows.first_bit):
+                if opened.is_piece:
+                    found = self._found_in_pieces(found, chunk, rows)
+                    if not opened.is_end:
+                        continue
+                    self._decide_batches(stride, slice(opened.first, opened.end), rows)
+                    rebuilt, packed = self._rebuilt_of_pieces(stride, opened, found, rows)
+                else:
+                    self._decide_chunk(chunk, rows)
+                    rebuilt, packed = self._rebuild(chunk, rows)
+                self._append(stride, (chunk.first_row, chunk.end_row), rows, rebuilt, packed, number, writer)
+
+    def _decide_rows(
+        self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool
+    ) -> _Rows:
+        """What can be said about each row without opening it; `records` and `batches` came before it."""
+        table, known, facts = stride.table, self._survivors, self._facts
+        n, k = len(table), number - known.first_segment
+        facts[row_kernels.SEGMENT], facts[row_kernels.RECORDS] = number, records
+        facts[row_kernels.RECORD_BIT] = -1
+        if 0 <= k < len(known.record_start):
+            facts[row_kernels.RECORD_BIT] = known.record_start[k]
+            facts[row_kernels.BATCH_BIT] = known.batch_start[k] + batches
+        facts[row_kernels.FILE_IS_OLD] = file_is_old
+        unneeded = self._transactions.unneeded_markers(table)
+        rows = _Rows(
+            decided_by=np.empty(n, np.int8),
+            first_bit=np.empty(n, np.int64),
+            first_ordinal=np.empty(n, np.int64),
+            retain_empty=np.empty(n, bool),
+            marker_horizon=unneeded,
+            tombstones_go=np.empty(n, bool),
+            action=np.empty(n, np.int8),
+            kept=np.zeros(n, np.int64),
+            kept_nulls=np.zeros(n, np.int64),
+        )
+        self.counts.markers_removed += row_kernels.decide_rows(
+            table, facts, known.bits, known.null_bits, self._producers.ends_a_producer(table), unneeded,
+            self._transactions.aborted(table), rows.decided_by, rows.first_bit, rows.first_ordinal,
+            rows.retain_empty, rows.tombstones_go, rows.action,
+        )  # fmt: skip
+        return rows
+
+    def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
+        """Decide record by record over the opened rows of the chunk, and with that over the rows."""
+        if len(chunk.records):
+            self._decide_records(chunk, rows, self._counters)
+            self._decide_batches(chunk.stride, slice(chunk.first_row, chunk.end_row), rows)
+
+    def _decide_records(self, chunk: Chunk, rows: _Rows, counters: np.ndarray) -> None:
+        n = len(chunk.records)
+        if (rows.decided_by[chunk.first_row : chunk.end_row] == kernels.BY_MAP).any():
+            chunk.hash_keys(self._seed)
+            self._survivors.offset_map.get_all(
+                chunk.columns.low, chunk.columns.high, chunk.records["key_bytes"], n, chunk.columns.found
+            )
+        kernels.decide_records(
+            chunk.records, n, rows.decided_by, chunk.opened.from_here(rows.first_ordinal), chunk.columns.found,
+            self._survivors.latest_offset, rows.tombstones_go, chunk.columns.keep, rows.kept, rows.kept_nulls, counters,
+        )  # fmt: skip
+
+    def _decide_batches(self, stride: Stride, part: slice, rows: _Rows) -> None:
+        """What becomes of the opened ones of some rows, now that it is known how many of their records stay."""
+        table = stride.table[part]
+        opened = rows.action[part] == kernels.OPEN
+        kept = rows.kept[part]
+        has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
+        # To the builder of batches a marker without data is one more reason for a horizon.
+        rows.kept_nulls[part] += rows.marker_horizon[part]
+        needs_horizon = (rows.kept_nulls[part] > 0) & ~has_horizon & (not self._by_file_time)
+        whole = (kept == table["record_count"]) & ~needs_horizon
+        old = table["magic"] < 2
+        if self._keep_magic:
+            whole |= old & (kept == table["record_count"])
+            whole &= ~old | ((table["attributes"] & NOT_COPIED) == 0)
+        else:
+            whole &= ~old
+        decided = np.where(whole, kernels.COPY, kernels.REBUILD)
+        empty = np.where(rows.retain_empty[part], kernels.EMPTY, kernels.DROP)
+        decided = np.where(kept == 0, empty, decided)
+        rows.action[part] = np.where(opened, decided, rows.action[part])
+
+    def _found_in_pieces(self, found: FoundInPieces, chunk: Chunk, rows: _Rows) -> FoundInPieces:
+        """What stays of a batch up to this piece of it, that included; in `rows` too."""
+        row = chunk.first_row
+        if not chunk.opened.records_before:
+            found = FoundInPieces()
+        rows.kept[row] = rows.kept_nulls[row] = 0
+        self._decide_records(chunk, rows, self._counters)
+        found = found.and_more(chunk.records, chunk.columns.keep, int(rows.kept[row]), int(rows.kept_nulls[row]))
+        rows.kept[row], rows.kept_nulls[row] = found.kept, found.kept_nulls
+        return found
+
+    def _rebuilt_of_pieces(
+        self, stride: Stride, opened: OpenedRows, found: FoundInPieces, rows: _Rows
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `_rebuild`, of one batch that is opened in pieces: once more, now that it is known what stays of it."""
+        row = opened.first
+        if rows.action[row] != kernels.REBUILD:
+            return self._rebuilt[:0], np.empty(0, np.uint8)
+        kept, kept_nulls = int(rows.kept[row]), int(rows.kept_nulls[row])
+        block = BlockInPieces(stride, row)
+        for piece in self._reader.reopen(stride, opened):
+            for chunk in self._scanner.chunks(stride, piece, self._survivors.bits, rows.first_bit):
+                self._decide_records(chunk, rows, np.zeros_like(self._counters))  # those are counted
+                rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
+                if chunk.columns.keep[: len(chunk.records)].any():
+                    block.add(*self._build_blocks(chunk, rows, 1, found.first_timestamp_ms))
+        rebuilt, packed = block.finish()
+        self.counts.large_batches += int(rebuilt["block_bytes"][0] > self._max_message_bytes - HEADER_BYTES)
+        return rebuilt, packed
+
+    def _append(
+        self,
+        stride: Stride,
+        part: tuple[int, int],
+        rows: _Rows,
+        rebuilt: np.ndarray,
+        packed: np.ndarray,
+        number: int,
+        writer: OutputWriter,
+    ) -> None:
+        """Assemble and append the surviving batches of rows `part` of the stride."""
+        first, end = part
+        self._settle_emptied_old(stride, first, end, rows)
+        n_bytes = kernels.assembled_bytes(stride.table, rows.action, first, end, rebuilt, len(rebuilt))
+        if n_bytes == 0:
+            return
+        if len(self._target) < n_bytes:
+            self._target = np.empty(n_bytes + n_bytes // 4, np.uint8)
+        if len(self._new_table) < end - first:
+            self._new_table = np.empty(end - first, BATCH_TABLE)
+        done, n_rows = kernels.assemble(
+            stride.raw, stride.position, stride.table, rows.action, first, end, self._blocks, packed, rebuilt,
+            self._target, 0, 0, self._new_table,
+        )  # fmt: skip
+        writer.append(self._target[:done], self._new_table[:n_rows])
+        self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
+
+    def _settle_emptied_old(self, stride: Stride, first: int, end: int, rows: _Rows) -> None:
+        """No message of magic 0 or 1 can be without records: where the magic is kept, it is removed (LEGACY.md 5)."""
+        emptied = (rows.action[first:end] == kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
+        if self._keep_magic:
+            rows.action[first:end][emptied] = kernels.DROP
+        elif emptied.any():
+            row = stride.table[first + int(np.argmax(emptied))]
+            raise Refused(
+                "the last batch of the cleaned range is of magic 0 or 1 and loses all its records: only newer "
+                "ones can stand empty",
+                path=stride.path,
+                byte_position=int(row["position"]),
+                offset=int(row["base_offset"]),
+                remedy="Kafka's cleaner fails here too; once more has been written behind it, compaction goes on",
+            )
+
+    def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
+        """The rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
+        packed = np.empty(0, np.uint8)
+        n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == kernels.REBUILD))
+        if n_rebuilt == 0:
+            return self._rebuilt[:0], packed
+        rebuilt, _ = self._build_blocks(chunk, rows, n_rebuilt)
+        compressed = np.flatnonzero(rebuilt["attributes"] & CODEC_MASK)
+        if len(compressed):
+            packed = self._compress(rebuilt, compressed)
+        large = rebuilt["block_bytes"] > self._max_message_bytes - HEADER_BYTES
+        self.counts.large_batches += int(np.count_nonzero(large))
+        return rebuilt, packed
+
+    def _build_blocks(
+        self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = kernels.NOT_EARLIER
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The uncompressed blocks of the chunk's rows that are rebuilt: what is said of each, and the bytes of all."""
+        n, table = len(chunk.records), chunk.stride.table
+        needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + kernels.MOST_GROWTH_BYTES * n
+        if len(self._blocks) < needed:
+            self._blocks = np.empty(needed + needed // 4, np.uint8)
+        if len(self._rebuilt) < n_rebuilt:
+            self._rebuilt = np.empty(n_rebuilt, kernels.REBUILT)
+        out = np.zeros(4, np.int64)
+        kernels.rebuild_blocks(
+            chunk.stride.raw, chunk.opened.arena, chunk.opened.where, chunk.records, n, chunk.columns.keep, table,
+            rows.action, rows.kept, rows.kept_nulls, self._horizon_ms, first_ms, self._keep_magic, self._by_file_time,
+            self._blocks, 0, self._rebuilt, out,
+        )  # fmt: skip
+        if out[2] != kernels.OK:
+            row = table[out[3]]
+            raise CorruptLog(
+                _REBUILD_ERRORS[int(out[2])],
+                path=chunk.stride.path,
+                byte_position=int(row["position"]),
+                offset=int(row["base_offset"]),
+                remedy=CORRUPT_REMEDY,
+            )
+        return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
+
+    def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
+        """Compress blocks with their batch's own codec at its default level, into an arena of their own."""
+        view = memoryview(self._blocks)
+        starts, codecs = rebuilt["block_start"][which], rebuilt["attributes"][which] & CODEC_MASK
+        ends = starts + rebuilt["block_bytes"][which]
+        parts = [
+            compress(codec, view[start:end])
+            for codec, start, end in zip(codecs.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        ]
+        for i in np.flatnonzero((rebuilt["magic"][which] == 0) & (codecs == LZ4)):
+            parts[i] = with_old_lz4_checksum(parts[i])
+        sizes = np.array([len(part) for part in parts], np.int64)
+        rebuilt["block_start"][which], rebuilt["block_bytes"][which] = np.cumsum(sizes) - sizes, sizes
+        rebuilt["where"][which] = 1
+        return np.frombuffer(bytearray().join(parts), np.uint8)
+
+
+def refuse_old(stride: Stride) -> None:
+    """Raise Refused for a message of magic 0 or 1: it is not known whether old clients could read it as version 2."""
+    old = np.flatnonzero(stride.table["magic"] < 2)
+    if len(old):
+        row = stride.table[old[0]]
+        raise Refused(
+            f"a message of magic {row['magic']} is to be compacted, and the message format of the topic is not known: "
+            "clients before 0.11 cannot read version 2 from a topic with an older format",
+            path=stride.path,
+            byte_position=int(row["position"]),
+            offset=int(row["base_offset"]),
+            remedy="Give the broker's file with --config, or --topic-config TOPIC:message.format.version=VERSION; or "
+            "choose: --message-format keep is safe with every broker, --message-format v2 where all are 3.0 or later",
+        )

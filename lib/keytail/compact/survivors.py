@@ -1,0 +1,237 @@
+"""Pass 1: the dirty section goes into the offset map, and one bit a record says which of it survive.
+
+Bits go by a record's number within its segment, never by offset: compacted logs have gaps of billions.
+Beside them stand what pass 2 needs to leave batches unopened: which hold a null value, and where the mapped
+range ends (format/CLEANING.md, "Building the map").
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.compact.offset_map import OffsetMap
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.kernels.offset_map import mark_survivors
+from keytail.log.ahead import one_ahead
+from keytail.log.key_scan import KeyChunk, KeyScanner
+from keytail.log.partition import SegmentFacts
+from keytail.log.stride import SegmentReader, check_ends_below, refuse_unsupported
+from keytail.log.transactions import TransactionTracker
+
+
+@dataclass
+class Survivors:
+    """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
+
+    `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as
+    far as pass 1 came; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of
+    its first record and batch. Where keys are counted, `places` are the ordinal of the first record and the byte
+    position of every stride.
+    """
+
+    offset_map: OffsetMap
+    first_segment: int
+    starts_inside_segment: bool = False
+    latest_offset: int = -1
+    full: bool = False
+    keyless: int = 0
+    first_keyless_offset: int = -1
+    batches: int = 0
+    segment_records: list[int] = field(default_factory=list)
+    record_start: list[int] = field(default_factory=list)
+    batch_start: list[int] = field(default_factory=list)
+    bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    null_bits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def records(self) -> int:
+        """In the segments read so far."""
+        return self.record_start[-1] + self.segment_records[-1] if self.segment_records else 0
+
+    @property
+    def end_offset(self) -> int:
+        return self.latest_offset + 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
+
+    def forget_map(self) -> None:
+        """For who goes on in the dirty section: there bits decide, but for the two exceptions (compact/rewrite.py)."""
+        if not (self.full or self.starts_inside_segment):
+            self.offset_map = OffsetMap(0)
+
+    def records_from(self, number: int) -> int:
+        """Records in the segments that pass 1 read from segment `number` on."""
+        return sum(self.segment_records[max(0, number - self.first_segment) :])
+
+    def reserve_nulls(self, batches: int) -> None:
+        """Room in `null_bits` for as many more."""
+        needed = (self.batches + batches + 7) // 8
+        if len(self.null_bits) < needed:
+            larger = np.zeros(max(needed, 2 * len(self.null_bits)), np.uint8)
+            larger[: len(self.null_bits)] = self.null_bits
+            self.null_bits = larger
+
+    def check(self) -> None:
+        """Assert that there is exactly one surviving bit a key of the map."""
+        self.offset_map.check()
+        assert int(np.unpackbits(self.bits).sum()) == self.offset_map.used
+        assert self.record_start == sorted(self.record_start)
+        assert self.batch_start == sorted(self.batch_start)
+
+
+class Followers:
+    """Who follows the batches of the dirty section: the partition's transactions, and those the map knows of.
+
+    As Kafka's, the map's own tracker starts with the batch that the offset index names for the first dirty
+    offset, knowing nothing of the markers before it (format/CLEANING.md, "Aborted data and the map").
+    """
+
+    def __init__(self, whole_log: TransactionTracker, mapping: TransactionTracker, map_position: int) -> None:
+        self._whole_log = whole_log
+        self._mapping = mapping
+        self._map_position = map_position
+
+    def follow(self, table: np.ndarray, is_first_segment: bool) -> np.ndarray:
+        """For each batch (bool): is it, to the map, data of an aborted transaction?"""
+        self._whole_log.follow(table)
+        skipped = int(np.searchsorted(table["position"], self._map_position)) if is_first_segment else 0
+        aborted = np.zeros(len(table), bool)
+        aborted[skipped:] = self._mapping.follow(table[skipped:])
+        return aborted
+
+
+class SurvivorBuilder:
+    """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
+
+    A thread reads the next stride and hashes its keys while those of the one before go into the map.
+    """
+
+    def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
+        self._reader = reader
+        self._scanner = scanner
+        self._map = offset_map
+
+    def build(
+        self,
+        partition_path: str,
+        segments: Sequence[SegmentFacts],
+        dirty: tuple[int, int],
+        first_dirty_offset: int,
+        first_uncleanable_offset: int,
+        followers: Followers,
+    ) -> Survivors:
+        """Raises CorruptLog, or Refused for batches this version does not clean.
+
+        The last segment read is read to its end even when the map is full before, for the sake of the
+        `followers`, which see every batch of the segments read.
+        """
+        first, end = dirty
+        survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
+        for number in range(first, end):
+            segment = segments[number]
+            path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+            found = self._find_keys(survivors, path, segments, number, first_dirty_offset, followers)
+            for chunk in one_ahead(found) if self._reader.is_longer_than_a_stride(segment.log_bytes) else found:
+                if chunk is not None and not survivors.full:
+                    self._put(survivors, chunk, first_dirty_offset)
+            if survivors.full:
+                break
+            survivors.latest_offset = (
+                segments[number + 1].base_offset if number + 1 < end else first_uncleanable_offset
+            ) - 1
+        survivors.bits = np.zeros((survivors.records + 7) // 8, np.uint8)
+        starts = np.array(survivors.record_start, np.int64)
+        mark_survivors(self._map.slots, starts, first, survivors.bits)
+        return survivors
+
+    def _find_keys(
+        self,
+        survivors: Survivors,
+        path: str,
+        segments: Sequence[SegmentFacts],
+        number: int,
+        from_offset: int,
+        followers: Followers,
+    ) -> Generator[KeyChunk | None, None, None]:
+        """The keys of the wanted data batches of segment `number`, which is counted in `survivors`.
+
+        One item behind the map: what is found past the place where it was full is of no consequence. Then it is None,
+        a stride: the buffers of one that is still being put into the map must not be read into again.
+        """
+        survivors.record_start.append(survivors.records)
+        survivors.batch_start.append(survivors.batches)
+        survivors.segment_records.append(0)
+        next_base = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        for stride in self._reader.unhurried_strides(path, segments[number].log_bytes):
+            refuse_unsupported(stride)
+            check_ends_below(stride, next_base)
+            table = stride.table
+            aborted = followers.follow(table, number == survivors.first_segment)
+            counts = table["record_count"].astype(np.int64)
+            first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
+            if self._map.is_counting:
+                survivors.places.append((int(first_ordinal[0]), stride.position))
+            if survivors.full:
+                yield None
+            else:
+                survivors.reserve_nulls(len(table))
+                wanted = ~aborted & (table["last_offset"] >= from_offset)
+                wanted &= ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+                for opened in self._reader.open_rows(stride, wanted):
+                    yield from self._scanner.chunks(
+                        stride, opened, from_offset, first_ordinal, survivors.null_bits, survivors.batches
+                    )
+            survivors.segment_records[-1] += int(counts.sum())
+            survivors.batches += len(table)
+
+    def _put(self, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
+        done = self._map.put_all(chunk.low, chunk.high, chunk.ordinals, len(chunk.ordinals))
+        if done < len(chunk.ordinals):
+            self._stop_in_front_of(int(chunk.ordinals[done]), survivors, chunk, from_offset)
+            return
+        self._note_keyless(survivors, chunk.keyless, chunk.first_keyless_offset)
+        if chunk.opened.is_end:
+            self._advance(survivors, chunk, chunk.end_row, from_offset)
+        else:  # a later piece of the batch may not fit: as of any batch, only what is put counts then
+            records, _ = chunk.records_up_to(chunk.first_row)
+            self._advance_to_put(survivors, records, from_offset)
+
+    @staticmethod
+    def _note_keyless(survivors: Survivors, count: int, first_offset: int) -> None:
+        if count and not survivors.keyless:
+            survivors.first_keyless_offset = first_offset
+        survivors.keyless += count
+
+    @staticmethod
+    def _advance(survivors: Survivors, chunk: KeyChunk, end_row: int, from_offset: int) -> None:
+        """Move `latest_offset` past the rows of the chunk in front of `end_row`."""
+        if end_row > chunk.first_row:
+            last = int(chunk.stride.table["last_offset"][end_row - 1])
+            if last >= from_offset:
+                survivors.latest_offset = last
+
+    @staticmethod
+    def _advance_to_put(survivors: Survivors, records: np.ndarray, from_offset: int) -> None:
+        """Move `latest_offset` to the last of these records that was put."""
+        put = records["offset"][(records["key_bytes"] >= 0) & (records["offset"] >= from_offset)]
+        if len(put):
+            survivors.latest_offset = int(put[-1])
+
+    def _stop_in_front_of(self, ordinal: int, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
+        """The map was full at this record: what lies behind it is kept, records without a key are no matter there."""
+        survivors.full = True
+        row = chunk.row_of(ordinal)
+        self._advance(survivors, chunk, row, from_offset)
+        records, ordinals = chunk.records_up_to(row)
+        before = records[(ordinals < ordinal) & (records["offset"] >= from_offset)]
+        keyless = before["offset"][before["key_bytes"] < 0]
+        self._note_keyless(survivors, len(keyless), int(keyless[0]) if len(keyless) else -1)
+        self._advance_to_put(survivors, before[before["row"] == row], from_offset)

@@ -1,0 +1,91 @@
+"""Whether all executors are what a run needs: the same Python packages, and the same log dirs at the same paths."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from keytail.acting_user import as_caller
+from keytail.log.fs import LOCAL
+from keytail.run.session import parallel_tasks
+from keytail.run.tasks import run_bundle
+
+_A_TASK_S = 0.3  # each stays so long that the others go to other places
+_TASKS_A_PLACE = 2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one host says of itself. `log_dirs`: a digest of each one's listing, or "" and why there is none."""
+
+    host: str
+    python: str
+    versions: tuple[str, ...]
+    native: str
+    log_dirs: Mapping[str, tuple[str, str]]
+
+
+def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
+    """What this process sees."""
+    from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
+
+    packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
+    with as_caller():
+        versions = tuple(f"{name} {metadata.version(name)}" for name in packages)
+    return Seen(
+        host=os.uname().nodename,
+        python=platform.python_version(),
+        versions=versions,
+        native=f"{native.CHOICE}, {native.HASH_NAME}",
+        log_dirs={path: _digest(path) for path in log_dirs},
+    )
+
+
+def _digest(path: str) -> tuple[str, str]:
+    try:
+        listed = sorted(entry.name for entry in LOCAL.scan_names(path) if entry.is_dir)
+    except OSError as problem:
+        return "", problem.strerror or str(problem)
+    return hashlib.blake2b(repr(listed).encode(), digest_size=8).hexdigest(), f"{len(listed)} directories"
+
+
+def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
+    seen = look(log_dirs)
+    time.sleep(_A_TASK_S)
+    return seen
+
+
+def ask_executors(spark: Any, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[str]]:
+    """By host, and what went wrong. A tiny job of some tasks for each place there is: a host without a place for a task
+    meanwhile is not asked."""
+    payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * parallel_tasks(spark))
+    seen: dict[str, Seen] = {}
+    problems = []
+    for outcome in run_bundle(spark, payloads, _look_slowly, name="doctor: what executors see"):
+        if outcome.value is None:
+            problems.append(str(outcome.problem))
+        else:
+            seen[outcome.value.host] = outcome.value
+    return seen, sorted(set(problems))
+
+
+def differences(here: Seen, there: Seen) -> list[str]:
+    """What differs on another host, in words, as far as it matters."""
+    found = []
+    if here.python.split(".")[:2] != there.python.split(".")[:2]:
+        found.append(f"Python {there.python}, here {here.python}")
+    pairs = zip(here.versions, there.versions, strict=True)
+    found += [f"{other}, here {mine}" for mine, other in pairs if mine != other]
+    if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
+        found.append(f"hashes by {there.native}, here {here.native}")
+    for path, (digest, said) in here.log_dirs.items():
+        other, other_said = there.log_dirs[path]
+        if other != digest:
+            found.append(f"{path} has {other_said if other else f'no listing ({other_said})'}, here {said}")
+    return found

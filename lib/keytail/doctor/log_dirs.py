@@ -1,0 +1,155 @@
+"""What `doctor` asks of log dirs: whose they are, where they are mounted, room, locks, and the clock beside them.
+
+Looks only: nothing is made, changed or locked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from keytail.cli import rows as show
+from keytail.cli.kafka_version import which_kafka
+from keytail.cli.metadata import Cluster, read_cluster
+from keytail.cli.selection import GIVE_SETTINGS, Configuration
+from keytail.cli.small_segments import REMEDY as SET_MORE
+from keytail.cli.small_segments import small_segments
+from keytail.config.kafka_version import Inferred
+from keytail.doctor.row import FAIL, OK, WARN, CheckRow
+from keytail.durations import duration_text
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.lock import can_be_asked, is_held
+from keytail.log.partition import LogDirFacts, survey_log_dirs
+from keytail.run.storage import is_local
+
+_FUTURE_MS = 3_600_000
+
+
+def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
+    """Rows of each log dir, of the version of Kafka, of settings of topics, and one of the clock."""
+    try:
+        surveyed = survey_log_dirs(fs, paths)
+    except (KeytailError, OSError) as problem:
+        remedy = (problem.remedy or "") if isinstance(problem, KeytailError) else "See that this user may read it"
+        what = f"{problem.what} ({problem.path})" if isinstance(problem, KeytailError) else in_words(problem)
+        return [CheckRow("log dirs", FAIL, what, remedy or "Give the directories of log.dirs")]
+    rows: list[CheckRow] = []
+    newest = None
+    for facts in surveyed:
+        try:
+            largest, last = _sizes(fs, facts)
+        except OSError as problem:
+            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "See that this user may read all of it"))
+            continue
+        newest = last if newest is None or (last is not None and last > newest) else newest
+        state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
+        of_log_dir = [state, _owner(fs, facts), _room(fs, facts, largest), _lock(fs, facts)]
+        rows += [replace(row, log_dir=facts.path) for row in of_log_dir]
+    cluster = read_cluster(fs, paths, configuration)
+    rows += _kafka(which_kafka(fs, surveyed, cluster))
+    rows.append(metadata(cluster, now_ms))
+    if small := small_segments(replace(configuration, cluster=cluster)):
+        rows.append(CheckRow("segment.bytes", WARN, small, SET_MORE))
+    return [*rows, clock(now_ms, newest)]
+
+
+def _kafka(inferred: Inferred) -> list[CheckRow]:
+    """Which versions may have written the log dirs, and a row for each sign of it."""
+    signs = [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in inferred.evidence]
+    return [CheckRow("Kafka", OK, f"version {inferred.sentence}"), *signs]
+
+
+def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
+    """Whether the settings of topics are known by the metadata log."""
+    check = "metadata log"
+    if cluster.metadata is None:
+        return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
+    if cluster.is_old(now_ms):
+        remedy = "If the cluster ran on, start this broker and stop it again: it then has the settings of today"
+        return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
+    if cluster.is_uncertain:
+        return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
+    return CheckRow(check, OK, cluster.sentence(now_ms))
+
+
+def _state(facts: LogDirFacts) -> CheckRow:
+    check = facts.path
+    if facts.problems:
+        return CheckRow(check, FAIL, "; ".join(facts.problems), "`keytail verify` says more of each")
+    found = f"{len(facts.partitions)} partitions"
+    if facts.skipped:
+        found += f", {len(facts.skipped)} other directories that are left alone"
+    against = [entry for entry in facts.partitions if entry.problems]
+    if against:
+        first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"
+        remedy = "Runs refuse these and do the others; see whether a reassignment was interrupted"
+        found += f", {len(against)} of them in a state to be refused, such as {first}"
+        return CheckRow(check, WARN, found, remedy)
+    if facts.clean_shutdown:
+        return CheckRow(check, OK, f"{found}, stopped cleanly")
+    remedy = "Stop the broker, cleanly: after a crash nothing above the recovery point is compacted"
+    return CheckRow(check, WARN, f"{found}; a broker runs here, or was not stopped cleanly", remedy)
+
+
+def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
+    check = f"{facts.path}: owner"
+    try:
+        fs.refuse_unless_like(fs.stat(facts.path))
+    except Refused as problem:
+        return CheckRow(check, WARN, f"{problem.what}: this user can only look", problem.remedy or "")
+    return CheckRow(check, OK, "this user can write as its owner")
+
+
+def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
+    check, kind = f"{facts.path}: storage", fs.file_system_type(facts.path)
+    free = fs.free_bytes(facts.path)
+    found = f"{kind or 'unknown file system'}, {show.human_bytes(free)} free; the largest partition has "
+    found += show.human_bytes(largest_bytes)
+    if fs.is_read_only(facts.path):
+        return CheckRow(check, WARN, f"{found}; mounted read-only", "Runs that write need --output-dir, or a copy")
+    if not is_local(kind):
+        remedy = "Make sure that no broker can reach it, then state so with --shared-storage"
+        return CheckRow(check, WARN, f"{found}; not known to be local: a lock on another host is not seen here", remedy)
+    if free < largest_bytes:
+        remedy = "It is done in rounds, group by group; free more for a shorter run"
+        return CheckRow(check, WARN, found, remedy)
+    return CheckRow(check, OK, found)
+
+
+def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
+    check = f"{facts.path}: lock"
+    if not can_be_asked(facts.path, fs):
+        remedy = "Run where the log dir is a local file system, as a user that may read its files"
+        return CheckRow(check, FAIL, "this system does not tell whether a broker has it open", remedy)
+    if is_held(facts.path, fs):
+        remedy = "Stop the broker before a run that writes; verbs that look only work beside it"
+        return CheckRow(check, WARN, "held: a broker or another keytail run has it open", remedy, held=True)
+    return CheckRow(check, OK, "free", held=False)
+
+
+def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
+    """`newest_ms`: when the newest segment was changed, if there is one."""
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
+    if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
+        ahead = duration_text(newest_ms - now_ms)
+        remedy = "Set the clock: ages of tombstones and segments are told by it, and such partitions are refused"
+        return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than that", remedy)
+    return CheckRow("clock", OK, found)
+
+
+def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None]:
+    """Bytes of the largest partition, and the newest time of any segment, in ms."""
+    largest, newest = 0, None
+    for entry in facts.partitions:
+        try:
+            sized = fs.scan_sizes(entry.path, names.LOG).sized
+        except FileNotFoundError:  # a running broker has removed it
+            continue
+        largest = max(largest, sum(size for _, size, _ in sized))
+        for _, _, mtime_ns in sized:
+            newest = max(newest or 0, mtime_ns // 1_000_000)
+    return largest, newest

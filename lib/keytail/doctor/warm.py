@@ -1,0 +1,259 @@
+"""Compiles the kernels ahead, into the cache that later runs load them from: `keytail doctor --warm`.
+
+Numba compiles a kernel for the types of a call. The one list of those types that cannot go stale is the program
+itself, so a small log of every kind is made in a directory of its own, and all that reads or writes logs is done to it
+in this process: batches of every codec, transactions, messages of old formats, damage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pkgutil
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+import keytail.kernels
+from keytail.audit.compare import ReplicaLog, cleaning_limits, compared_range
+from keytail.audit.scan import AuditTask
+from keytail.audit.stages import Alone, audit
+from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.one_partition import COMPACTED, compact
+from keytail.compact.task import CleaningTask
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.report import Report
+from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
+from keytail.format import names
+from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
+from keytail.format.build import build_batch
+from keytail.format.compression import CODECS, GZIP, compress
+from keytail.kernels import jit
+from keytail.kernels.native import crc32c
+from keytail.log.append.partition_log import PartitionLog
+from keytail.log.fs import LOCAL
+from keytail.log.one_partition import survey
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts
+from keytail.lookup.steps import lookup_offset, lookup_time
+from keytail.rebuild_index.driver import Rebuild
+from keytail.rebuild_index.partition import plan_partition
+from keytail.salvage.partition import Settings, salvage_partition
+from keytail.verify.task import verify_partition
+
+_NOW_MS = time.time_ns() // 1_000_000
+_COMMIT, _ABORT = 1, 0
+
+
+def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
+    """How many kernels are compiled now, and how many no step has called, which are compiled when they are needed."""
+    for module in pkgutil.iter_modules(keytail.kernels.__path__):
+        importlib.import_module(f"keytail.kernels.{module.name}")
+    with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
+        paths = [_new_partition(home, "warm", 0), _transactional_partition(home), _old_partition(home)]
+        on_step("audit")
+        for path in paths:
+            _audit(path, home)
+        for path in paths:
+            on_step(f"reading {os.path.basename(path)}")
+            _read(path)
+            on_step(f"indexes of {os.path.basename(path)}")
+            _rebuild(path)
+            on_step(f"compacting {os.path.basename(path)}")
+            _compact(path)
+        on_step("many keys, in rounds")
+        _compact_in_rounds(_many_keys(home))
+        on_step("salvage")
+        _salvage(paths[0])
+    compiled = sum(bool(kernel.signatures) for kernel in jit.KERNELS)
+    return compiled, len(jit.KERNELS) - compiled
+
+
+def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Keys that come again and again, now and then a tombstone."""
+    return [
+        (_NOW_MS + n, b"key-%d" % (n * 7 % 10), None if n % 9 == 0 else b"value-%d" % n * 20)
+        for n in range(first, first + count)
+    ]
+
+
+def _audit(path: str, home: str) -> None:
+    """A partition and another one as replicas: nearly all of it is missing in either, and has to be explained."""
+    facts = survey(path)
+    other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}", 0))
+    logs = tuple(
+        ReplicaLog(
+            name, one.path, tuple((s.base_offset, s.log_bytes, s.log_mtime_ns) for s in one.segments),
+            one.log_start_offset, one.log_end_offset, None, None,
+        )
+        for name, one in (("a", facts), ("b", other))
+    )  # fmt: skip
+    first, end = compared_range(logs)
+    audit(AuditTask("warm", 0, logs, end, cleaning_limits(logs), 2, 1, 1), first, Alone(LOCAL))
+
+
+def _directory(home: str, topic: str, partition: int) -> str:
+    path = os.path.join(home, names.partition_dir(topic, partition))
+    LOCAL.mkdir(path, LOCAL.stat(home))
+    return path
+
+
+def _new_partition(home: str, topic: str, partition: int) -> str:
+    path = _directory(home, topic, partition)
+    with PartitionLog.open(path, now_ms=_NOW_MS) as log:
+        for codec in range(len(CODECS)):
+            for _ in range(4):
+                at = log.log_end_offset
+                log.append(build_batch(_records(at, 30), codec=codec), leader_epoch=0, now_ms=_NOW_MS)
+            log.roll(now_ms=_NOW_MS)
+    return path
+
+
+def _transactional_partition(home: str) -> str:
+    """Transactions that were committed and aborted, beside batches of no producer."""
+    path = _directory(home, "warm-transactions", 0)
+    with PartitionLog.open(path, now_ms=_NOW_MS) as log:
+        for n in range(6):
+            producer = 1000 + n % 2
+            at = log.log_end_offset
+            batches = [
+                build_batch(_records(at, 5), base_offset=at),
+                _of_producer(build_batch(_records(at + 5, 5), base_offset=at + 5), producer, 5 * (n // 2)),
+                _marker(at + 10, producer, _ABORT if n % 3 == 0 else _COMMIT),
+            ]
+            for batch in batches:
+                log.append_as_follower(batch, now_ms=_NOW_MS)
+            if n % 2:
+                log.roll(now_ms=_NOW_MS)
+    return path
+
+
+def _of_producer(batch: bytes, producer_id: int, sequence: int, attributes: int = TRANSACTIONAL) -> bytes:
+    data = np.frombuffer(batch, np.uint8).copy()
+    header = data[: BATCH_HEADER.itemsize].view(BATCH_HEADER)
+    header["attributes"] |= attributes
+    header["producer_id"], header["producer_epoch"], header["base_sequence"] = producer_id, 0, sequence
+    header["crc"] = crc32c(data, CRC_START, len(data) - CRC_START)
+    return data.tobytes()
+
+
+def _marker(offset: int, producer_id: int, kind: int) -> bytes:
+    record = (_NOW_MS, struct.pack(">hh", 0, kind), struct.pack(">hi", 0, 0))
+    return _of_producer(build_batch([record], base_offset=offset), producer_id, -1, TRANSACTIONAL | CONTROL)
+
+
+def _old_partition(home: str) -> str:
+    """Messages of magic 0 and 1, and a last segment of batches: without those none may lose all its records."""
+    path = _directory(home, "warm-old", 0)
+    like = LOCAL.stat(home)
+    for base in (0, 20):
+        magic = base // 20
+        messages = b"".join(_message(n, magic) for n in range(base, base + 10))
+        inner = (_message(n if magic == 0 else n - base - 10, magic) for n in range(base + 10, base + 20))
+        messages += _wrapper(b"".join(inner), base + 19, magic)
+        LOCAL.write_file(os.path.join(path, names.segment_file(base, names.LOG)), messages, like)
+    for base in (40, 60):
+        batch = build_batch(_records(base, 20), base_offset=base)
+        LOCAL.write_file(os.path.join(path, names.segment_file(base, names.LOG)), batch, like)
+    return path
+
+
+def _wrapper(messages: bytes, last_offset: int, magic: int) -> bytes:
+    """Of magic 1, the offsets inside count from the first one."""
+    return _message(last_offset, magic, value=bytes(compress(GZIP, messages)), key=None, attributes=GZIP)
+
+
+def _message(
+    offset: int, magic: int, *, key: bytes | None = b"key", value: bytes = b"value", attributes: int = 0
+) -> bytes:
+    body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", _NOW_MS + offset) if magic else b"")
+    body += struct.pack(">i", -1 if key is None else len(key)) + (key or b"")
+    body += struct.pack(">i", len(value)) + value
+    return struct.pack(">qiI", offset, 4 + len(body), zlib.crc32(body)) + body
+
+
+def _facts(path: str) -> PartitionFacts:
+    facts = survey(path)
+    return replace(facts, high_watermark=facts.log_end_offset, recovery_point=facts.log_end_offset)
+
+
+def _read(path: str) -> None:
+    verify_partition(LOCAL, path)
+    facts = _facts(path)
+    lookup_offset(LOCAL, facts, facts.log_end_offset // 2)
+    lookup_time(LOCAL, facts, _NOW_MS + 15)
+    for as_json in (False, True):
+        nothing = io.BytesIO()
+        report = Report(nothing.write, lambda line: None, as_json=as_json)
+        dump(LOCAL, [path], DumpOptions(print_data_log=True), report)
+    start, end = facts.log_start_offset, facts.log_end_offset
+    latest = LatestTask(path, facts.segments, start, start, end, drop_keyless=True, map_memory_bytes=1 << 20)
+    for piece in slices_of(latest, find_latest(LOCAL, latest)):
+        for table in latest_records(LOCAL, piece):
+            table.keys(), table.headers()
+
+
+def _rebuild(path: str) -> None:
+    for rebuild_all in (False, True):
+        plan = plan_partition(
+            LOCAL, _facts(path), index_interval_bytes=512, segment_index_bytes=10_485_760, rebuild_all=rebuild_all,
+            execute=True, run_id="warm",
+        )  # fmt: skip
+        Rebuild([plan]).run()
+
+
+def _compact(path: str) -> None:
+    """By one task, as `compact` does it; then once more, with what the first round has left in front of the dirty
+    section, and a third time from the start."""
+    config = replace(COMPACTED, index_interval_bytes=512, min_cleanable_dirty_ratio=0.0, segment_bytes=1 << 12)
+    for checkpoint in (None, -1, None):
+        facts = _facts(path)
+        if checkpoint is not None and len(facts.segments) > 2:
+            facts = replace(facts, cleaner_checkpoint=facts.segments[-2].base_offset)
+        compact(facts, config, now_ms=_NOW_MS + 60_000, message_format="v2")
+
+
+def _many_keys(home: str) -> str:
+    """More than the first table of a map takes."""
+    path = _directory(home, "warm-keys", 0)
+    with PartitionLog.open(path, now_ms=_NOW_MS) as log:
+        for part in range(4):
+            records = [(_NOW_MS, b"key-%d" % (n + part * 4000), b"value" * 4) for n in range(6000)]
+            log.append(build_batch(records), leader_epoch=0, now_ms=_NOW_MS)
+            log.roll(now_ms=_NOW_MS)
+    return path
+
+
+def _compact_in_rounds(path: str) -> None:
+    facts = _facts(path)
+    task = CleaningTask.of(
+        facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,
+        now_ms=_NOW_MS + 60_000, config=COMPACTED, run_id="warm", grouping="kafka", max_scratch_bytes=1,
+        hottest_keys=2, message_format="v2",
+    )  # fmt: skip
+    task = replace(task, config=replace(COMPACTED, segment_bytes=1))
+    while True:
+        result = clean_partition(LOCAL, task)
+        install(LOCAL, task, result)
+        if result.rest is None:
+            return
+        task = replace(next_round(task, result), attempt=task.attempt + "0")
+
+
+def _salvage(path: str) -> None:
+    """Of a log with a byte that is wrong."""
+    log = os.path.join(path, names.segment_file(_facts(path).segments[0].base_offset, names.LOG))
+    fd = LOCAL.open_write(log)
+    try:
+        LOCAL.write_at(fd, b"?", 100)
+    finally:
+        LOCAL.close(fd)
+    log_dir = LogDirFacts(os.path.dirname(path), (), (), False, {}, {}, {}, {})
+    topic, _, partition = os.path.basename(path).rpartition("-")
+    entry = PartitionEntry(topic, int(partition), log_dir.path, path)
+    salvage_partition(LOCAL, log_dir, entry, Settings(4096, 10_485_760), None)

@@ -1,0 +1,105 @@
+"""The verb `dump`: what is in files of a log dir, line by line, and whether it is sound.
+
+Takes no lock, changes nothing and starts no Spark. Lines go to standard output as they come, findings to standard
+error; with JSON an object a line, findings among them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from keytail.dump.files import DumpOptions, dump
+from keytail.dump.index import IndexChecks
+from keytail.dump.range import Range
+from keytail.dump.report import Report
+from keytail.errors import UsageProblem, visible_lines
+from keytail.format.coordinator import offsets_text, transaction_text
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.telling import Unfailing, say
+
+READER_GONE = 141  # as a shell says of a program whose reader (`head`) has ended
+
+
+def options_of(
+    *,
+    print_data_log: bool,
+    deep_iteration: bool,
+    skip_record_metadata: bool,
+    offsets_decoder: bool,
+    transaction_log_decoder: bool,
+    checks: IndexChecks,
+    max_bytes: int | None,
+    wanted: Range,
+) -> DumpOptions:
+    """UsageProblem for flags that exclude each other."""
+    if offsets_decoder and transaction_log_decoder:
+        raise UsageProblem(
+            "--offsets-decoder and --transaction-log-decoder exclude each other",
+            remedy="Dump the two topics apart",
+        )
+    decoder = offsets_text if offsets_decoder else transaction_text if transaction_log_decoder else None
+    return DumpOptions(
+        print_data_log=print_data_log,
+        deep_iteration=deep_iteration,
+        skip_record_metadata=skip_record_metadata,
+        max_bytes=max_bytes,
+        index_checks=checks,
+        decoder=decoder,
+        wanted=wanted,
+    )
+
+
+def run(
+    paths: Sequence[str], options: DumpOptions, *, as_json: bool, escape: bool | None = None, fs: FileSystem = LOCAL
+) -> int:
+    """Dump to this process's standard output; the exit status: 1 when anything was found wrong.
+
+    `escape`: write control characters of the data as text. None: where standard output is a terminal, which obeys them.
+    """
+    if not paths:
+        raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
+    stream = Unfailing.of(sys.stdout)
+    stream.write("")  # so that it is reported where it is closed
+    out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
+    if sys.stdout.isatty() if escape is None else escape:
+        out = _escaping(out, as_json)
+    report = Report(out, say, as_json=as_json)
+    try:
+        dumped = dump(fs, paths, options, report)
+        _or_lost(sys.stdout.buffer.flush)
+    except _OutputLost as lost:
+        stream.give_up(lost.problem)
+        if isinstance(lost.problem, BrokenPipeError):
+            stream.take_problem()
+            return READER_GONE
+        return 0  # cli/streams.py reports the rest
+    if not dumped:
+        raise UsageProblem(
+            "none of the files is of a kind that can be dumped",
+            remedy="Those are segments, their indexes, snapshots, checkpoints and partition.metadata",
+        )
+    return 1 if report.wrong else 0
+
+
+class _OutputLost(Exception):
+    """Not an OSError, which is one of the file that is dumped."""
+
+    def __init__(self, problem: OSError) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
+def _or_lost(work: Callable[..., object], *given: object) -> None:
+    try:
+        work(*given)
+    except OSError as problem:
+        raise _OutputLost(problem) from problem
+
+
+def _escaping(out: Callable[..., None], as_json: bool) -> Callable[..., None]:
+    """Of a sink of UTF-8 one that gets control characters as text (errors.visible_lines)."""
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    return lambda data: out(visible_lines(decoder.decode(data), as_json=as_json).encode())

@@ -1,0 +1,241 @@
+"""Prints what is in files of a log dir, as Kafka's DumpLogSegments does, and further (format/DUMP.md).
+
+Reads only, any state of a file, beside a live broker too. Every file is opened once, its size taken then; what is
+written behind that is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.dump import small_files as files
+from keytail.dump.batch_lines import Decoder, DumpWriter, Shown
+from keytail.dump.index import IndexChecks, dump_offset_index, dump_time_index, dump_txn_index
+from keytail.dump.range import Range, start_of
+from keytail.dump.report import Report
+from keytail.dump.segment import LogReader, Part, Problem
+from keytail.errors import UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.lock import is_held
+
+BOOTSTRAP_SNAPSHOT = "bootstrap.checkpoint"
+_LOG_LIKE = (names.LOG, names.METADATA_SNAPSHOT)
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """Kafka's flags by their names, and a range of each log."""
+
+    print_data_log: bool = False
+    deep_iteration: bool = False
+    skip_record_metadata: bool = False
+    max_bytes: int | None = None
+    index_checks: IndexChecks = field(default_factory=IndexChecks)
+    decoder: Decoder | None = None
+    wanted: Range = field(default_factory=Range)
+
+    @property
+    def contents(self) -> bool:
+        return self.print_data_log or self.decoder is not None
+
+    @property
+    def deep(self) -> bool:
+        return self.deep_iteration or self.contents
+
+
+def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
+    """Dump files, and those of partition directories, in order; how many were of a kind that can be dumped."""
+    reader = LogReader(fs)
+    shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
+    writer = DumpWriter(report.out, shown)
+    dumped = 0
+    for path in expanded(fs, paths):
+        report.line(f"Dumping {path}", type="file", file=path)
+        try:
+            dumped += _dump_file(fs, path, options, report, reader, writer)
+        except FileNotFoundError:
+            report.note(f"{path} is gone: a broker deleted or renamed it meanwhile")
+        except OSError as reason:
+            report.problem(f"the file cannot be read: {reason.strerror}", path)
+    report.end()
+    return dumped
+
+
+def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
+    """Files as they are, and of a directory those of its files that can be dumped, by name."""
+    found = []
+    for path in paths:
+        if not fs.exists(path):
+            raise UsageProblem("there is no such file", path=path, remedy="Name files of a log dir, or a partition")
+        if not fs.stat(path).is_dir:
+            found.append(path)
+            continue
+        inside = sorted(entry.name for entry in fs.scan(path) if entry.is_regular and _kind(entry.name))
+        if not inside:
+            remedy = "Name files of a log dir, or a partition directory (TOPIC-N)"
+            raise UsageProblem("the directory holds no file that can be dumped", path=path, remedy=remedy)
+        found += [os.path.join(path, name) for name in inside]
+    return found
+
+
+def _kind(name: str) -> str:
+    """Which sort of file it is by its name: a suffix or a whole name of `format/names`; "" for any other."""
+    whole = (names.LEADER_EPOCHS, names.PARTITION_METADATA, *files.OFFSET_CHECKPOINTS)
+    if name in whole:
+        return name
+    parsed = names.parse_file_name(name)
+    if parsed.kind in ("live", "cleaned", "swap", "deleted", "scratch") and parsed.suffix:
+        return parsed.suffix
+    return names.METADATA_SNAPSHOT if name == BOOTSTRAP_SNAPSHOT or names.parse_metadata_snapshot(name) else ""
+
+
+def _dump_file(
+    fs: FileSystem, path: str, options: DumpOptions, report: Report, reader: LogReader, writer: DumpWriter
+) -> bool:
+    name = os.path.basename(path)
+    kind = _kind(name)
+    base = names.parse_file_name(name).base_offset or 0
+    if kind in _LOG_LIKE:
+        _dump_log(fs, path, base, options, report, reader, writer)
+    elif kind == names.INDEX:
+        dump_offset_index(fs, path, base, options.index_checks, report)
+    elif kind == names.TIME_INDEX:
+        dump_time_index(fs, path, base, options.index_checks, report)
+    elif kind == names.TXN_INDEX:
+        dump_txn_index(fs, path, base, report)
+    elif kind == names.SNAPSHOT:
+        files.dump_snapshot(fs, path, report)
+    elif kind == names.LEADER_EPOCHS:
+        files.dump_epochs(fs, path, report)
+    elif kind == names.PARTITION_METADATA:
+        files.dump_partition_metadata(fs, path, report)
+    elif kind:
+        files.dump_offsets(fs, path, report)
+    else:
+        report.note(f"Ignoring unknown file {path}")
+    return bool(kind)
+
+
+def _dump_log(
+    fs: FileSystem, path: str, base: int, options: DumpOptions, report: Report, reader: LogReader, writer: DumpWriter
+) -> None:
+    _head(path, base, report)
+    size = fs.stat(path).size_bytes
+    end = size if options.max_bytes is None else min(size, options.max_bytes)
+    start, why = start_of(fs, path, base, size, options.wanted)
+    if why:
+        report.note(why)
+    rows = None if options.wanted.is_all else options.wanted.rows
+    gaps = _Gaps(-1 if options.wanted.is_all else None)
+    for part in reader.parts(path, start, end, deep=options.deep, wanted=rows):
+        chosen = None
+        if part.records is not None:
+            chosen = options.wanted.records(part.records.records["offset"])
+            offsets = part.records.records["offset"]
+            gaps.take(offsets if chosen is None else offsets[chosen], path, report)
+        writer.write(part, chosen)
+        for problem in _problems(part):
+            report.problem(problem.what, path, problem.position, problem.offset)
+    _end(fs, path, size, end, options, report, reader)
+
+
+def _head(path: str, base: int, report: Report) -> None:
+    name = os.path.basename(path)
+    snapshot = names.parse_metadata_snapshot(name)
+    if name == BOOTSTRAP_SNAPSHOT:
+        report.line("KRaft bootstrap snapshot")
+    elif snapshot is not None:
+        report.line(f"Snapshot end offset: {snapshot[0]}, epoch: {snapshot[1]}")
+    else:
+        report.line(f"Log starting offset: {base}")
+
+
+def _problems(part: Part) -> list[Problem]:
+    """What makes the exit status 1: Kafka's tool shows the first sort only as `isvalid: false`."""
+    if part.goes_on:
+        return part.problems
+    wrong = [
+        Problem(
+            "the batch's checksum is not that of its bytes",
+            int(part.batches["position"][row]),
+            int(part.batches["base_offset"][row]),
+        )
+        for row in np.flatnonzero(~part.valid)
+    ]
+    wrong += [
+        Problem(
+            f"the magic byte {part.batches['magic'][row]} is of no format",
+            int(part.batches["position"][row]),
+            int(part.batches["base_offset"][row]),
+        )
+        for row in np.flatnonzero((part.batches["magic"] < 0) | (part.batches["magic"] > 2))
+    ]
+    return wrong + _wrong_inside(part) + part.problems
+
+
+def _wrong_inside(part: Part) -> list[Problem]:
+    """Messages inside of compressed ones have checksums of their own."""
+    if part.legacy is None:
+        return []
+    spans = part.legacy.spans
+    return [
+        Problem(
+            "the checksum of a message inside this one is not that of its bytes",
+            int(part.batches["position"][spans["row"][n]]),
+            int(spans["offset"][n]),
+        )
+        for n in np.flatnonzero(~part.legacy.valid)
+        if part.valid[spans["row"][n]]
+    ]
+
+
+def _end(
+    fs: FileSystem, path: str, size: int, end: int, options: DumpOptions, report: Report, reader: LogReader
+) -> None:
+    """What lies behind the last batch, where everything up to the end was asked for."""
+    extent, left = reader.extent, size - reader.extent.position
+    bounded = end < size or options.wanted.to_offset is not None or options.wanted.to_position is not None
+    if not left or (bounded and extent.problem is None):
+        return
+    if may_grow(fs, path):
+        # A broker fills a file that it has made longer before, and writes while we read.
+        report.note(f"{left} bytes at the end of {path}, the active segment, are no whole batch (yet)")
+    elif extent.problem is not None:
+        report.problem(extent.problem.what, path, extent.problem.position)
+    else:
+        report.line(f"Found {left} invalid bytes at the end of {os.path.basename(path)}")
+        report.problem(f"{left} bytes at the end are no whole batch", path, extent.position)
+
+
+def may_grow(fs: FileSystem, path: str) -> bool:
+    """Whether this is the active segment of a log dir whose lock somebody, mostly a broker, holds."""
+    directory, name = os.path.split(os.path.abspath(path))
+    log_dir = os.path.dirname(directory)
+    if names.parse_file_name(name).kind != "live" or names.parse_partition_dir(os.path.basename(directory)) is None:
+        return False
+    if not is_held(log_dir, fs):
+        return False
+    return name == max(entry.name for entry in fs.scan(directory) if entry.name.endswith(names.LOG))
+
+
+class _Gaps:
+    """Record offsets that do not follow the one before, from -1 on, as Kafka's tool counts them."""
+
+    def __init__(self, last: int | None) -> None:
+        self._last = last
+
+    def take(self, offsets: np.ndarray, path: str, report: Report) -> None:
+        if not len(offsets):
+            return
+        if self._last is None:
+            self._last = int(offsets[0]) - 1
+        before = np.concatenate(([self._last], offsets[:-1]))
+        self._last = int(offsets[-1])
+        apart = np.flatnonzero(offsets != before + 1)
+        if len(apart):
+            report.gaps(path, before[apart], offsets[apart])

@@ -1,0 +1,290 @@
+"""Dumps the index files of a segment and holds their entries against its log (format/DUMP.md).
+
+Where Kafka's tool ends with an exception (no batch at an entry's place, no log), the finding is reported and the
+other entries follow.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.dump.report import Report
+from keytail.dump.segment import LogReader
+from keytail.dump.templates import LineWriter, Literals, Rows, Template
+from keytail.format import index, names
+from keytail.kernels import dump as kernels
+from keytail.log.fs import FileSystem
+
+_WINDOW_BYTES = 1 << 20
+_PROBE_BYTES = 8 << 20
+_HEADER_BYTES = 61
+_NO_OFFSET = -1
+_NO_TIMESTAMP = -1
+_NOT_FOUND = -2
+
+
+@dataclass(frozen=True)
+class IndexChecks:
+    """Which of Kafka's flags hold: entries unprinted, or nothing but the index's own sanity."""
+
+    verify_only: bool = False
+    sanity_only: bool = False
+
+
+def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, report: Report) -> None:
+    data = fs.read_bytes(path)
+    entries = index.parse_offset_index(data)
+    if not len(entries):
+        report.line(f"{path} is empty.", type="empty", file=path)
+        _check_size(path, data, index.OFFSET_ENTRY.itemsize, report)
+        return
+    offsets = entries["relative_offset"].astype(np.int64) + base
+    positions = entries["position"].astype(np.int64)
+    if checks.sanity_only:
+        _check_sanity(path, data, index.OFFSET_ENTRY.itemsize, offsets, base, report)
+        return
+    used = _used(offsets, base)
+    _check_rising(path, index.OFFSET_ENTRY.itemsize, report, offsets[:used], positions[:used])
+    with _Log(fs, path) as log:
+        if not log.is_there:
+            report.problem("no log beside the index: its entries are not checked", path)
+        for i in range(used if log.is_there else 0):
+            last = log.last_offset_at(int(positions[i]))
+            if last is None:
+                where = index.OFFSET_ENTRY.itemsize * i
+                report.problem(f"no batch begins at byte {positions[i]} of the log", path, where, int(offsets[i]))
+            elif last != offsets[i]:
+                report.index_mismatch(path, int(offsets[i]), last)
+    if not checks.verify_only:
+        numbers = {"offset": offsets[:used], "position": positions[:used]}
+        _write(report, "offsetIndexEntry", (("offset", "offset"), ("position", "position")), used, numbers)
+
+
+def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, report: Report) -> None:
+    data = fs.read_bytes(path)
+    entries = index.parse_time_index(data)
+    offsets = entries["relative_offset"].astype(np.int64) + base
+    times = entries["timestamp_ms"]
+    if checks.sanity_only:
+        backwards = len(times) > 0 and times[-1] < times[0]
+        if backwards:
+            report.problem(f"its last timestamp {times[-1]} is less than its first {times[0]}", path)
+        _check_sanity(path, data, index.TIME_ENTRY.itemsize, offsets, base, report, backwards)
+        return
+    used = _used(offsets, base)
+    _check_rising(path, index.TIME_ENTRY.itemsize, report, offsets[:used])
+    with _Log(fs, path) as log:
+        if log.is_there:
+            _check_times(fs, log, path, base, offsets[:used], times[:used], report)
+        else:
+            report.problem("no log beside the index: its entries are not checked", path)
+    if not checks.verify_only:
+        numbers = {"timestamp": times[:used], "offset": offsets[:used]}
+        _write(report, "timeIndexEntry", (("timestamp", "timestamp"), ("offset", "offset")), used, numbers)
+
+
+def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None:
+    data = fs.read_bytes(path)
+    entries = index.parse_txn_index(data)
+    unknown = np.flatnonzero(entries["version"] > 0)
+    used = int(unknown[0]) if len(unknown) else len(entries)
+    numbers = {name: entries[name][:used] for name in entries.dtype.names or ()}
+    fields = (
+        ("version", "version"),
+        ("producerId", "producer_id"),
+        ("firstOffset", "first_offset"),
+        ("lastOffset", "last_offset"),
+        ("lastStableOffset", "last_stable_offset"),
+    )
+    _write(report, "transactionIndexEntry", fields, used, numbers)
+    size = index.TXN_ENTRY.itemsize
+    _check_rising(path, size, report, entries["last_offset"][:used])
+    if used and entries["last_offset"][0] < base:
+        what = f"the last offset {entries['last_offset'][0]} is below the segment's base {base}"
+        report.problem(what, path, 0)
+    if used < len(entries):
+        report.problem(f"an entry of the unknown version {entries['version'][used]}", path, size * used)
+    _check_size(path, data, size, report)
+
+
+def _used(offsets: np.ndarray, base: int) -> int:
+    """Entries in front of the first, but for the very first, that is at the base: room that was never used."""
+    unused = np.flatnonzero(offsets[1:] == base)
+    return int(unused[0]) + 1 if len(unused) else len(offsets)
+
+
+def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
+    """Kafka's tool looks at each entry alone; a search among entries that do not rise ends anywhere."""
+    for column in columns:
+        back = np.flatnonzero(np.diff(column) <= 0)
+        if len(back):
+            slot = int(back[0]) + 1
+            what = f"entries do not rise: {column[slot]} follows {column[slot - 1]}"
+            report.problem(what, path, entry_bytes * slot)
+
+
+def _check_size(path: str, data: bytes, entry_bytes: int, report: Report) -> bool:
+    rest = len(data) % entry_bytes
+    if rest:
+        what = f"{len(data)} bytes are no multiple of the {entry_bytes} of an entry"
+        report.problem(what, path, len(data) - rest)
+    return not rest
+
+
+def _check_sanity(
+    path: str, data: bytes, entry_bytes: int, offsets: np.ndarray, base: int, report: Report, wrong: bool = False
+) -> None:
+    if len(offsets) and offsets[-1] < base:
+        report.problem(f"its last offset {offsets[-1]} is less than its base", path, None, base)
+        wrong = True
+    if _check_size(path, data, entry_bytes, report) and not wrong:
+        report.line(f"{path} passed sanity check.", type="sane", file=path)
+
+
+def _write(
+    report: Report, kind: str, fields: tuple[tuple[str, str], ...], count: int, numbers: dict[str, np.ndarray]
+) -> None:
+    literals = Literals()
+    line = Template(literals)
+    if report.as_json:
+        line.text(f'{{"type":"{kind}"')
+        for shown, name in fields:
+            line.number(f',"{shown}":', name)
+        line.text("}\n")
+    else:
+        for i, (shown, name) in enumerate(fields):
+            line.number(f"{' ' if i else ''}{shown}: ", name)
+        line.text("\n")
+    LineWriter(report.out, literals).write(line, Rows(count, numbers))
+
+
+def _check_times(
+    fs: FileSystem, log: _Log, path: str, base: int, offsets: np.ndarray, times: np.ndarray, report: Report
+) -> None:
+    index_path = os.path.splitext(path)[0] + names.INDEX
+    floor_offsets, floor_positions = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    try:
+        floors = index.parse_offset_index(fs.read_bytes(index_path))
+        used = _used(floors["relative_offset"].astype(np.int64) + base, base)
+        floor_offsets = floors["relative_offset"][:used].astype(np.int64) + base
+        floor_positions = floors["position"][:used].astype(np.int64)
+    except FileNotFoundError:
+        report.note(f"no offset index beside {path}: the log is read from its start")
+    if (np.diff(floor_offsets) <= 0).any() or (np.diff(floor_positions) <= 0).any() or (floor_positions < 0).any():
+        report.note(f"the entries of {index_path} do not rise: the log is read from its start")
+        floor_offsets, floor_positions = floor_offsets[:0], floor_positions[:0]
+    slots = np.searchsorted(floor_offsets, offsets, side="right") - 1
+    previous = -1
+    found: list[tuple[int, bytes]] = []
+    largest: dict[int, int] = {}
+    size = at = 0
+    for i, target in enumerate(offsets.tolist()):
+        start = int(floor_positions[slots[i]]) if slots[i] >= 0 else 0
+        # Entries rise, and so does where they are found: do not walk the same batches again.
+        if i and target > int(offsets[i - 1]):
+            start = max(start, at)
+        at, size_bytes, last = log.find(start, target)
+        if last == target:
+            found.append((i, log.read(at, size_bytes)))
+            size += size_bytes
+        else:
+            at = 0
+            largest[i] = _NOT_FOUND
+            report.time_offset(path, target, last)
+        if size >= _PROBE_BYTES:
+            largest |= _largest(fs, found, times)
+            found, size = [], 0
+    largest |= _largest(fs, found, times)
+    for i, time in enumerate(times.tolist()):
+        if largest[i] == _NOT_FOUND:
+            previous = time
+            continue
+        if largest[i] != time:
+            report.time_mismatch(path, time, largest[i])
+        if previous >= time:
+            report.time_order(path, time, previous)
+        previous = time
+
+
+def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
+    """The largest timestamp of the records of each batch, by the number of its entry; -1 without records.
+
+    A batch that a cleaner emptied keeps the time in its header: if that is the entry's, it is right.
+    """
+    if not found:
+        return {}
+    raw = np.frombuffer(b"".join(data for _, data in found), np.uint8)
+    largest: list[int] = []
+    for part in LogReader(fs).parts_of(raw):
+        assert part.records is not None
+        stamps, first = part.records.records["timestamp_ms"], part.first_record
+        for row, batch in enumerate(part.batches):
+            some = stamps[first[row] : first[row + 1]]
+            newest = int(some.max()) if len(some) else _NO_TIMESTAMP
+            if part.goes_on:
+                largest[-1] = max(largest[-1], newest)
+                continue
+            largest.append(newest)
+            emptied = batch["magic"] >= 2 and batch["record_count"] == 0
+            expected = int(times[found[len(largest) - 1][0]])
+            if emptied and int(batch["max_timestamp_ms"]) == expected:
+                largest[-1] = expected
+    return {i: time for (i, _), time in zip(found, largest, strict=True)}
+
+
+class _Log:
+    """The log beside an index file, looked into at single places."""
+
+    def __init__(self, fs: FileSystem, index_path: str) -> None:
+        self._fs = fs
+        self.path = os.path.splitext(index_path)[0] + names.LOG
+        self._window = np.empty(0, np.uint8)
+        self._position = 0
+        self._out = np.zeros(4, np.int64)
+
+    def __enter__(self) -> _Log:
+        self.is_there = self._fs.exists(self.path)
+        if self.is_there:
+            self._fd = self._fs.open_read(self.path)
+            self._size = self._fs.fd_stat(self._fd).size_bytes
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_there:
+            self._fs.close(self._fd)
+
+    def read(self, position: int, size: int) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self._fs.read_into(self._fd, buffer, position)])
+
+    def last_offset_at(self, position: int) -> int | None:
+        """Of the batch that begins there; None: none does, or it is not all there."""
+        if not 0 <= position < self._size:
+            return None
+        head = np.frombuffer(self.read(position, _HEADER_BYTES), np.uint8)
+        kernels.find_batch(head, len(head), 0, -(2**63), self._out)
+        code, _, size, last = (int(x) for x in self._out)
+        return last if code == kernels.FOUND and position + size <= self._size else None
+
+    def find(self, position: int, target: int) -> tuple[int, int, int]:
+        """Position, size and last offset of the first batch from `position` on that ends at `target` or above.
+
+        A last offset of -1: there is none.
+        """
+        while position < self._size:
+            behind = position - self._position
+            if behind < 0 or len(self._window) - behind < _HEADER_BYTES:
+                self._window = np.frombuffer(self.read(position, _WINDOW_BYTES), np.uint8)
+                self._position, behind = position, 0
+            kernels.find_batch(self._window, len(self._window), behind, target, self._out)
+            code, at, size, last = (int(x) for x in self._out)
+            at += self._position
+            if code == kernels.FOUND and at + size <= self._size:
+                return at, size, last
+            if code != kernels.GO_ON or at == position:
+                break
+            position = at
+        return 0, 0, _NO_OFFSET

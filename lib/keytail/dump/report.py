@@ -1,0 +1,106 @@
+"""Where a dump goes: lines, objects of JSON, and what was found wrong, some of it only said at the end.
+
+Text: lines on standard output, findings on standard error, those that Kafka's tool knows in its words. JSON: all of
+them objects on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keytail.dump.templates import Sink
+
+MOST_GAPS = 1000  # of a file: a compacted log has one at every second record
+
+
+class Report:
+    """`wrong` says whether anything was found for which the command ends with status 1."""
+
+    def __init__(self, out: Sink, say: Callable[[str], object], *, as_json: bool = False) -> None:
+        self.out, self.say, self.as_json = out, say, as_json
+        self.wrong = False
+        self._mismatches: dict[str, dict[int, int]] = {}
+        self._times: dict[str, dict[str, list[tuple[int, int]]]] = {"timestamp": {}, "order": {}, "offset": {}}
+        self._gaps: dict[str, tuple[list[tuple[int, int]], int]] = {}
+
+    def line(self, text: str, **fields: Any) -> None:
+        """One line; in JSON the object of `fields` instead, unless there are none."""
+        if not self.as_json:
+            self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file's name need not be text
+        elif fields:
+            self.out(memoryview((json.dumps(fields, separators=(",", ":")) + "\n").encode()))
+
+    def note(self, text: str) -> None:
+        """Nothing wrong, but to be known."""
+        self.say(text)
+
+    def problem(self, what: str, path: str, position: int | None = None, offset: int | None = None) -> None:
+        self.wrong = True
+        if self.as_json:
+            self.line("", type="problem", file=path, what=what, position=position, offset=offset)
+            return
+        where = [path]
+        where += [f"byte position {position}"] if position is not None else []
+        where += [f"offset {offset}"] if offset is not None else []
+        self.say(f"{what} ({', '.join(where)})")
+
+    def index_mismatch(self, path: str, index_offset: int, log_offset: int) -> None:
+        self._found(path, f"the batch at this entry's position ends with offset {log_offset}", index_offset)
+        self._mismatches.setdefault(path, {})[index_offset] = log_offset
+
+    def time_mismatch(self, path: str, index_time: int, log_time: int) -> None:
+        what = f"the largest timestamp of this entry's batch is {log_time}, the entry's {index_time}"
+        self._found(path, what, None)
+        self._times["timestamp"].setdefault(path, []).append((index_time, log_time))
+
+    def time_order(self, path: str, index_time: int, previous: int) -> None:
+        self._found(path, f"timestamp {index_time} does not rise above {previous}", None)
+        self._times["order"].setdefault(path, []).append((index_time, previous))
+
+    def time_offset(self, path: str, index_offset: int, log_offset: int) -> None:
+        self._found(path, f"no batch ends with this entry's offset; the next one ends with {log_offset}", index_offset)
+        self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
+
+    def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
+        """Record offsets that do not follow each other: no damage, a compacted log is full of them."""
+        kept, count = self._gaps.get(path, ([], 0))
+        room = MOST_GAPS - len(kept)
+        kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)
+        self._gaps[path] = kept, count + len(before)
+
+    def end(self) -> None:
+        """What Kafka's tool prints at its end."""
+        if self.as_json:
+            return
+        for path, mismatches in self._mismatches.items():
+            self.say(f"Mismatches in :{path}")
+            for index_offset, log_offset in sorted(mismatches.items(), reverse=True):
+                self.say(f"  Index offset: {index_offset}, log offset: {log_offset}")
+        for path, pairs in self._times["timestamp"].items():
+            self.say(f"Found timestamp mismatch in :{path}")
+            for pair in pairs:
+                self.say(f"  Index timestamp: {pair[0]}, log timestamp: {pair[1]}")
+        for path, pairs in self._times["order"].items():
+            self.say(f"Found out of order timestamp in :{path}")
+            for pair in pairs:
+                self.say(f"  Index timestamp: {pair[0]}, Previously indexed timestamp: {pair[1]}")
+        for path, pairs in self._times["offset"].items():
+            self.say(f"The following indexed offsets are not found in :{path}")
+            for pair in pairs:
+                self.say(f"Indexed offset: {pair[0]}, found log offset: {pair[1]}")
+        for path, (pairs, count) in self._gaps.items():
+            self.say(f"Non-consecutive offsets in {path}")
+            for before, after in sorted(dict(pairs).items()):
+                self.say(f"  {before} is followed by {after}")
+            if count > len(pairs):
+                self.say(f"  and {count - len(pairs)} more")
+
+    def _found(self, path: str, what: str, offset: int | None) -> None:
+        """In JSON at once, in text at the end."""
+        self.wrong = True
+        if self.as_json:
+            self.problem(what, path, None, offset)

@@ -1,0 +1,303 @@
+"""Reads a segment as it is, sound or not, in parts: rows of batches, each with its validity, and their records.
+
+Damage does not end it where the extent of a batch is known: the part says what is wrong, with all records in
+front of it, and the next part goes on. Batches of magic 0 and 1 are `dump_legacy`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.dump.legacy import LegacyRecords, legacy_records
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, HEADER_BYTES, LOG_APPEND_TIME
+from keytail.format.compression import CODECS, decompress
+from keytail.format.record import decode_varint, decode_varlong
+from keytail.kernels import dump as kernels
+from keytail.kernels.records import IN_RAW, RECORD_TABLE
+from keytail.log.fs import FileSystem
+from keytail.log.pieces import WHOLE_BLOCK_BYTES
+from keytail.log.record_table import RecordTable
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import STRIDE_BYTES, SegmentReader, Stride
+
+_ROWS = 1 << 16
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong at byte `position` of a file, about `offset` where one is known."""
+
+    what: str
+    position: int
+    offset: int | None = None
+
+
+@dataclass
+class Part:
+    """Batches in a row, all of magic 2 or all older, and their records where those were asked for.
+
+    `records.records["row"]` counts in `batches`; `first_record` (int64, one more than batches) says where those
+    of each begin. Views of buffers that the next part overwrites. `goes_on`: its records are more of the one batch that
+    was the last part, too.
+    """
+
+    batches: np.ndarray
+    valid: np.ndarray
+    records: RecordTable | None = None
+    first_record: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    legacy: LegacyRecords | None = None
+    problems: list[Problem] = field(default_factory=list)
+    goes_on: bool = False
+
+
+@dataclass
+class Extent:
+    """Where a reading ended, and why it could not go on."""
+
+    position: int
+    problem: Problem | None = None
+
+
+class LogReader:
+    """Reads into its own buffers; hold one a run."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self._raw = np.empty(STRIDE_BYTES, np.uint8)
+        self._rows = np.empty(_ROWS, BATCH_TABLE)
+        self._valid = np.empty(_ROWS, np.bool_)
+        self._opener = SegmentReader(fs)
+        self._scanner = RecordScanner()
+        self.extent = Extent(0)
+
+    def parts(
+        self,
+        path: str,
+        start: int,
+        end: int,
+        *,
+        deep: bool,
+        wanted: Callable[[np.ndarray], slice] | None = None,
+    ) -> Iterator[Part]:
+        """The batches from byte `start` (where one begins) up to `end`; afterwards `extent` says where they ended.
+
+        `wanted` tells which of some rows (BATCH_TABLE) to take; the reading ends with rows that it does not take
+        at their end.
+        """
+        for stride, valid in self._strides(path, start, end):
+            chosen = slice(0, len(stride.table)) if wanted is None else wanted(stride.table)
+            some = Stride(path, stride.position, stride.raw, stride.table[chosen])
+            yield from self._parts(some, valid[chosen], deep)
+            if chosen.stop < len(stride.table):
+                self.extent = Extent(int(stride.table["position"][chosen.stop]))
+                return
+
+    def parts_of(self, raw: np.ndarray) -> Iterator[Part]:
+        """The whole batches of `raw`, with their records."""
+        self._rows = np.empty(max(_ROWS, len(raw) // 26), BATCH_TABLE)
+        self._valid = np.empty(len(self._rows), np.bool_)
+        out = np.zeros(4, np.int64)
+        kernels.index_any(raw, len(raw), 0, self._rows, self._valid, out)
+        rows = int(out[kernels.ROWS])
+        if rows:
+            yield from self._parts(Stride("", 0, raw, self._rows[:rows]), self._valid[:rows], True)
+
+    def _strides(self, path: str, position: int, end: int) -> Iterator[tuple[Stride, np.ndarray]]:
+        fd = self._fs.open_read(path)
+        out = np.zeros(4, np.int64)
+        self.extent = Extent(position)
+        try:
+            while position < end:
+                filled = self._fs.read_into(fd, self._raw[: min(len(self._raw), end - position)], position)
+                kernels.index_any(self._raw, filled, position, self._rows, self._valid, out)
+                rows, consumed, code, needed = (int(x) for x in out)
+                if rows:
+                    raw = self._raw[:consumed]
+                    yield Stride(path, position, raw, self._rows[:rows]), self._valid[:rows]
+                    position += consumed
+                    self.extent = Extent(position)
+                elif needed and position + needed <= end and filled == len(self._raw):
+                    self._raw = np.empty(needed, np.uint8)
+                else:
+                    if code == kernels.SIZE_TOO_SMALL:
+                        self.extent.problem = Problem(self._bad_size(end - position), position)
+                    return
+        finally:
+            self._fs.close(fd)
+
+    def _bad_size(self, left: int) -> str:
+        size = int.from_bytes(self._raw[8:12].tobytes(), "big", signed=True)
+        if not self._raw[: min(left, len(self._raw))].any():
+            return f"{left} bytes, zeros, where a batch should begin"
+        return f"a batch states the impossible size {size}; {left} bytes from here on cannot be read"
+
+    def _parts(self, stride: Stride, valid: np.ndarray, deep: bool) -> Iterator[Part]:
+        """Split where the format changes."""
+        is_old = stride.table["magic"] < 2
+        bounds = [0, *(np.flatnonzero(is_old[1:] != is_old[:-1]) + 1).tolist(), len(is_old)]
+        for first, last in itertools.pairwise(bounds):
+            if first == last:
+                continue
+            if not deep:
+                yield Part(stride.table[first:last], valid[first:last])
+            elif is_old[first]:
+                yield from self._old(stride, valid, first, last)
+            else:
+                yield from self._new(stride, valid, first, last)
+
+    def _new(self, stride: Stride, valid: np.ndarray, row: int, end: int) -> Iterator[Part]:
+        """Rows of magic 2; one that cannot be read goes through the slow way, alone."""
+        counts, sizes = stride.table["record_count"], stride.table["size_bytes"]
+        unreadable = np.flatnonzero((counts < 0) | (sizes < HEADER_BYTES))
+        while row < end:
+            coming = unreadable[np.searchsorted(unreadable, row) :]
+            limit = min(end, int(coming[0]) if len(coming) else end)
+            while row < limit:
+                some = Stride(stride.path, stride.position, stride.raw, stride.table[row:limit])
+                try:
+                    for part in self._sound(some, valid[row:limit]):
+                        row += len(part.batches) * (not part.goes_on)
+                        yield part
+                except (CorruptLog, Refused) as damage:
+                    limit = int(np.searchsorted(stride.table["position"], damage.byte_position or 0))
+                    if row > limit or isinstance(damage, Refused):
+                        yield _unopened(stride, valid, limit, damage, goes_on=row > limit)
+                        row = limit + 1
+                        break
+            else:
+                if limit < end:
+                    yield self._spoiled(stride, valid, limit)
+                    row = limit + 1
+
+    def _sound(self, stride: Stride, valid: np.ndarray) -> Iterator[Part]:
+        wanted = (stride.table["record_count"] > 0) | (stride.table["size_bytes"] > HEADER_BYTES)
+        for opened in self._opener.open_rows(stride, wanted):
+            for chunk in self._scanner.chunks(stride, opened):
+                first, end = chunk.first_row, chunk.end_row
+                records = chunk.record_table
+                rows = records.records["row"]
+                first_record = np.searchsorted(rows, np.arange(first, end + 1))
+                records.records["row"] -= first
+                table = RecordTable(
+                    stride.table[first:end], records.records, records.raw, records.arena, records.where[first:end]
+                )
+                yield Part(
+                    table.batches, valid[first:end], table, first_record, goes_on=opened.records_before > 0
+                )
+
+    def _spoiled(self, stride: Stride, valid: np.ndarray, row: int) -> Part:
+        """The records of one batch as far as they can be read, and why not further."""
+        batch = stride.table[row]
+        start = int(batch["position"]) - stride.position
+        raw = stride.raw[start + HEADER_BYTES : start + int(batch["size_bytes"])]
+        spans, what = np.zeros(0, RECORD_TABLE), ""
+        try:
+            if int(batch["record_count"]) < 0:
+                raise ValueError(f"it declares {batch['record_count']} records")
+            if int(batch["size_bytes"]) < HEADER_BYTES:
+                raise ValueError(f"its {batch['size_bytes']} bytes are fewer than those of its header")
+            codec = int(batch["attributes"]) & CODEC_MASK
+            if codec:
+                name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
+                try:
+                    raw = np.frombuffer(decompress(codec, memoryview(raw), limit_bytes=WHOLE_BLOCK_BYTES), np.uint8)
+                except ValueError as reason:
+                    raise ValueError(f"{name}: {reason}") from reason
+            spans, what = _spans(raw, batch)
+        except ValueError as reason:
+            what = str(reason)
+        except Refused as reason:
+            what = reason.what
+        table = RecordTable(stride.table[row : row + 1], spans, raw, _NOTHING, np.full(1, IN_RAW, np.int8))
+        base = int(batch["base_offset"])
+        problem = Problem(f"a batch's records cannot be read as declared: {what}", int(batch["position"]), base)
+        first_record = np.array([0, len(spans)], np.int64)
+        return Part(stride.table[row : row + 1], valid[row : row + 1], table, first_record, None, [problem])
+
+    def _old(self, stride: Stride, valid: np.ndarray, first: int, end: int) -> Iterator[Part]:
+        for row in range(first, end, 1 << 12):
+            last = min(row + (1 << 12), end)
+            found = legacy_records(stride, row, last)
+            problems = [
+                Problem(
+                    f"a message cannot be read: {what}",
+                    int(stride.table["position"][at]),
+                    int(stride.table["last_offset"][at]),
+                )
+                for at, what in found.problems
+            ]
+            where = np.full(last - row, IN_RAW, np.int8)
+            table = RecordTable(stride.table[row:last], found.spans, found.raw, _NOTHING, where)
+            first_record = np.searchsorted(found.spans["row"], np.arange(last - row + 1))
+            yield Part(table.batches, valid[row:last], table, first_record, found, problems)
+
+
+def _unopened(stride: Stride, valid: np.ndarray, row: int, why: KeytailError, *, goes_on: bool) -> Part:
+    """A batch without its records, or without those behind the pieces of it that came before."""
+    batches = stride.table[row : row + 1]
+    table = RecordTable(batches, np.zeros(0, RECORD_TABLE), _NOTHING, _NOTHING, np.full(1, IN_RAW, np.int8))
+    problem = Problem(why.what, int(batches["position"][0]), int(batches["base_offset"][0]))
+    return Part(batches, valid[row : row + 1], table, np.zeros(2, np.int64), None, [problem], goes_on)
+
+
+def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
+    """The records of `block` up to the first that is none, and what is wrong with it, or with their offsets."""
+    data, at = block.tobytes(), 0
+    base = int(batch["base_offset"])
+    append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)
+    time = int(batch["max_timestamp_ms"] if append_time else batch["base_timestamp_ms"])
+    rows: list[tuple[int, ...]] = []
+    what = ""
+    try:
+        for _ in range(int(batch["record_count"])):
+            row, at = _span(data, at, base, time, append_time)
+            rows.append(row)
+        if at != len(data):
+            what = f"{len(data) - at} bytes are left behind the last one"
+    except ValueError as reason:
+        what = f"record {len(rows)} of {batch['record_count']}: {reason}"
+    spans = np.array(rows, RECORD_TABLE) if rows else np.zeros(0, RECORD_TABLE)
+    offsets = spans["offset"]
+    if not what and ((np.diff(offsets) <= 0).any() or (offsets > int(batch["last_offset"])).any()):
+        what = "their offsets do not rise, or pass the batch's last one"
+    return spans, what or "their offsets do not rise"
+
+
+def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tuple[tuple[int, ...], int]:
+    length, at = decode_varint(data, at)
+    end = at + length
+    if length < 1 or end > len(data):
+        raise ValueError(f"it claims {length} bytes with {len(data) - at} left")
+    time_delta, at = decode_varlong(data, at + 1, end)
+    offset_delta, body = decode_varint(data, at, end)
+    key_start, key_bytes, at = _field(data, body, end)
+    value_start, value_bytes, at = _field(data, at, end)
+    headers, at = decode_varint(data, at, end)
+    if not 0 <= headers <= end - at:
+        raise ValueError(f"{headers} headers in {end - at} bytes")
+    for _ in range(headers):
+        _, size, at = _field(data, at, end)
+        if size < 0:
+            raise ValueError("a header without a key")
+        _, _, at = _field(data, at, end)
+    if at != end:
+        raise ValueError(f"its fields end {end - at} bytes before it")
+    stamp = time if append_time else time + time_delta
+    stamp = (stamp + 2**63) % 2**64 - 2**63
+    offset = (base + offset_delta + 2**63) % 2**64 - 2**63
+    skip = value_start - body
+    return (offset, stamp, key_start, body, end - body, key_bytes, value_bytes, skip, 0, 0), end
+
+
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Start, length (-1: null) and end."""
+    size, at = decode_varint(data, at, end)
+    if size > end - at:
+        raise ValueError(f"a field of {size} bytes with {end - at} left")
+    return at, max(size, -1), at + max(size, 0)

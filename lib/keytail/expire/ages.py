@@ -1,0 +1,94 @@
+"""How old segments are: the largest timestamp of their checked batches, or their file's time where none has one.
+
+A time index is not asked: one that is missing or full of zeros makes a young segment old (EXPIRE.md beside this
+file). What an age means for a segment is left to `partition.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts, SegmentFacts
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """The time in ms from which a segment's age counts: of its newest record, or of its `.log` file."""
+
+    timestamp_ms: int
+    of: Literal["record", "file"] = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class AgeTask:
+    """One segment that is to be read. Reading ends where a batch's timestamp reaches `young_from_ms`."""
+
+    partition_path: str
+    base_offset: int
+    end_offset: int  # base of the next segment, or the log end offset
+    log_bytes: int
+    log_mtime_ns: int
+    young_from_ms: int
+
+    @property
+    def log_path(self) -> str:
+        return os.path.join(self.partition_path, names.segment_file(self.base_offset, names.LOG))
+
+
+def age_tasks(
+    facts: PartitionFacts, segments: Iterable[SegmentFacts], now_ms: int, retention_ms: int
+) -> list[AgeTask]:
+    """A task for each of `segments`, which are some of the partition's, in their order."""
+    ends = dict(zip((s.base_offset for s in facts.segments), segment_ends(facts), strict=True))
+    return [
+        AgeTask(
+            facts.path, s.base_offset, ends[s.base_offset], s.log_bytes, s.log_mtime_ns, now_ms - retention_ms
+        )
+        for s in segments
+    ]
+
+
+def segment_ends(facts: PartitionFacts) -> list[int]:
+    """Of each segment the offset behind it: the base of the next one, of the last one the log end offset."""
+    return [*(segment.base_offset for segment in facts.segments[1:]), facts.log_end_offset]
+
+
+def read_age(fs: FileSystem, task: AgeTask) -> Age:
+    """Reads batch headers and checks every checksum on the way.
+
+    Exact unless the segment is young: then some timestamp that makes it so. Raises CorruptLog for bytes that are no
+    batch and for offsets outside of the segment.
+    """
+    largest_ms = -1
+    for stride in SegmentReader(fs).unhurried_strides(task.log_path, task.log_bytes):
+        table = stride.table
+        if table["base_offset"][0] < task.base_offset or table["last_offset"][-1] >= task.end_offset:
+            outside = table["base_offset"][0] < task.base_offset
+            row = table[0 if outside else -1]
+            raise CorruptLog(
+                f"a batch lies outside of its segment, which has offsets {task.base_offset} to {task.end_offset - 1}",
+                path=task.log_path,
+                byte_position=int(row["position"]),
+                offset=int(row["base_offset"]),
+                remedy=CORRUPT_REMEDY,
+            )
+        largest_ms = max(largest_ms, int(table["max_timestamp_ms"].max()))
+        if largest_ms >= task.young_from_ms:
+            break
+    return Age(largest_ms) if largest_ms >= 0 else file_age(task)
+
+
+def file_age(segment: AgeTask | SegmentFacts) -> Age:
+    return Age(segment.log_mtime_ns // 1_000_000, "file")
+
+
+def claimed_age(segment: SegmentFacts) -> Age:
+    """What a broker takes for it after a clean start: the last entry of the time index, else the file's time."""
+    return Age(segment.largest_timestamp_ms)

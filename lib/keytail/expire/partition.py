@@ -1,0 +1,384 @@
+"""What retention removes of a partition: which segments go and why, then the removal.
+
+The decisions are functions of values, time among them, as Kafka 4.3 takes them in UnifiedLog.deleteOldSegments.
+Removing them is safe to stop at any moment. EXPIRE.md beside this file has the rules and every state on disk. Whether
+a partition may be touched at all is left to the caller, who holds the locks and has resolved leftovers.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from keytail.durations import duration_text
+from keytail.expire.ages import Age, claimed_age, segment_ends
+from keytail.format import names
+from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
+from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
+from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
+from keytail.log.writer import make_empty_segment
+
+Reason = Literal["log-start", "size", "time"]
+HighWatermarkSource = Literal["checkpoint", "log-end"]
+
+
+_BY_AGE_AND_SIZE = ("retention.ms", "retention.bytes")
+
+
+def settings_of_retention(policy: Sequence[str] | None) -> tuple[str, ...]:
+    """The settings, by Kafka's names, that must be known of a topic to remove segments; `policy` is None if unknown.
+
+    Without `delete` in the policy only what is below the log start offset goes, whatever its age and size.
+    """
+    always = ("cleanup.policy", "remote.storage.enable")
+    return always if policy is not None and "delete" not in policy else (*always, *_BY_AGE_AND_SIZE)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The settings that retention obeys, by Kafka's names with dots as underscores. Below 0: without limit."""
+
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    retention_ms: int = 604_800_000
+    retention_bytes: int = -1
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Retention:
+        policy = frozenset(values["cleanup.policy"])
+        return cls(policy, int(values["retention.ms"]), int(values["retention.bytes"]))
+
+    @property
+    def by_size(self) -> bool:
+        return "delete" in self.cleanup_policy and self.retention_bytes >= 0
+
+    @property
+    def by_time(self) -> bool:
+        return "delete" in self.cleanup_policy and self.retention_ms >= 0
+
+    def is_over(self, age: Age, now_ms: int) -> bool:
+        """Whether a segment of this age is past `retention.ms`."""
+        return now_ms - age.timestamp_ms > self.retention_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredSegment:
+    """A segment that goes, with the offsets from `base_offset` up to `end_offset`, and why.
+
+    `timestamp_ms` is None where its age was not asked for.
+    """
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int
+    reason: Reason
+    why: str
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What goes, ascending, and what is left. `log_start_offset` is the one afterwards.
+
+    `rolls`: no segment would be left, so that an empty one is made at the log end offset first. `kept` says why the
+    first segment that stays does.
+    """
+
+    expired: tuple[ExpiredSegment, ...]
+    log_start_offset: int
+    rolls: bool
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A segment that a broker's own retention judges otherwise, by a wrong index.
+
+    `broker_deletes`: it would delete the segment at its start, which has to stay; else it would keep one that goes.
+    """
+
+    base_offset: int
+    broker_deletes: bool
+    what: str
+    remedy: str
+
+
+def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[str]:
+    """What forbids retention beside that which forbids any removal of records; each with what to do."""
+    if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
+        return []
+    return [
+        f"the log start offset {log_start_checkpoint} in {names.LOG_START_CHECKPOINT} lies below the first segment "
+        f"({facts.segments[0].base_offset}): offsets between are in remote storage, or a broker was killed in the "
+        "middle of its own retention; start the broker and stop it cleanly, which sets the entry right"
+    ]
+
+
+def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:
+    """How many of the oldest segments may go, whatever the settings say, and what keeps the one behind them."""
+    marked = facts.high_watermark
+    if marked is None and high_watermark == "log-end":
+        marked = facts.log_end_offset
+    # A broker that starts takes the log start offset for its high watermark where it knows none, or a lower one.
+    marked = max(facts.log_start_offset, marked if marked is not None else 0)
+    for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
+        is_last = number + 1 == len(facts.segments)
+        if is_last and segment.log_bytes == 0:
+            return number, "it is the last segment, and empty"
+        if is_last and facts.tail_bytes:
+            return number, f"it is the last segment, and ends with {facts.tail_bytes} bytes that are no batch"
+        if is_last and not facts.clean_shutdown:
+            return number, "it is the last segment, which a broker recovers after an unclean shutdown"
+        if marked < end:
+            return number, f"its end {end} is above the high watermark {marked}"
+        if not facts.clean_shutdown and facts.recovery_point < end:
+            point = facts.recovery_point
+            return number, f"its end {end} is above the recovery point {point}, and the shutdown was unclean"
+    return len(facts.segments), ""
+
+
+def before_time(
+    facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
+) -> tuple[int, int]:
+    """How many segments go below the log start, and how many by then and by size."""
+    limit, _ = removable(facts, high_watermark)
+    by_start = _by_log_start(facts, limit)
+    return by_start, _by_size(facts.segments, retention, by_start, limit)
+
+
+def age_candidates(
+    facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
+) -> tuple[SegmentFacts, ...]:
+    """The segments, ascending, whose ages decide: those up to the first that is not past `retention.ms`."""
+    if not retention.by_time:
+        return ()
+    limit, _ = removable(facts, high_watermark)
+    return facts.segments[before_time(facts, retention, high_watermark)[1] : limit]
+
+
+def decide(
+    facts: PartitionFacts,
+    retention: Retention,
+    now_ms: int,
+    ages: Mapping[int, Age],
+    *,
+    high_watermark: HighWatermarkSource = "checkpoint",
+) -> Decision:
+    """What goes at `now_ms`. `ages`, by base offset, of `age_candidates` as far as they are needed.
+
+    Three passes from the oldest segment on, each of which ends at the first that does not qualify: below the log start
+    offset, by size, by time; the last two only where `cleanup.policy` has `delete`.
+    """
+    segments, ends = facts.segments, segment_ends(facts)
+    limit, what_keeps = removable(facts, high_watermark)
+    by_start, by_size = before_time(facts, retention, high_watermark)
+    count = by_size
+    while retention.by_time and count < limit and retention.is_over(ages[segments[count].base_offset], now_ms):
+        count += 1
+    left = sum(segment.log_bytes for segment in segments)
+    expired: list[ExpiredSegment] = []
+    for number, segment in enumerate(segments[:count]):
+        reason: Reason = "log-start" if number < by_start else "size" if number < by_size else "time"
+        age = ages.get(segment.base_offset) if reason == "time" else None
+        left -= segment.log_bytes
+        why = _why(facts, retention, now_ms, reason, age, left)
+        timestamp_ms = None if age is None else age.timestamp_ms
+        expired.append(
+            ExpiredSegment(segment.base_offset, ends[number], segment.log_bytes, reason, why, timestamp_ms)
+        )
+    if count == len(segments):
+        return Decision(tuple(expired), facts.log_end_offset, True, "")
+    stays = segments[count]
+    if count < limit:
+        what_keeps = _why_kept(facts, retention, now_ms, ages.get(stays.base_offset), stays, left, ends[count])
+    return Decision(
+        tuple(expired),
+        max(facts.log_start_offset, stays.base_offset),
+        False,
+        f"segment {stays.base_offset} stays: {what_keeps}",
+    )
+
+
+def _by_log_start(facts: PartitionFacts, limit: int) -> int:
+    count = 0
+    for following in facts.segments[1 : limit + 1]:
+        if following.base_offset > facts.log_start_offset:
+            break
+        count += 1
+    return count
+
+
+def _by_size(segments: Sequence[SegmentFacts], retention: Retention, count: int, limit: int) -> int:
+    """As long as what is left without the segment is at least `retention.bytes`."""
+    if not retention.by_size:
+        return count
+    excess = sum(segment.log_bytes for segment in segments[count:]) - retention.retention_bytes
+    while count < limit and excess - segments[count].log_bytes >= 0:
+        excess -= segments[count].log_bytes
+        count += 1
+    return count
+
+
+def _why(
+    facts: PartitionFacts, retention: Retention, now_ms: int, reason: Reason, age: Age | None, left_bytes: int
+) -> str:
+    if reason == "log-start":
+        return f"below the log start offset {facts.log_start_offset}"
+    if reason == "size":
+        return f"{left_bytes:,} bytes are left without it, retention.bytes is {retention.retention_bytes:,}"
+    assert age is not None
+    return f"{_age_text(age, now_ms)}, retention.ms is {duration_text(retention.retention_ms)}"
+
+
+def _age_text(age: Age, now_ms: int) -> str:
+    old = now_ms - age.timestamp_ms
+    text = f"{duration_text(old)} old" if old >= 0 else f"of a time {duration_text(-old)} from now"
+    return f"its newest record is {text}" if age.of == "record" else f"no record has a time, and its file is {text}"
+
+
+def _why_kept(
+    facts: PartitionFacts,
+    retention: Retention,
+    now_ms: int,
+    age: Age | None,
+    stays: SegmentFacts,
+    left_bytes: int,
+    end: int,
+) -> str:
+    if "delete" not in retention.cleanup_policy:
+        policy = ",".join(sorted(retention.cleanup_policy))
+        return f"cleanup.policy is [{policy}], and its end {end} is above the log start offset {facts.log_start_offset}"
+    parts = []
+    if retention.by_size:
+        parts.append(
+            f"without it {left_bytes - stays.log_bytes:,} bytes would be left, fewer than retention.bytes "
+            f"{retention.retention_bytes:,}"
+        )
+    if age is not None:
+        # Of a young segment only some timestamp is known that makes it so.
+        parts.append(f"it has records within retention.ms ({duration_text(retention.retention_ms)})"
+                     if age.of == "record" else f"{_age_text(age, now_ms)}, within retention.ms")  # fmt: skip
+    return "; ".join(parts) or "neither retention.bytes nor retention.ms sets a limit"
+
+
+def findings(
+    facts: PartitionFacts,
+    retention: Retention,
+    now_ms: int,
+    ages: Mapping[int, Age],
+    *,
+    high_watermark: HighWatermarkSource = "checkpoint",
+) -> tuple[Finding, ...]:
+    """Of the segments that were read, those that a broker would judge otherwise by their time index."""
+    by_base = {segment.base_offset: segment for segment in facts.segments}
+    claims = {base: claimed_age(segment) for base, segment in by_base.items()}
+    ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
+    gone = {segment.base_offset for segment in ours}
+    believed = {base: ages[base] if base in gone and base in ages else claims[base] for base in by_base}
+    more = len(decide(facts, retention, now_ms, believed, high_watermark=high_watermark).expired) - len(ours) - 1
+    found = []
+    for base, age in ages.items():
+        deletes = retention.is_over(claims[base], now_ms)
+        # A broker that finds no `.index` makes all indexes of the segment anew.
+        if by_base[base].index_bytes is None or retention.is_over(age, now_ms) == deletes:
+            continue
+        what = f"{_claim_text(by_base[base])}, but by its log the time is {age.timestamp_ms} ms: "
+        if deletes:
+            what += "a broker that starts deletes it, which is to stay"
+            what += f", and {more} segment{'s' if more > 1 else ''} behind it" if more > 0 else ""
+        else:
+            what += "a broker keeps it, which is to go"
+        found.append(Finding(base, deletes, what, "keytail rebuild-index --execute makes the index anew"))
+    return tuple(found)
+
+
+def _claim_text(segment: SegmentFacts) -> str:
+    if segment.time_index_bytes:
+        return f"the time index of segment {segment.base_offset} ends with {segment.largest_timestamp_ms} ms"
+    return f"segment {segment.base_offset} has no time index, so that its file's time counts"
+
+
+def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
+    """Remove what was decided, in the order of EXPIRE.md. Where that is nothing: what an interrupted removal left.
+
+    Gives a sentence for each thing of the latter sort. The log start offset comes first: from then on a broker, or
+    keytail, removes whatever is still there below it.
+    """
+    refuse_lost(fs, facts.path)
+    for segment in facts.segments[: len(decision.expired)]:
+        refuse_changed(fs, _path(facts, segment.base_offset, names.LOG), segment.log_bytes, segment.log_mtime_ns)
+    try:
+        _commit(fs, facts, decision)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC or len(decision.expired) < 1 + decision.rolls:
+            raise
+        # On a full disk the oldest segment goes first and alone: the rest is a whole log too.
+        _remove_below(fs, facts.path, decision.expired[:1], decision.expired[0].end_offset)
+        _commit(fs, facts, decision)
+    first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
+    done = []
+    if _cut_epochs(fs, facts.path, decision.log_start_offset):
+        done.append(f"cut {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
+    gone = _remove_below(fs, facts.path, decision.expired, first)
+    done += [f"removed {name}, below the first segment" for name in gone]
+    return [] if decision.expired else done
+
+
+def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
+    """Afterwards nobody is served what is to go, and whoever comes next removes it."""
+    # It may be there from the first attempt, before the disk was full.
+    if decision.rolls and not fs.exists(_path(facts, facts.log_end_offset, names.LOG)):
+        like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
+        make_empty_segment(fs, facts.path, facts.log_end_offset, like)
+    if decision.log_start_offset > facts.log_start_offset:
+        checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
+        # Its entries are those of copies in the making as well: all stay.
+        update_offset(fs, checkpoint, (facts.topic, facts.partition), decision.log_start_offset, hosted=None)
+
+
+def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
+    return os.path.join(facts.path, names.segment_file(base_offset, suffix))
+
+
+def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
+    """The epoch that holds at the log start begins there, and earlier ones are gone; whether that changed anything."""
+    file = os.path.join(path, names.LEADER_EPOCHS)
+    entries = read_epochs(fs, file)
+    wanted = epochs_from(entries, log_start_offset)
+    if wanted != entries:
+        write_epochs(fs, file, wanted)
+    return wanted != entries
+
+
+def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> list[tuple[int, int]]:
+    """Leader epochs and their start offsets, of a log that begins at `log_start_offset`."""
+    below = list(itertools.takewhile(lambda entry: entry[1] <= log_start_offset, entries))
+    rest = list(entries[len(below) :])
+    return [(below[-1][0], log_start_offset), *rest] if below else rest
+
+
+def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], first_base: int) -> list[str]:
+    """Segments that expired, snapshots, and index files without a log below the first segment; their names.
+
+    Ascending, of each segment the `.log` first: without one its other files mean nothing.
+    """
+    bases = {segment.base_offset for segment in expired}
+    gone = [
+        (file.base_offset, file.suffix != names.LOG, file.name)
+        for file in (names.parse_file_name(entry.name) for entry in fs.scan(path))
+        if file.kind == "live"
+        and file.base_offset is not None
+        and file.base_offset < first_base
+        and (file.suffix != names.LOG or file.base_offset in bases)
+    ]
+    if gone:
+        refuse_lost(fs, path)
+    for _, _, name in sorted(gone):
+        fs.unlink(os.path.join(path, name))
+    if gone:
+        fs.fsync_dir(path)
+    return [name for _, _, name in sorted(gone)]

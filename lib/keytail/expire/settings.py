@@ -1,0 +1,53 @@
+"""Decides whether the retention of a topic is known well enough to remove segments by it. Pure."""
+
+from __future__ import annotations
+
+from keytail.cli.selection import SETTINGS_COMMAND, Configuration
+from keytail.config.internal import INTERNAL_TOPICS
+from keytail.config.resolve import CLEANUP_POLICY, Resolved
+
+# Kafka's defaults of these remove data; that of retention.bytes does not.
+_REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
+
+
+def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
+    """Why retention of the topic is not known for certain, with what to do; empty if it is."""
+    from keytail.expire.partition import settings_of_retention  # noqa: PLC0415 (brings in the kernels)
+
+    policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
+    wanted = settings_of_retention(policy)  # type: ignore[arg-type]
+    return (
+        _internal(configuration, resolved, wanted)
+        or configuration.unknown(resolved.topic, wanted)
+        or _assumed(resolved, wanted)
+    )
+
+
+def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> str:
+    """An internal topic's retention is what the metadata log has, whatever the flags say."""
+    given = [name for name in wanted if name in resolved.given]
+    if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
+        return ""
+    why = f"{', '.join(given)} given here cannot replace it"
+    if not resolved.in_metadata:
+        why = configuration.why_unknown(resolved.topic)
+    return (
+        f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log alone ({why}"
+        "); leave it to the broker: --topic '(?!__).*' chooses all topics but those of Kafka"
+    )
+
+
+def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
+    """What no topic overrides is the broker's, of which Kafka's default says nothing; nor does the broker's file of the
+    policy, which may be changed while the broker runs."""
+    assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
+    if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:
+        assumed.insert(0, CLEANUP_POLICY)
+    if not assumed:
+        return ""
+    return (
+        f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is what the broker's own configuration says, "
+        f"which was not read. Give --topic-configs FILE with what `{SETTINGS_COMMAND}` prints, or each as "
+        f"--topic-config {resolved.topic}:key=value; of other settings than cleanup.policy, --config FILE with the "
+        "broker's server.properties is enough"
+    )

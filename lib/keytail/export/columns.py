@@ -1,0 +1,184 @@
+"""Records as Arrow batches for Spark: gathered by kernels, decoded column by column, no Python object a record.
+
+What a format cannot decode is an error that names the offset; nothing becomes null by that. JSON is text here: whether
+it is JSON a parser of Spark's looks, in the JVM (delta_table.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from keytail.errors import KeytailError
+from keytail.export.avro import AvroSchemas, decode_avro
+from keytail.format.columns import BytesColumn
+from keytail.log.record_table import RecordTable
+from keytail.run.arrow import binary, cut, header_names, joined
+
+# What a TIMESTAMP of Spark holds, in ms.
+_MOST_MS = 2**63 // 1000 - 1
+
+# Name -> type of the column, and of its bytes where all have the same length (Kafka's serializers, big-endian).
+_FIXED = {
+    "short": ("smallint", ">i2"),
+    "int": ("int", ">i4"),
+    "long": ("bigint", ">i8"),
+    "float": ("float", ">f4"),
+    "double": ("double", ">f8"),
+}
+_TEXT = ("utf8", "json", "uuid")
+_UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+FORMATS = ("binary", *_TEXT, *_FIXED)
+
+
+@dataclass(frozen=True)
+class Format:
+    """Of keys or values, by one of FORMATS, or `avro` with its schemas."""
+
+    name: str = "binary"
+    avro: AvroSchemas | None = None
+
+    @property
+    def sql_type(self) -> str:
+        if self.avro is not None:
+            return self.avro.sql_type
+        if self.name in _FIXED:
+            return _FIXED[self.name][0]
+        return "string" if self.name in _TEXT else "binary"
+
+    @property
+    def tells_keys_apart(self) -> bool:
+        """Whether keys that differ in bytes differ decoded: not so of -0.0 and 0.0, of NaNs, of the schemas' ids."""
+        return self.name not in ("float", "double", "avro")
+
+    def __str__(self) -> str:
+        return self.name if self.avro is None else f"avro (schema {self.avro.digest})"
+
+
+@dataclass(frozen=True)
+class Formats:
+    key: Format = Format()
+    value: Format = Format()
+
+    @property
+    def raw_schema(self) -> str:
+        """Of what tasks give. `deleted`: the record is a tombstone."""
+        key_bytes = "" if self.key.tells_keys_apart else "key_bytes binary, "
+        return (
+            f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
+            "headers array<struct<key: string, value: binary>>, timestamp timestamp, offset bigint, leader_epoch int, "
+            "deleted boolean"
+        )
+
+    def as_json(self) -> dict[str, str]:
+        return {"key": str(self.key), "value": str(self.value)}
+
+
+class Undecodable(KeytailError):
+    """A key or value is not of the format that was asked for."""
+
+
+def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
+    """Record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
+    return joined(_batch(piece, partition, formats) for table in tables for piece in cut(table))
+
+
+def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    n, records = len(table), table.records
+    keys, values, headers = table.keys(), table.values(), table.headers()
+    epochs = table.batches["leader_epoch"][records["row"]]
+    columns = [
+        pyarrow.array(np.full(n, partition, np.int32)),
+        decode(keys, formats.key, records["offset"], "key"),
+        *([] if formats.key.tells_keys_apart else [binary(keys)]),
+        decode(values, formats.value, records["offset"], "value"),
+        pyarrow.ListArray.from_arrays(
+            pyarrow.array(headers.offsets.astype(np.int32)),
+            pyarrow.StructArray.from_arrays([header_names(headers.keys), binary(headers.values)], ["key", "value"]),
+        ),
+        _timestamps(records),
+        pyarrow.array(records["offset"].astype(np.int64)),
+        pyarrow.array(epochs.astype(np.int32), mask=epochs < 0),
+        pyarrow.array(~values.valid),
+    ]
+    names = ["partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch", "deleted"]
+    if formats.key.tells_keys_apart:
+        names.remove("key_bytes")
+    return pyarrow.RecordBatch.from_arrays(columns, names)
+
+
+def _timestamps(records: np.ndarray) -> Any:
+    """Null where a record has none."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    times_ms = records["timestamp_ms"].astype(np.int64)
+    beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
+    if len(beyond):
+        at = int(beyond[0])
+        raise Undecodable(f"timestamp {times_ms[at]} is beyond what a table holds", offset=int(records["offset"][at]))
+    return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
+
+
+def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
+    """The column as an Arrow array of the format's type; nulls stay. Raises Undecodable at the first bad one."""
+    if wanted.name == "binary":
+        return binary(column)
+    if wanted.name in _FIXED:
+        return _numbers(column, wanted, offsets, what)
+    if wanted.avro is not None:
+        return decode_avro(column, wanted.avro, lambda row, why: _fail(_only(row, len(column)), offsets, what, why))
+    return _text(column, wanted, offsets, what)
+
+
+def _fail(bad: np.ndarray, offsets: np.ndarray, what: str, why: str) -> None:
+    at = np.flatnonzero(bad)
+    if len(at):
+        raise Undecodable(
+            f"a {what} {why}",
+            offset=int(offsets[at[0]]),
+            remedy=f"Nothing of this partition was written; choose another --{what}-format, such as binary",
+        )
+
+
+def _only(row: int, n: int) -> np.ndarray:
+    return np.asarray(np.arange(n) == row)
+
+
+def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    kind = np.dtype(_FIXED[wanted.name][1])
+    sizes = np.diff(column.offsets)
+    _fail(column.valid & (sizes != kind.itemsize), offsets, what, f"is no {wanted.name} of {kind.itemsize} bytes")
+    numbers = np.zeros(len(column), kind.newbyteorder("="))
+    numbers[column.valid] = np.frombuffer(column.data[: column.data_bytes].tobytes(), kind)
+    return pyarrow.array(numbers, mask=~column.valid)
+
+
+def _text(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    from pyarrow import compute  # noqa: PLC0415 (as the line above)
+
+    raw = binary(column)
+    try:
+        text = raw.cast(pyarrow.string())
+    except pyarrow.ArrowInvalid:
+        _fail(np.array([not _is_utf8(one) for one in raw.to_pylist()]), offsets, what, "is no UTF-8")
+        raise
+    if wanted.name == "uuid":
+        fits = compute.fill_null(compute.match_substring_regex(text, _UUID), True)
+        _fail(~np.asarray(fits), offsets, what, "is no UUID as Kafka writes it")
+    return text
+
+
+def _is_utf8(data: bytes | None) -> bool:
+    try:
+        (data or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,394 @@
+"""The verb `export`: the latest state of topics as Delta tables, from their logs, without a broker.
+
+`keytail export` and jobs/export.py under spark-submit run the same code here. Of log dirs it only reads and takes no
+lock, so it works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has
+checkpointed, or, where that is said, the log end. Without `execute` it says what it would do, and starts no Spark.
+What tables hold, when all is exported again, and what is atomic: export/EXPORT.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from keytail.acting_user import as_caller
+from keytail.cli.outside import refuse_in_log_dirs
+from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
+from keytail.cli.selection import Choice, Configuration, choose
+from keytail.cli.stopping import Stopped
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.listed import again_beside_a_broker
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
+from keytail.lookup.command import parse_time
+from keytail.run.delta import require_delta, session_settings
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.run.watching import address_of_driver
+from keytail.telling import say
+
+if TYPE_CHECKING:
+    from keytail.export.columns import Format, Formats
+    from keytail.export.delta_table import TableState
+    from keytail.export.driver import ExportOutcome, Work
+    from keytail.export.plan import LogNow
+
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `export` is told; defaults are the flags' own."""
+
+    choice: Choice
+    target: str
+    formats: Formats
+    configuration: Configuration = field(default_factory=Configuration)
+    full: bool = False
+    as_of_offset: int | None = None
+    as_of_timestamp: str | None = None
+    log_end: bool = False  # up to there, not to the high watermark
+    drop_keyless: bool = False
+    map_memory_bytes: int = 0
+    delta_jars: str | None = None
+    execute: bool = False
+    master: str | None = None
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+    @property
+    def as_of(self) -> str:
+        if self.as_of_offset is not None:
+            return f"offset {self.as_of_offset}"
+        return "" if self.as_of_timestamp is None else f"timestamp {parse_time(self.as_of_timestamp)}"
+
+
+@dataclass(frozen=True)
+class ExportRow:
+    """One partition. `status`: `would-export`, `exported`, `clean` (nothing is new), `refused`, `corrupt`, `failed`.
+
+    Offsets from `from_offset` to below `end_offset` are read, which are `log_bytes` of segments. `way`: `full` or
+    `incremental`, and `why`. `records` went into the table; so many `tombstones` were the newest of their keys.
+    """
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    way: str = ""
+    why: str = ""
+    from_offset: int | None = None
+    end_offset: int | None = None
+    log_bytes: int | None = None
+    records: int | None = None
+    tombstones: int | None = None
+    keyless: int | None = None
+    table: str = ""
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class _Planned:
+    row: ExportRow
+    work: Work | None = None
+
+
+def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
+    """Of `key` or `value`, by the flags. UsageProblem where they do not go together."""
+    from keytail.export.avro import read_schemas  # noqa: PLC0415 (--help stays fast)
+    from keytail.export.columns import Format  # noqa: PLC0415 (as the line above)
+
+    flag = f"--{what}-schema"
+    if (name == "avro") != bool(schemas):
+        raise UsageProblem(f"--{what}-format avro and {flag} need each other", remedy=f"Give both, as {flag} 17=FILE")
+    return Format(name, read_schemas(flag, schemas) if schemas else None)
+
+
+def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
+    """A row for each chosen partition, by topic and partition."""
+    target = checked_target(fs, request)
+    chosen = choose(fs, request.choice)
+    request = replace(request, target=target)
+    of_topic: dict[str, list[tuple[LogDirFacts, PartitionEntry]]] = {}
+    for log_dir, entry in chosen.partitions:
+        of_topic.setdefault(entry.topic, []).append((log_dir, entry))
+    seed, planned, states = secrets.randbits(63), {}, {}
+    for topic, entries in sorted(of_topic.items()):
+        states[topic], planned[topic] = _plan_topic(fs, request, topic, entries, seed)
+    rows = {one.row.name: one.row for plans in planned.values() for one in plans}
+    if request.execute and any(one.work for plans in planned.values() for one in plans):
+        try:
+            _execute(request, planned, states, rows)
+        except (Stopped, SparkEnded) as stop:
+            left = {name: replace(row, status="failed", error="interrupted") for name, row in rows.items()
+                    if row.status == "would-export"}  # fmt: skip
+            stop.rows = _in_order({**rows, **left})
+            raise
+    return _in_order(rows)
+
+
+def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
+    return sorted(rows.values(), key=lambda row: (row.topic, row.partition))
+
+
+@as_caller()
+def checked_target(fs: FileSystem, request: Request) -> str:
+    """The directory of the tables, absolute. UsageProblem for one that cannot be."""
+    if request.as_of_offset is not None and request.as_of_timestamp is not None:
+        raise UsageProblem("Give one of --as-of-offset and --as-of-timestamp")
+    if request.as_of_timestamp is not None:
+        parse_time(request.as_of_timestamp)
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
+        raise UsageProblem(
+            f"--to {request.target} is no directory", remedy="Give one that the driver and every executor see at a path"
+        )
+    target = os.path.realpath(request.target)
+    refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
+    if fs.exists(target):
+        if not fs.stat(target).is_dir:
+            raise UsageProblem("--to is no directory", path=target)
+    elif not fs.exists(os.path.dirname(target)):
+        raise UsageProblem("the directory that --to is to be made in does not exist", path=os.path.dirname(target))
+    return target
+
+
+def _plan_topic(
+    fs: FileSystem, request: Request, topic: str, entries: Iterable[tuple[LogDirFacts, PartitionEntry]], seed: int
+) -> tuple[TableState | None, list[_Planned]]:
+    state, problem = None, None
+    try:
+        state = _state(request, topic)
+    except KeytailError as refused:
+        problem = refused
+    planned = []
+    for log_dir, entry in entries:
+        row = ExportRow(topic, entry.partition, entry.log_dir, "refused", table=os.path.join(request.target, topic))
+        try:
+            if problem is not None:
+                raise problem
+            plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
+            planned.append(again_beside_a_broker(plan, clean_shutdown=log_dir.clean_shutdown))
+        except KeytailError as refused:
+            planned.append(_Planned(replace(row, status=status_of(refused), error=str(refused))))
+        except OSError as system:
+            planned.append(_Planned(replace(row, status="failed", error=in_words(system))))
+    return state, planned
+
+
+def _state(request: Request, topic: str) -> TableState | None:
+    """What the topic's table says of itself; Refused where this export does not go into it."""
+    from keytail.export.delta_table import read_state  # noqa: PLC0415 (--help stays fast)
+
+    path = os.path.join(request.target, topic)
+    state = read_state(path)
+    if state is None:
+        return None
+    if state.topic != topic:
+        raise Refused(f"the table is an export of topic {state.topic}", path=path, remedy="Give another --to")
+    if state.formats != request.formats.as_json():
+        raise Refused(
+            f"the table was exported with {_in_words(state.formats)}, and {_in_words(request.formats.as_json())} is "
+            "asked for",
+            path=path,
+            remedy="Give the same formats, or another --to",
+        )
+    if state.as_of != request.as_of:
+        both = (state.as_of, request.as_of)
+        shown, asked = (f"the state as of {as_of}" if as_of else "the latest state" for as_of in both)
+        raise Refused(f"the table shows {shown}, and {asked} is asked for", path=path, remedy="Give another --to")
+    return state
+
+
+def _in_words(formats: Mapping[str, str]) -> str:
+    return " and ".join(f"--{what}-format {name}" for what, name in formats.items())
+
+
+def _plan(
+    fs: FileSystem,
+    request: Request,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    state: TableState | None,
+    seed: int,
+    row: ExportRow,
+) -> _Planned:
+    from keytail.export.driver import Work  # noqa: PLC0415 (as the line above)
+    from keytail.export.latest import LatestTask  # noqa: PLC0415 (brings in the kernels)
+    from keytail.export.plan import ExportPlan, plan_export  # noqa: PLC0415 (--help stays fast)
+
+    facts = survey_partition(fs, log_dir, entry)
+    if facts.problems:
+        raise Refused("; ".join(facts.problems), remedy="`keytail verify` lists what is wrong with the partition")
+    log, notes = _log_now(fs, request, facts)
+    known = state.partitions.get(entry.partition) if state is not None and not request.as_of else None
+    plan = plan_export(known, log, no_state=_no_state(request, state))
+    if request.full and known is not None:
+        plan = ExportPlan("full", "--full", log.log_start_offset)
+    task = LatestTask(
+        facts.path, facts.segments, log.log_start_offset, plan.from_offset, log.stable_offset,
+        tombstones=plan.way == "incremental", drop_keyless=request.drop_keyless,
+        map_memory_bytes=request.map_memory_bytes, hash_seed=seed,
+    )  # fmt: skip
+    row = replace(
+        row,
+        status="clean" if plan.way == "none" else "would-export",
+        way="" if plan.way == "none" else plan.way,
+        why=plan.why,
+        from_offset=plan.from_offset,
+        end_offset=max(log.stable_offset, plan.from_offset),
+        log_bytes=sum(segment.log_bytes for segment in task.sources) if plan.way != "none" else 0,
+        notes=tuple(notes),
+    )
+    work = None if plan.way == "none" else Work(entry.partition, plan, task, log.exported())
+    return _Planned(row, work)
+
+
+def _no_state(request: Request, state: TableState | None) -> str:
+    if request.as_of:
+        return f"the state as of {request.as_of}"
+    if state is None:
+        return "there is no table yet"
+    return state.changed or "it is not in the table yet"
+
+
+def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
+    """What is there, and up to where it is stable and wanted."""
+    from keytail.export.plan import LogNow  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.checkpoint import read_epochs  # noqa: PLC0415 (as the line above)
+    from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
+    from keytail.log.readable import readable  # noqa: PLC0415 (brings in the kernels)
+
+    now_ms = time.time_ns() // 1_000_000
+    stable = readable(fs, facts, committed=True, log_end=request.log_end, now_ms=now_ms)
+    limit, notes = stable.end_offset, list(stable.notes)
+    as_of = _as_of(fs, request, facts)
+    if as_of is not None:
+        limit = _limited(facts, limit, as_of, notes)
+    epochs = tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS)))
+    now = LogNow(
+        facts.log_start_offset,
+        facts.log_end_offset,
+        max(limit, facts.log_start_offset),
+        facts.cleaner_checkpoint,
+        read_topic_id(fs, facts.path),
+        epochs,
+    )
+    return now, notes
+
+
+def _as_of(fs: FileSystem, request: Request, facts: PartitionFacts) -> int | None:
+    if request.as_of_timestamp is None:
+        return request.as_of_offset
+    from keytail.lookup.steps import lookup_time  # noqa: PLC0415 (brings in the kernels)
+
+    found = lookup_time(fs, facts, parse_time(request.as_of_timestamp)).record
+    return facts.log_end_offset if found is None else found.offset
+
+
+def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) -> int:
+    if as_of < facts.log_start_offset:
+        raise Refused(
+            f"the log begins at offset {facts.log_start_offset}, behind {as_of}: its state then cannot be told",
+            remedy="Give a later offset or time",
+            path=facts.path,
+        )
+    if facts.cleaner_checkpoint is not None and facts.cleaner_checkpoint > as_of:
+        raise Refused(
+            f"the log was compacted up to offset {facts.cleaner_checkpoint}: records that were the newest of their "
+            f"keys as of offset {as_of} may have gone",
+            path=facts.path,
+            remedy="Ask for a later state, or take a copy of the log from before",
+        )
+    if facts.cleaner_checkpoint is None:
+        notes.append("no cleaner-offset-checkpoint says whether the log was compacted past that state")
+    if as_of > limit:
+        notes.append(f"the state as of offset {limit}, where what is stable ends")
+    return min(limit, as_of)
+
+
+def _execute(
+    request: Request,
+    planned: Mapping[str, Sequence[_Planned]],
+    states: Mapping[str, TableState | None],
+    rows: dict[str, ExportRow],
+) -> None:
+    from keytail.export.driver import Export, Exporting  # noqa: PLC0415 (brings in the kernels)
+
+    works = [one.work for plans in planned.values() for one in plans if one.work is not None]
+    sizes = [(os.path.basename(work.task.partition_path), work.log_bytes) for work in works]
+    with contextlib.ExitStack() as run, Reporter("export", sizes, READ_IN_AN_EXPORT) as reporter:
+        reporter.note("starting Spark")
+        extra = session_settings(request.delta_jars)
+        spark = session_of_run(run, request.master, submitted=request.submitted, extra=extra, rows_in_jvm=True)
+        reporter.watch(address_of_driver(spark))
+        if request.submitted:
+            require_delta(spark)
+        for topic, plans in planned.items():
+            of = {one.work.partition: one for one in plans if one.work is not None}
+
+            def heard(outcome: ExportOutcome, of: Mapping[int, _Planned] = of) -> None:
+                row = _row_of(of[outcome.work.partition].row, outcome)
+                rows[row.name] = row
+                if outcome.trace:
+                    say(outcome.trace, "error")
+                reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
+
+            if of:
+                path, works = os.path.join(request.target, topic), [one.work for one in of.values() if one.work]
+                Export(spark, heard).run(Exporting(topic, path, request.formats, states[topic], request.as_of, works))
+
+
+def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
+    plan, latest = outcome.work.plan, outcome.latest
+    row = replace(
+        row,
+        way=plan.way,
+        why=plan.why,
+        from_offset=plan.from_offset,
+        log_bytes=outcome.work.log_bytes,
+        start_ms=outcome.start_ms or None,
+        end_ms=outcome.end_ms or None,
+    )
+    if outcome.problem is not None:
+        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+    if latest is None:
+        return row
+    notes = list(row.notes)
+    if latest.keyless:
+        notes.append(f"{latest.keyless} records without a key were left out, as --drop-keyless says")
+    if latest.shards > 1:
+        notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
+    records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)
+    return replace(
+        row,
+        status="exported",
+        records=records,
+        tombstones=latest.tombstones,
+        keyless=latest.keyless,
+        notes=tuple(notes),
+    )
+
+
+_BAD = ("refused", "corrupt", "failed")
+
+
+def exit_status(rows: Sequence[ExportRow]) -> int:
+    """0: nothing is wrong. 1: nothing could be exported. 3: some partitions could not."""
+    bad = [row for row in rows if row.status in _BAD]
+    if not bad:
+        return 0
+    return 3 if len(bad) < len(rows) else 1

@@ -1,0 +1,170 @@
+"""The Delta table of an exported topic: what it has of each partition, and commits that change both together.
+
+What is known of the partitions travels in the `userMetadata` of the commit that writes the rows, so no crash comes
+between the two. It is read from the table's own log, newest commit first, without Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from keytail.acting_user import as_caller
+from keytail.errors import Refused
+from keytail.export.columns import Formats
+from keytail.export.plan import Exported
+from keytail.format.json_object import parse_object
+
+VERSION = 1
+_COMMIT = re.compile(r"\d{20}\.json")
+_LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
+# Commits that change no row.
+_HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
+COLUMNS = ("partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch")
+# In a message of Spark, where a value that its parsers did not take lies.
+UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What a table says of itself. `as_of`: the state of the log that it shows, "" for the latest.
+
+    `changed`: what somebody else did to the table since; then it says nothing of partitions.
+    """
+
+    topic: str
+    formats: Mapping[str, str]
+    as_of: str = ""
+    partitions: Mapping[int, Exported] = field(default_factory=dict)
+    changed: str = ""
+
+    def with_partitions(self, more: Mapping[int, Exported]) -> TableState:
+        return replace(self, partitions={**self.partitions, **more}, changed="")
+
+    def as_metadata(self) -> str:
+        partitions = {str(number): known.as_json() for number, known in sorted(self.partitions.items())}
+        told = {"topic": self.topic, "formats": self.formats, "as_of": self.as_of, "partitions": partitions}
+        return json.dumps({"keytail_export": VERSION, **told}, separators=(",", ":"))
+
+
+@as_caller()
+def read_state(path: str) -> TableState | None:
+    """None where there is no table yet. Refused for a directory that holds anything but an export."""
+    folder = Path(path)
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise Refused("the table's place is not a directory", path=path, remedy="Give another --to")
+    commits = sorted((folder / "_delta_log").glob("*.json"), reverse=True)
+    commits = [file for file in commits if _COMMIT.fullmatch(file.name)]
+    if not commits:
+        others = [item.name for item in folder.iterdir() if not _LEFT_BY_A_KILLED_RUN.fullmatch(item.name)]
+        if others:
+            raise Refused(f"the directory holds {others[0]}, and no Delta table", path=path, remedy="Give another --to")
+        return None
+    changed = ""
+    for file in commits:
+        info = _commit_info(file)
+        state = _state_of(info.get("userMetadata"))
+        if state is not None:
+            return replace(state, partitions={}, changed=changed) if changed else state
+        operation = str(info.get("operation", "a change"))
+        if operation not in _HARMLESS:
+            changed = changed or f"the table was changed by {operation}, version {int(file.stem)}"
+    raise Refused("the Delta table is no export of keytail's", path=path, remedy="Give another --to")
+
+
+def _commit_info(file: Path) -> Mapping[str, Any]:
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                info = parse_object(line).get("commitInfo")
+                if info is not None:
+                    return dict(info)
+    except FileNotFoundError:
+        pass  # Delta has just removed it, as older than what it keeps
+    except ValueError as bad:
+        why = f"a commit cannot be read: {bad}"
+        raise Refused(why, path=str(file), remedy="Look at the table, or give another --to") from bad
+    return {}
+
+
+def _state_of(metadata: str | None) -> TableState | None:
+    try:
+        told = parse_object(metadata or "")
+    except ValueError:
+        return None
+    if "keytail_export" not in told:
+        return None
+    if told["keytail_export"] != VERSION:
+        raise Refused(
+            f"the table was exported by a keytail that wrote version {told['keytail_export']}, this one has {VERSION}",
+            remedy="Use that keytail, or give another --to",
+        )
+    known = {int(number): Exported(**one) for number, one in told["partitions"].items()}
+    return TableState(told["topic"], told["formats"], told["as_of"], known)
+
+
+def decoded(raw: Any, formats: Formats) -> Any:
+    """The frame with its JSON checked by Spark's parser; a record that is none ends the job, with UNDECODABLE."""
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
+
+    for name, wanted in (("key", formats.key), ("value", formats.value)):
+        if wanted.name == "json":
+            place = F.concat_ws(" ", F.lit(f"keytail-undecodable {name}"), F.col("partition"), F.col("offset"))
+            is_bad = F.col(name).isNotNull() & F.try_parse_json(F.col(name)).isNull()
+            raw = raw.withColumn(name, F.when(is_bad, F.raise_error(place).cast("string")).otherwise(F.col(name)))
+    return raw
+
+
+def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
+    """Rows of these partitions in the place of those that the table has; it is made if need be. One commit."""
+    rows = _columns(frame.where("NOT deleted"))
+    writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
+    if exists:
+        numbers = ", ".join(map(str, sorted(partitions)))
+        writer.mode("overwrite").option("replaceWhere", f"partition IN ({numbers})").save(path)
+    else:
+        properties = {"delta.isolationLevel": "Serializable", "delta.dataSkippingStatsColumns": "offset,timestamp"}
+        writer.mode("errorifexists").partitionBy("partition").options(**properties).save(path)
+
+
+def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -> None:
+    """Newer records take the place of the table's rows, and tombstones remove them. One commit."""
+    from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
+
+    spark = frame.sparkSession
+    names = _columns(frame).columns
+    key = "key_bytes" if "key_bytes" in names else "key"
+    numbers = ", ".join(map(str, sorted(partitions)))
+    same = f"t.partition IN ({numbers}) AND t.partition = s.partition AND t.{key} = s.{key}"
+    values = {f"`{name}`": f"s.`{name}`" for name in names}
+    with settings(spark, {"spark.databricks.delta.commitInfo.userMetadata": state.as_metadata()}):
+        merging = DeltaTable.forPath(spark, path).alias("t").merge(frame.alias("s"), same)
+        merging = merging.whenMatchedDelete("s.deleted").whenMatchedUpdate(set=values)
+        merging.whenNotMatchedInsert("NOT s.deleted", values).execute()
+
+
+def _columns(frame: Any) -> Any:
+    return frame.select(*(name for name in COLUMNS if name in frame.columns))
+
+
+@contextmanager
+def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Of the session, while what is inside runs."""
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)

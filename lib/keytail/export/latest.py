@@ -1,0 +1,359 @@
+"""The latest state of a partition: of each key its newest committed record. For export, which changes nothing.
+
+Pass 1 (`find_latest`) hashes the keys of a range of offsets into the offset map, and gives one bit a record, as
+pass 1 of a compaction does; aborted data is not mapped. Pass 2 (`latest_records`) reads what has a bit, a slice of
+segments at a time, in as many tasks as there are slices. Keys that do not fit into the map are taken in shards, by
+their hashes: the log is read once a shard, and memory has the same bound.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.compact.offset_map import OffsetMap
+from keytail.errors import CORRUPT_REMEDY, CorruptLog, Refused
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.kernels.offset_map import mark_survivors
+from keytail.kernels.records import number_records
+from keytail.log.fs import FileSystem
+from keytail.log.listed import unchanged, whole_bytes
+from keytail.log.partition import SegmentFacts
+from keytail.log.record_table import RecordTable
+from keytail.log.scan import Chunk, RecordScanner
+from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_unsupported
+from keytail.log.transactions import Contradiction, TransactionTracker, read_aborted
+
+SLICE_BYTES = 256 << 20
+MOST_SHARDS = 64
+
+
+@dataclass(frozen=True)
+class LatestTask:
+    """Which records of a partition: those of `from_offset` up to, not including, `end_offset`. `segments` are all of
+    the log, as they were listed. With `tombstones` those that are newest of their keys count too."""
+
+    partition_path: str
+    segments: tuple[SegmentFacts, ...]
+    log_start_offset: int
+    from_offset: int
+    end_offset: int
+    tombstones: bool = False
+    drop_keyless: bool = False
+    map_memory_bytes: int = 0
+    hash_seed: int = 0
+
+    @property
+    def first_segment(self) -> int:
+        bases = [segment.base_offset for segment in self.segments]
+        return max(bisect_right(bases, self.from_offset) - 1, 0)
+
+    @property
+    def sources(self) -> tuple[SegmentFacts, ...]:
+        """Segments with offsets of the range."""
+        of = self.segments[self.first_segment :]
+        return tuple(segment for segment in of if segment.base_offset < self.end_offset)
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A bit a record of the task's `sources`: those of segment i begin with bit `first_bits[i]`. `bits` are compressed.
+
+    `tombstones` are the newest of their keys, whether they have a bit or not. `has_gap`: between the batches of the
+    range, or in them, offsets are missing, as compaction leaves it.
+    """
+
+    bits: bytes
+    first_bits: tuple[int, ...]
+    records: int
+    tombstones: int
+    keyless: int
+    has_gap: bool
+    shards: int
+
+
+def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
+    """Raises CorruptLog; Refused for records without a key, and where the files are not, or no longer, those listed.
+
+    Memory: the map, two bits a record, and less than 256 MiB beside them.
+    """
+    with unchanged(fs, task.partition_path, task.segments):
+        entries = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
+        first = task.segments[task.first_segment].base_offset if task.segments else 0
+        entries = entries[entries["last_offset"] >= first]
+        reader, shards = SegmentReader(fs), 1
+        while True:
+            try:
+                found = _Finder(fs, task, reader, entries).find(shards)
+            except Contradiction as contradiction:
+                # The transaction indexes are believed until the log says otherwise, as when it is cleaned.
+                found = _again(fs, task, reader, contradiction.entries, shards)
+            if found is not None:
+                return found
+            shards *= 2
+            if shards > MOST_SHARDS:
+                raise Refused(
+                    f"more keys than {task.map_memory_bytes} bytes take, in {MOST_SHARDS} passes over the log",
+                    path=task.partition_path,
+                    remedy="Give more with --map-memory",
+                )
+
+
+def _again(fs: FileSystem, task: LatestTask, reader: SegmentReader, entries: np.ndarray, shards: int) -> Latest | None:
+    try:
+        return _Finder(fs, task, reader, entries).find(shards)
+    except Contradiction as contradiction:
+        raise CorruptLog(
+            "the markers and the data of transactions contradict each other",
+            path=task.partition_path,
+            offset=contradiction.offset,
+            remedy=CORRUPT_REMEDY,
+        ) from None
+
+
+class _Finder:
+    def __init__(self, fs: FileSystem, task: LatestTask, reader: SegmentReader, entries: np.ndarray) -> None:
+        self._fs, self._task, self._reader, self._entries = fs, task, reader, entries
+        self._scanner = RecordScanner()
+        self._bits, self._nulls = np.zeros(0, np.uint8), np.zeros(0, np.uint8)
+        self._first_bits: list[int] = []
+        self._records = 0
+        self._keyless, self._first_keyless = 0, -1
+        self._gaps = _Gaps(task.from_offset, task.end_offset)
+
+    def find(self, shards: int) -> Latest | None:
+        """None where the keys of a shard do not fit into the map."""
+        for shard in range(shards):
+            if not self._map(shard, shards):
+                return None
+        if self._keyless and not self._task.drop_keyless:
+            raise Refused(
+                f"{self._keyless} records have no key, so that none takes the place of another",
+                path=self._task.partition_path,
+                offset=self._first_keyless,
+                remedy="That mostly means a topic that is not compacted; --drop-keyless leaves such records out",
+            )
+        dead = self._bits & self._nulls[: len(self._bits)]
+        if not self._task.tombstones:
+            self._bits &= ~dead
+        return Latest(
+            bits=zlib.compress(self._bits, 1),
+            first_bits=tuple(self._first_bits),
+            records=int(np.bitwise_count(self._bits).sum()),
+            tombstones=int(np.bitwise_count(dead).sum()),
+            keyless=self._keyless,
+            has_gap=self._gaps.found,
+            shards=shards,
+        )
+
+    def _map(self, shard: int, shards: int) -> bool:
+        task, tracker = self._task, TransactionTracker(self._entries, self._task.log_start_offset)
+        offset_map = OffsetMap(task.map_memory_bytes)
+        self._first_bits, self._records = [], 0
+        for number in range(task.first_segment, len(task.segments)):
+            is_source = task.segments[number].base_offset < task.end_offset
+            if not is_source and shard > 0:
+                break  # what follows is read for its markers alone, once
+            if is_source:
+                self._first_bits.append(self._records)
+            for stride in _strides(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
+                aborted = tracker.follow(stride.table)
+                if not is_source:
+                    continue
+                if shard == 0:
+                    self._gaps.look(stride.table)
+                if not self._put(stride, aborted, number, offset_map, shard, shards):
+                    return False
+        if shard == 0:
+            tracker.finish()
+        wanted = (self._records + 7) // 8
+        if len(self._bits) < wanted:
+            self._bits = np.zeros(wanted, np.uint8)
+            self._nulls = _longer(self._nulls, wanted)
+        mark_survivors(offset_map.slots, np.array(self._first_bits, np.int64), task.first_segment, self._bits)
+        return True
+
+    def _put(
+        self, stride: Stride, aborted: np.ndarray, number: int, offset_map: OffsetMap, shard: int, shards: int
+    ) -> bool:
+        task, table = self._task, stride.table
+        counts = table["record_count"].astype(np.int64)
+        of_segment = self._records - self._first_bits[-1]
+        first_ordinal = (number << 32) + of_segment + np.cumsum(counts) - counts
+        wanted = ~aborted & ((table["attributes"] & CONTROL) == 0) & (counts > 0)
+        wanted &= (table["last_offset"] >= task.from_offset) & (table["base_offset"] < task.end_offset)
+        for opened in self._reader.open_rows(stride, wanted):
+            for chunk in self._scanner.chunks(stride, opened):
+                ordinals = self._numbered(chunk, first_ordinal)
+                if shard == 0:
+                    self._note(chunk, ordinals)
+                columns, n = chunk.columns, len(chunk.records)
+                if shards > 1:
+                    ordinals[columns.low[:n] % np.uint64(shards) != np.uint64(shard)] = -1
+                if offset_map.put_all(columns.low, columns.high, columns.ordinals, n) < n:
+                    return False
+        self._records += int(counts.sum())
+        return True
+
+    def _numbered(self, chunk: Chunk, first_ordinal: np.ndarray) -> np.ndarray:
+        """Ordinals of the chunk's records, -1 for those that are not to be mapped."""
+        records, columns = chunk.records, chunk.columns
+        chunk.hash_keys(self._task.hash_seed)
+        number_records(
+            records, len(records), chunk.opened.from_here(first_ordinal), self._task.from_offset, columns.ordinals,
+            np.zeros(2, np.int64),
+        )  # fmt: skip
+        ordinals = columns.ordinals[: len(records)]
+        ordinals[records["offset"] >= self._task.end_offset] = -1
+        return ordinals
+
+    def _note(self, chunk: Chunk, ordinals: np.ndarray) -> None:
+        """Which records have no key, and which no value."""
+        records, task = chunk.records, self._task
+        in_range = (records["offset"] >= task.from_offset) & (records["offset"] < task.end_offset)
+        keyless = records["offset"][in_range & (records["key_bytes"] < 0)]
+        if len(keyless):
+            self._first_keyless = self._first_keyless if self._keyless else int(keyless[0])
+            self._keyless += len(keyless)
+        nulls = ordinals[(records["value_bytes"] < 0) & (ordinals >= 0)]
+        if len(nulls):
+            at = self._first_bits[-1] + (nulls & 0xFFFFFFFF)
+            self._nulls = _longer(self._nulls, int(at[-1]) // 8 + 1)
+            np.bitwise_or.at(self._nulls, at >> 3, (1 << (at & 7)).astype(np.uint8))
+
+
+class _Gaps:
+    """Whether every offset of a range has its record. A log that was never compacted there has all of them."""
+
+    def __init__(self, from_offset: int, end_offset: int) -> None:
+        self._next, self._end = from_offset, end_offset
+        self.found = False
+
+    def look(self, table: np.ndarray) -> None:
+        table = table[(table["last_offset"] >= self._next) & (table["base_offset"] < self._end)]
+        if not len(table) or self.found:
+            return
+        spans = table["last_offset"] - table["base_offset"] + 1
+        self.found = bool(
+            table["base_offset"][0] > self._next
+            or (table["base_offset"][1:] != table["last_offset"][:-1] + 1).any()
+            or (spans != table["record_count"]).any()
+        )
+        self._next = int(table["last_offset"][-1]) + 1
+
+
+def _longer(bits: np.ndarray, n: int) -> np.ndarray:
+    if len(bits) >= n:
+        return bits
+    longer = np.zeros(max(n, 2 * len(bits)), np.uint8)
+    longer[: len(bits)] = bits
+    return longer
+
+
+@dataclass(frozen=True)
+class LatestSlice:
+    """Some segments of a partition that hold records with a bit, all below `end_offset`."""
+
+    partition_path: str
+    segments: tuple[SegmentFacts, ...]
+    end_offset: int
+    is_last: bool  # whether the last of them is the active segment
+    bits: bytes
+    first_bits: tuple[int, ...]
+
+
+def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) -> list[LatestSlice]:
+    """Of about `slice_bytes` of log; segments without a bit are in none."""
+    bits = np.frombuffer(zlib.decompress(latest.bits), np.uint8)
+    sources, ends = task.sources, [*latest.first_bits[1:], 8 * len(bits)]
+    slices: list[LatestSlice] = []
+    taken: list[int] = []
+
+    def close() -> None:
+        if taken:
+            byte, end = latest.first_bits[taken[0]] // 8, -(-ends[taken[-1]] // 8)
+            slices.append(
+                LatestSlice(
+                    task.partition_path,
+                    tuple(sources[number] for number in taken),
+                    task.end_offset,
+                    sources[taken[-1]] == task.segments[-1],
+                    zlib.compress(bits[byte:end], 1),
+                    tuple(latest.first_bits[number] - 8 * byte for number in taken),
+                )
+            )
+            taken.clear()
+
+    for number, segment in enumerate(sources):
+        of_segment = np.unpackbits(bits[latest.first_bits[number] // 8 : -(-ends[number] // 8)], bitorder="little")
+        start = latest.first_bits[number] % 8
+        if not of_segment[start : start + ends[number] - latest.first_bits[number]].any():
+            continue
+        if taken and sum(sources[other].log_bytes for other in taken) + segment.log_bytes > slice_bytes:
+            close()
+        taken.append(number)
+    close()
+    return slices
+
+
+def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
+    """The records that have a bit, in order, some thousands at a time; a table is of use until the next is asked for.
+
+    Raises as `find_latest` does: at the end too, where the files were changed meanwhile.
+    """
+    reader, scanner = SegmentReader(fs), RecordScanner()
+    bits = np.frombuffer(zlib.decompress(piece.bits), np.uint8)
+    with unchanged(fs, piece.partition_path, piece.segments, is_last=piece.is_last):
+        for number in range(len(piece.segments)):
+            bit = piece.first_bits[number]
+            of_segment = _strides(
+                fs, reader, piece.partition_path, piece.segments, number, piece.end_offset, is_last=piece.is_last
+            )
+            for stride in of_segment:
+                counts = stride.table["record_count"].astype(np.int64)
+                ends = bit + np.cumsum(counts)
+                first_bit = ends - counts
+                of_stride = _unpacked(bits, bit, int(ends[-1]))
+                alive = np.concatenate([[0], np.cumsum(of_stride)])
+                wanted = alive[ends - bit] > alive[first_bit - bit]
+                bit = int(ends[-1])
+                if not wanted.any():
+                    continue
+                for opened in reader.open_rows(stride, wanted):
+                    for chunk in scanner.chunks(stride, opened, bits, first_bit):
+                        if len(chunk.records):
+                            yield chunk.record_table
+
+
+def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Bits `start` .. `end`, as int64; there are none behind the last byte."""
+    of = np.unpackbits(bits[start // 8 : -(-end // 8)], bitorder="little")[start % 8 :].astype(np.int64)
+    return np.pad(of[: end - start], (0, max(end - start - len(of), 0)))
+
+
+def _strides(
+    fs: FileSystem,
+    reader: SegmentReader,
+    partition_path: str,
+    segments: Sequence[SegmentFacts],
+    number: int,
+    end_offset: int,
+    *,
+    is_last: bool = True,
+) -> Iterator[Stride]:
+    """Of segment `number`; the active one may end in no whole batch behind the offsets that are wanted."""
+    segment = segments[number]
+    path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
+    n_bytes = segment.log_bytes
+    if is_last and number + 1 == len(segments):
+        n_bytes = whole_bytes(fs, path, segment.base_offset, end_offset if segment.base_offset < end_offset else 0)
+    for stride in reader.strides(path, n_bytes):
+        refuse_unsupported(stride)
+        check_ends_below(stride, segments[number + 1].base_offset if number + 1 < len(segments) else None)
+        yield stride

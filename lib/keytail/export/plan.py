@@ -1,0 +1,97 @@
+"""What of a partition has to be exported, given what a table has of it already: values in, a decision out.
+
+Only what lies behind the last exported offset is read again where that leads to the same table; where it does not, or
+where nobody can tell, the whole log is (export/EXPORT.md, "Full or incremental").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a table has of a partition: the log's state as of `end_offset`, of committed records below it.
+
+    `leader_epoch` is that of the last offset below (None: not known), `log_start_offset` the log's then.
+    """
+
+    end_offset: int
+    log_start_offset: int
+    leader_epoch: int | None = None
+    topic_id: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LogNow:
+    """The log as it is now; offsets up to, not including, `stable_offset` are to be exported."""
+
+    log_start_offset: int
+    log_end_offset: int
+    stable_offset: int
+    cleaner_checkpoint: int | None = None
+    topic_id: str | None = None
+    epochs: tuple[tuple[int, int], ...] = ()  # (epoch, start offset), ascending
+
+    def exported(self) -> Exported:
+        """What a table has then."""
+        return Exported(
+            self.stable_offset,
+            self.log_start_offset,
+            epoch_at(self.epochs, self.stable_offset - 1),
+            self.topic_id,
+        )
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """Offsets from `from_offset` are to be read. `why`: a sentence about the way."""
+
+    way: Literal["full", "incremental", "none"]
+    why: str
+    from_offset: int
+
+
+def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
+    """The leader epoch in which an offset was written; None where the entries do not tell."""
+    found = [epoch for epoch, start in epochs if start <= offset]
+    return max(found) if found else None
+
+
+def plan_export(before: Exported | None, log: LogNow, *, no_state: str = "it is not in the table yet") -> ExportPlan:
+    why = no_state if before is None else reason_for_all(before, log)
+    if before is None or why is not None:
+        return ExportPlan("full", why or "", log.log_start_offset)
+    if log.stable_offset == before.end_offset:
+        return ExportPlan("none", f"nothing is new behind offset {before.end_offset}", before.end_offset)
+    if log.stable_offset < before.end_offset:
+        why = f"the table has it up to offset {before.end_offset}, and only {log.stable_offset} is known to be stable"
+        return ExportPlan("none", why, before.end_offset)
+    return ExportPlan("incremental", f"from offset {before.end_offset} on", before.end_offset)
+
+
+def reason_for_all(before: Exported, log: LogNow) -> str | None:
+    """Why what is behind the last exported offset is not enough; None where it is."""
+    if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
+        return f"it is another topic of the same name: its id was {before.topic_id}, and is {log.topic_id}"
+    if log.log_end_offset < before.end_offset:
+        return f"the log ends at offset {log.log_end_offset}, and was exported up to {before.end_offset}"
+    epoch = epoch_at(log.epochs, before.end_offset - 1)
+    if None not in (before.leader_epoch, epoch) and before.leader_epoch != epoch:
+        return (
+            f"another leader has written offset {before.end_offset - 1} since: its epoch was {before.leader_epoch}, "
+            f"and is {epoch}"
+        )
+    if log.log_start_offset != before.log_start_offset:
+        return f"the log start offset has moved from {before.log_start_offset} to {log.log_start_offset}"
+    if log.cleaner_checkpoint is not None and log.cleaner_checkpoint > before.end_offset:
+        return (
+            f"the log was compacted up to offset {log.cleaner_checkpoint}, past the last exported one "
+            f"{before.end_offset}: tombstones may have gone"
+        )
+    return None

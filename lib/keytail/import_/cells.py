@@ -1,0 +1,262 @@
+"""Tasks of the way past the JVM: they read a slice of Parquet, split it by partition, and pack it into cells.
+
+A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition in the order
+of their places are its records. They lie in scratch files of partition directories, one a slice, where
+the tasks that write partitions read them: log dirs are at the same path for all tasks, and what goes through Spark's
+shuffle is copied in the JVM six times (measured: 1.4 of 2.8 s of CPU a million records).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keytail.acting_user import as_caller
+from keytail.errors import KeytailError, Refused
+from keytail.format import cells, names
+from keytail.format.columns import BytesColumn
+from keytail.format.encode import RecordColumns
+from keytail.import_.records import columns_of
+from keytail.kernels.murmur2 import partition_of_keys
+from keytail.log.fs import FileSystem
+
+PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
+COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
+
+CHUNK_BYTES = 16 << 20  # split at once
+# Parquet is decoded so many rows at a time, however large they turn out to be: as many as Spark's own reader.
+_MOST_ROWS = 4096
+_READ_BYTES = 1 << 20
+Numbers = tuple[np.ndarray, np.ndarray]  # of partitions, and which of them count
+_NO_PARTITION = -1  # for numbers that do not fit into an int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
+    first row in the file. Size and time are those of the file that the driver saw."""
+
+    path: str
+    file_number: int
+    size_bytes: int
+    mtime_ns: int
+    row_group: int
+    first_row: int
+    rows: int
+    decoded_bytes: int  # of the wanted columns, as Parquet's footer has it
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one task reads; slices in the order of their numbers are the source."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+
+class Cell(NamedTuple):
+    """Where records for one partition lie. `task` writes that partition; a task reads its cells by `place`."""
+
+    task: int
+    place: int
+    partition: int
+    path: str
+    position: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where this run may put cells: in directories of partitions, which are searched for its scratch at its end."""
+
+    folders: Sequence[str]
+    run_id: str
+
+    def path(self, one: Slice, attempt: str) -> str:
+        folder = self.folders[one.number % len(self.folders)]
+        return os.path.join(folder, names.scratch_file(one.number, self.run_id, attempt, names.CELLS))
+
+
+def on_slices(
+    batches: Iterator[Any], *, slices: Sequence[Slice], work: Callable[[Slice], Iterator[Any]]
+) -> Iterator[Any]:
+    """What a Spark task does: `work` on the slices whose numbers it is given."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from work(slices[number])
+
+
+def store_slice(
+    fs: FileSystem, one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
+) -> list[Cell]:
+    """`pack_slice` into a new file at `path`, of which nothing is left after an error."""
+    stored: list[Cell] = []
+    position = 0
+    try:
+        fd = fs.create(path, fs.stat(os.path.dirname(path)))
+        try:
+            for task, place, partition, packed in pack_slice(one, columns, n_partitions, passed):
+                size_bytes = fs.write(fd, packed)
+                stored.append(Cell(task, place, partition, path, position, size_bytes))
+                position += size_bytes
+        finally:
+            fs.close(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the driver removes it, or the next run
+            fs.unlink(path)
+        raise
+    return stored
+
+
+def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
+    """Of each cell the partition that its records are for, and them."""
+    path, fd = "", -1
+    try:
+        for cell in stored:
+            if cell.path != path:
+                if fd >= 0:
+                    fs.close(fd)
+                    fd = -1
+                fd, path = fs.open_read(cell.path), cell.path
+            packed = np.empty(cell.size_bytes, np.uint8)
+            if fs.read_into(fd, packed, cell.position) != cell.size_bytes:
+                raise KeytailError(
+                    "a scratch file of this import ends early", path=path, byte_position=cell.position,
+                    remedy="Run the import again; nothing of it is in the partitions",
+                )  # fmt: skip
+            yield cell.partition, cells.opened(packed)
+    finally:
+        if fd >= 0:
+            fs.close(fd)
+
+
+def pack_slice(
+    one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
+) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """Task, place, partition and bytes of each cell: what of the slice is not for the partitions in `passed`. The
+    bytes hold until the next cell.
+
+    Records for a partition that the topic does not have are left out; a cell without records, where the first of them
+    was, says so to the task that such a number would have.
+    """
+    divider = cells.Divider(n_partitions)
+    place = one.number << 32
+    for piece in one.pieces:
+        for chunk in _chunks(piece, columns, n_partitions):
+            records, found = [records for records, _ in chunk], [numbers for _, numbers in chunk]
+            wrong = np.unique(np.concatenate([numbers[~_exists(numbers, n_partitions)] for numbers in found]))
+            told = {int(number) % n_partitions: int(number) for number in wrong[::-1]}
+            for numbers in found:
+                numbers[~_exists(numbers, n_partitions) | np.isin(numbers, list(passed))] = _NO_PARTITION
+            empty = [(number, cells.empty_cell()) for number in told.values()]
+            for partition, cell in (*empty, *divider.divide(records, found)):
+                yield partition % n_partitions, place, partition, cell
+                place += 1
+
+
+def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
+    return (numbers >= 0) & (numbers < n_partitions)
+
+
+def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
+    """Batches of COUNTS_SCHEMA: what the slice has for each partition, also for those that do not exist."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
+    for piece in one.pieces:
+        for chunk in _chunks(piece, counted, n_partitions):
+            numbers, of = np.unique(np.concatenate([found for _, found in chunk]), return_inverse=True)
+            keys = np.concatenate([np.diff(records.keys.offsets) for records, _ in chunk])
+            values = np.concatenate([np.diff(records.values.offsets) for records, _ in chunk])
+            keyless = np.concatenate([~records.keys.valid for records, _ in chunk])
+            sums = [np.zeros(len(numbers), np.int64) for _ in range(4)]
+            for total, weight in zip(sums, (np.ones(len(of), np.int64), keys, values, keyless), strict=True):
+                np.add.at(total, of, weight)
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array(column) for column in (numbers, *sums)],
+                ["partition", "records", "key_bytes", "value_bytes", "keyless"],
+            )
+
+
+def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
+    """int32 a record: its own number (values and which of them count), else that of its key, else its turn."""
+    found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
+    keyless = np.flatnonzero(~keys.valid)
+    found[keyless] = (first_turn + keyless) % n_partitions
+    if own is not None:
+        numbers, valid = own
+        beyond = (numbers < -(2**31)) | (numbers > 2**31 - 1)
+        found = np.where(valid, np.where(beyond, _NO_PARTITION, numbers), found).astype(np.int32)
+    return found
+
+
+def _chunks(
+    piece: Piece, columns: Mapping[str, str], n_partitions: int
+) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
+    """Of about CHUNK_BYTES each: small runs of records, with the partition of each record."""
+    row, pending_bytes = piece.first_row, 0
+    pending: list[tuple[RecordColumns, np.ndarray]] = []
+    for batch in _decoded(piece, columns):
+        if pending and pending_bytes + batch.nbytes > CHUNK_BYTES:
+            yield pending
+            pending, pending_bytes = [], 0
+        records = columns_of(batch)
+        numbers = partitions_of(records.keys, _own(batch), piece.file_number + row, n_partitions)
+        pending.append((records, numbers))
+        pending_bytes += batch.nbytes
+        row += len(batch)
+    if pending:
+        yield pending
+
+
+def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
+    """Small batches of the piece's records, with columns by their roles."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
+
+    with as_caller(), open(piece.path, "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
+            raise Refused(
+                f"on host {os.uname().nodename} the file has another size or time than the driver saw",
+                path=piece.path,
+                remedy="Import a source that nobody writes, at a path that is the same on all hosts",
+            )
+    # Buffered: else a column of a row group, which may be most of the file, is read at once.
+    with as_caller():
+        file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
+    rows = max(1, min(_MOST_ROWS, CHUNK_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
+    names = list(dict.fromkeys(columns.values()))
+    for batch in file.iter_batches(rows, [piece.row_group], names, use_threads=False):
+        arrays = [_plain(batch.column(name)) for name in columns.values()]
+        yield pyarrow.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def _plain(array: Any) -> Any:
+    """Without a dictionary; times as ms (rounded down, as Spark does), -1 for null."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    kind = array.type
+    if pyarrow.types.is_dictionary(kind):
+        return array.dictionary_decode()
+    if pyarrow.types.is_timestamp(kind):
+        times = array.cast(pyarrow.int64()).fill_null(-1).to_numpy()
+        return pyarrow.array(times if kind.unit == "ms" else times // 1000)
+    return array
+
+
+def _own(batch: Any) -> Numbers | None:
+    """The partitions that records name, and which of these numbers count."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    at = batch.schema.get_field_index("partition")
+    if at < 0:
+        return None
+    column = batch.column(at)
+    numbers = column.cast(pyarrow.int64()).fill_null(0).to_numpy()
+    return numbers, column.is_valid().to_numpy(zero_copy_only=False)

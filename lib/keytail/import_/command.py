@@ -1,0 +1,370 @@
+"""The verb `import`: a table of records written behind the ends of a topic's partitions, without a broker.
+
+`keytail import` and jobs/import_logs.py under spark-submit run the same code here. Without `execute` the source is
+read and counted, nothing is changed and no lock is taken. With it, locks are held from before the first look to after
+the last name. What it is that is bypassed, and what is refused for which reason: import_/IMPORT.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import Configuration
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.import_.source import Source, delta_settings
+from keytail.import_.target import Partition, Target, find_target
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import LockLost, hold
+from keytail.log.partition import survey_partition
+from keytail.run.ended import sweep
+from keytail.run.rows import status_of
+from keytail.run.session import session_of_run
+from keytail.run.storage import refuse_shared_storage
+from keytail.telling import say
+
+if TYPE_CHECKING:
+    from keytail.import_.driver import ImportOutcome
+    from keytail.import_.plan import ImportPlan
+    from keytail.import_.records import Load
+    from keytail.import_.segments import SegmentsTask
+
+# Larger than a producer's 16 KiB: what is loaded at once is read at once, and compresses better.
+BATCH_BYTES = 128 << 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `import` is told; defaults are the flags' own."""
+
+    source: Source
+    topic: str
+    log_dirs: tuple[str, ...]
+    replica_log_dirs: tuple[tuple[str, ...], ...] = ()
+    configuration: Configuration = field(default_factory=Configuration)
+    codec: str | None = None
+    batch_bytes: int = BATCH_BYTES
+    segment_bytes: int | None = None
+    append: bool = False
+    single_replica: bool = False
+    topic_id: str | None = None
+    partition_count: int | None = None
+    import_id: str | None = None
+    execute: bool = False
+    master: str | None = None
+    shared_storage: bool = False
+    submitted: bool = False  # under spark-submit, which has chosen the master
+
+    def __post_init__(self) -> None:
+        if self.single_replica and self.replica_log_dirs:
+            raise UsageProblem(
+                "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
+            )
+
+    @property
+    def all_log_dirs(self) -> tuple[str, ...]:
+        return (*self.log_dirs, *(path for dirs in self.replica_log_dirs for path in dirs))
+
+
+@dataclass(frozen=True)
+class ImportRow:
+    """One partition. `status`: `would-import`, `imported`, `imported-before` (by an earlier run of the same import),
+    `unchanged` (no records for it), `refused`, `corrupt`, `failed`.
+
+    The records have the offsets from `first_offset` to below `end_offset`. `source_bytes` are those of keys and
+    values, counted by a dry run; `log_bytes` those written, per replica.
+    """
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    records: int = 0
+    source_bytes: int | None = None
+    log_bytes: int | None = None
+    segments: int | None = None
+    first_offset: int | None = None
+    end_offset: int | None = None
+    replicas: int = 1
+    import_id: str = ""
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
+    """A row for each partition of the topic in the log dirs, ascending."""
+    from keytail.import_ import driver as on_spark  # noqa: PLC0415 (brings in the kernels)
+    from keytail.import_ import source as import_source  # noqa: PLC0415 (--help stays fast)
+
+    with contextlib.ExitStack() as run:
+        target = find_target(fs, request)  # mistakes in flags, before any lock
+        if request.execute:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, request.all_log_dirs)
+            run.enter_context(hold(request.all_log_dirs, fs))
+            target = find_target(fs, request)
+        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
+        with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
+            reporter.note("starting Spark")
+            spark = session_of_run(
+                run, request.master, submitted=request.submitted, extra=_extra_settings(request.source)
+            )
+            frame = import_source.opened(spark, request.source)
+            records = on_spark.source_of(spark, frame, request.source, target.n_partitions)
+            import_id = request.import_id or import_source.import_id_of(
+                spark, frame, request.source, request.topic, target.n_partitions
+            )
+            planned = [_plan(fs, request, target, partition, import_id) for partition in target.partitions]
+            if not request.execute:
+                reporter.note(f"counting {request.source.path}: {records.told}")
+                return _dry_run(request, target, planned, records.measure(), import_id)
+            reporter.note(f"import id {import_id}; reading {request.source.path}: {records.told}")
+            return _execute(request, fs, target, planned, records, import_id, reporter, at_end)
+
+
+def _extra_settings(source: Source) -> Mapping[str, str]:
+    return delta_settings() if source.format == "delta" else {}
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A partition with its plan (None where there is nothing yet to plan for, in a dry run), or why it has none."""
+
+    partition: Partition
+    plan: ImportPlan | None = None
+    status: str = ""
+    error: str = ""
+    notes: tuple[str, ...] = ()
+
+    def row(self, request: Request, **values: Any) -> ImportRow:
+        return ImportRow(
+            request.topic,
+            self.partition.number,
+            self.partition.log_dirs[0].path,
+            **{"status": self.status, "error": self.error, "notes": self.notes, **values},
+        )
+
+
+def _plan(
+    fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
+) -> _Planned:
+    """In an executing run a partition that is not there is made, and what an interrupted run left is resolved."""
+    from keytail.import_.install import complete_partition, make_partition  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_.plan import plan_import, refusals, survey_replica  # noqa: PLC0415 (--help stays fast)
+
+    notes: list[str] = []
+    try:
+        target.refuse(partition)
+        if request.execute and not partition.entries:
+            assert target.topic_id is not None
+            make_partition(fs, partition.log_dirs[0].path, request.topic, partition.number, target.topic_id)
+            partition = target.found_again(fs, partition)
+        if not partition.entries:
+            return _Planned(partition, status="would-import", notes=("the partition would be made",))
+        replicas = []
+        for log_dir, entry in zip(partition.log_dirs, partition.entries, strict=True):
+            facts = survey_partition(fs, log_dir, entry)
+            if request.execute and not entry.problems:
+                notes += _resolved(fs, facts)
+                if not facts.segments and target.topic_id is not None:  # the making of it was interrupted
+                    complete_partition(fs, facts.path, target.topic_id)
+                facts = survey_partition(fs, log_dir, entry)
+                fs.refuse_unless_like(fs.stat(facts.path))
+            reasons = refusals(facts, target.rules)
+            if reasons:
+                raise Refused("; ".join(reasons))
+            replicas.append(survey_replica(fs, facts))
+        plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
+    except KeytailError as problem:
+        return _Planned(partition, None, status_of(problem), str(problem), tuple(notes))
+    except OSError as problem:
+        return _Planned(partition, None, "failed", in_words(problem), tuple(notes))
+    return _Planned(partition, plan, "would-import", "", tuple(notes))
+
+
+def _resolved(fs: FileSystem, facts: Any) -> list[str]:
+    if not facts.leftovers:
+        return []
+    from keytail.log.recover import recover  # noqa: PLC0415 (only runs that execute need it)
+
+    return recover(fs, facts.path)
+
+
+def _dry_run(
+    request: Request, target: Target, planned: Sequence[_Planned], loads: Sequence[Load], import_id: str
+) -> list[ImportRow]:
+    from keytail.import_.source import refuse_partitions_out_of_range  # noqa: PLC0415 (--help stays fast)
+
+    refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
+    if not loads:
+        what = "the source has no rows, so there is nothing to import"
+        raise Refused(what, path=request.source.path, remedy="Look at the source")
+    by_number = {load.partition: load for load in loads}
+    rows = []
+    for one in planned:
+        load = by_number.pop(one.partition.number, None)
+        rows.append(_row_of_load(request, target, one, load, import_id))
+    if by_number:
+        numbers = ", ".join(str(number) for number in sorted(by_number)[:20])
+        raise Refused(
+            f"there are records for partitions of {request.topic} that are not in these log dirs: {numbers}",
+            remedy="Give the log dirs that hold them, or leave those records out of the source",
+        )
+    return rows
+
+
+def _row_of_load(request: Request, target: Target, one: _Planned, load: Load | None, import_id: str) -> ImportRow:
+    counted: dict[str, Any] = {"import_id": import_id, "replicas": max(len(one.partition.entries), 1)}
+    if load is not None:
+        counted |= {"records": load.records, "source_bytes": load.key_bytes + load.value_bytes}
+    if one.status != "would-import":
+        return one.row(request, **counted)
+    if one.plan is not None and one.plan.record is not None:
+        status = "imported-before" if one.plan.is_done else "would-import"
+        done = one.plan.record
+        note = "an earlier run has committed it" + ("" if one.plan.is_done else ", but has not finished after that")
+        counted |= {"records": done.records, "first_offset": done.base_offset, "end_offset": done.end_offset}
+        return one.row(request, status=status, notes=(*one.notes, note), **counted)
+    if load is None:
+        return one.row(request, status="unchanged", **counted)
+    if target.rules.compacted and load.keyless:
+        error = f"{load.keyless} records have no key, and the topic is compacted: a broker refuses such records"
+        return one.row(request, status="refused", error=error, **counted)
+    first = one.plan.base_offset if one.plan is not None else 0
+    return one.row(request, first_offset=first, end_offset=first + load.records, **counted)
+
+
+def _execute(
+    request: Request,
+    fs: FileSystem,
+    target: Target,
+    planned: Sequence[_Planned],
+    records: Any,
+    import_id: str,
+    reporter: Reporter,
+    at_end: contextlib.ExitStack,
+) -> list[ImportRow]:
+    from keytail.import_.driver import Import  # noqa: PLC0415 (--help stays fast)
+
+    run_id, now_ms = secrets.token_hex(4), time.time_ns() // 1_000_000
+    plans = {one.partition.number: one.plan for one in planned if one.plan is not None}
+    is_local = records.spark.sparkContext.master.startswith("local")
+    at_end.push(partial(_remove_late_scratch, fs, list(plans.values()), run_id, is_local))
+    rows = {one.partition.number: one.row(request, import_id=import_id) for one in planned}
+    notes = {one.partition.number: one.notes for one in planned}
+
+    def heard(outcome: ImportOutcome) -> None:
+        row = _row_of_outcome(target, outcome, notes[outcome.plan.partition], import_id, now_ms)
+        rows[row.partition] = row
+        reporter.done(row.name, row.status, row.log_bytes or 0, row.error)
+
+    tasks = {
+        number: _task(request, target, plan, run_id, now_ms) for number, plan in plans.items() if plan.record is None
+    }
+    Import(
+        records,
+        list(plans.values()),
+        tasks,
+        import_id,
+        run_id,
+        {one.partition.number: one.error for one in planned if one.plan is None},
+        heard,
+        say,
+        fs,
+    ).run()
+    return [rows[number] for number in sorted(rows)]
+
+
+def _remove_late_scratch(
+    fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
+) -> None:
+    """What tasks have written behind the tidying at the end of a run, until their session had stopped.
+
+    Those of a job that was given up, and on a cluster those whose copies were sooner, or whose executor counts as
+    lost. Where all is well on one host there are none.
+    """
+    from keytail.rebuild_index.partition import remove_scratch  # noqa: PLC0415 (brings in the kernels)
+
+    if problem is None and is_local:
+        return
+    paths = [replica.path for plan in plans for replica in plan.replicas]
+    with contextlib.suppress(OSError, LockLost):  # the next run removes it too
+        sweep(lambda: sum(remove_scratch(fs, path, run_id) for path in paths))
+
+
+def _task(request: Request, target: Target, plan: ImportPlan, run_id: str, now_ms: int) -> SegmentsTask:
+    from keytail.format.compression import CODECS  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_.segments import SegmentsTask  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.writer import Limits  # noqa: PLC0415 (--help stays fast)
+
+    rules = target.rules
+    codec, level = target.codec(request.codec)
+    return SegmentsTask(
+        partition_path=plan.path,
+        base_offset=plan.base_offset,
+        leader_epoch=plan.leader_epoch,
+        codec=CODECS.index(codec),
+        level=level,
+        batch_bytes=min(request.batch_bytes, rules.max_message_bytes, rules.segment_bytes),
+        max_message_bytes=min(rules.max_message_bytes, rules.segment_bytes),
+        limits=Limits(rules.segment_bytes, rules.segment_index_bytes, rules.index_interval_bytes),
+        keys_required=rules.compacted,
+        log_append_time=rules.log_append_time,
+        now_ms=now_ms,
+        run_id=run_id,
+    )
+
+
+def _row_of_outcome(
+    target: Target, outcome: ImportOutcome, notes: Iterable[str], import_id: str, now_ms: int
+) -> ImportRow:
+    plan, record = outcome.plan, outcome.record
+    row = ImportRow(
+        topic=plan.topic,
+        partition=plan.partition,
+        log_dir=plan.replicas[0].facts.log_dir,
+        status="unchanged",
+        replicas=len(plan.replicas),
+        import_id=import_id,
+        notes=tuple(notes),
+        start_ms=outcome.start_ms,
+        end_ms=outcome.end_ms,
+    )
+    if outcome.problem is not None:
+        return replace(row, status=status_of(outcome.problem), error=str(outcome.problem))
+    if record is None:
+        return row
+    told = [*notes, *target.notes_on(outcome.largest_timestamp_ms, now_ms)] if not outcome.earlier else [*notes]
+    return replace(
+        row,
+        status="imported-before" if outcome.earlier else "imported",
+        records=record.records,
+        log_bytes=None if outcome.earlier else outcome.log_bytes,
+        segments=len(record.segment_bases),
+        first_offset=record.base_offset,
+        end_offset=record.end_offset,
+        notes=tuple(told),
+    )
+
+
+_BAD = ("refused", "corrupt", "failed")
+
+
+def exit_status(rows: Sequence[ImportRow]) -> int:
+    """0: nothing is wrong. 1: nothing could be imported. 3: some partitions could not."""
+    bad = [row for row in rows if row.status in _BAD]
+    if not bad:
+        return 0
+    return 3 if any(row.status.startswith("imported") for row in rows) else 1

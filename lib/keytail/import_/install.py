@@ -1,0 +1,206 @@
+"""Puts imported segments behind the end of a partition, and copies of them behind that of its other replicas.
+
+At every instant a broker that starts finds all of an import in a partition, or nothing of it: IMPORT.md beside
+this file tabulates the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and
+has planned (`plan.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from keytail.errors import WRITTEN_TO, KeytailError
+from keytail.format import names
+from keytail.import_.plan import (
+    ImportPlan,
+    ImportRecord,
+    ReplicaFacts,
+    producers_at_end,
+    refuse_unclosed,
+    with_epoch,
+)
+from keytail.import_.segments import Written
+from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.lock import refuse_lost
+from keytail.log.partition import PartitionFacts
+from keytail.log.recover import recover
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
+from keytail.log.writer import make_empty_segment
+
+_COPY_BYTES = 4 << 20
+_ATTEMPT = "driver"
+
+
+def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, topic_id: str) -> None:
+    """An empty partition, as a broker has one that leads it since it was made."""
+    path = os.path.join(log_dir, names.partition_dir(topic, partition))
+    refuse_lost(fs, log_dir)
+    fs.mkdir(path, fs.stat(log_dir))
+    fs.fsync_dir(log_dir)
+    complete_partition(fs, path, topic_id)
+
+
+def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
+    """What is missing of an empty partition: of one whose making was interrupted, too."""
+    like = _file_like(fs, path)
+    there = {entry.name for entry in fs.scan(path)}
+    if names.PARTITION_METADATA not in there:
+        _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {topic_id}".encode(), like)
+    if not any(names.parse_file_name(name).suffix == names.LOG for name in there):
+        make_empty_segment(fs, path, 0, like)
+
+
+def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
+    """Commits what tasks wrote for the first replica, copies it to the others, then moves the checkpoints.
+
+    Everything that can be refused is, for every replica, before the first change. Killed at any moment, the next
+    run's plan tells which replicas have it, and `finish` does the rest.
+    """
+    for replica in plan.replicas:
+        _refuse_unfit(fs, replica)
+    record = ImportRecord(
+        import_id,
+        plan.base_offset,
+        written.end_offset,
+        tuple(segment.base_offset for segment in written.segments),
+        written.first_crc,
+        written.records,
+        "begun",
+    )
+    _commit(fs, plan, plan.replicas[0], written.segments, record, run_id)
+    finish(fs, replace(plan, record=record, states=("committed", *plan.states[1:])), run_id)
+    return record
+
+
+def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
+    """From an import that at least one replica has to one that all have, with checkpoints that know it."""
+    record = plan.record
+    assert record is not None
+    pairs = list(zip(plan.replicas, plan.states, strict=True))
+    source = next(replica for replica, state in pairs if state != "new")
+    for replica, state in pairs:
+        if state == "new":
+            _refuse_unfit(fs, replica)
+            segments = tuple(_copied(fs, source.path, replica.path, base, run_id) for base in record.segment_bases)
+            _commit(fs, plan, replica, segments, replace(record, progress="begun"), run_id)
+    # Only when all replicas have it: an offset that counts as committed must not be truncated by another leader.
+    for replica, state in pairs:
+        if state != "done":
+            _move_checkpoints(fs, replica.facts, record.end_offset)
+            _write_record(fs, replica.path, replace(record, progress="done"))
+
+
+def _refuse_unfit(fs: FileSystem, replica: ReplicaFacts) -> None:
+    refuse_unclosed(fs, replica.facts)
+    producers_at_end(fs, replica.facts)
+
+
+def _commit(
+    fs: FileSystem,
+    plan: ImportPlan,
+    replica: ReplicaFacts,
+    segments: Sequence[OutputSegment],
+    record: ImportRecord,
+    run_id: str,
+) -> None:
+    """In the order of IMPORT.md. The scratch files of `segments` are in the replica's directory, durable.
+
+    After an error of the system what the replacement has begun is finished or undone at once, if the disk lets us.
+    """
+    path, facts = replica.path, replica.facts
+    if facts.log_end_offset != record.base_offset:
+        raise KeytailError(
+            f"the log ends at offset {facts.log_end_offset}, not {record.base_offset}; nothing was changed",
+            path=path,
+            remedy=WRITTEN_TO,
+        )
+    refuse_lost(fs, path)
+    like = _file_like(fs, path)
+    if replica.topic_id is None:
+        _write_small(fs, path, names.PARTITION_METADATA, f"version: 0\ntopic_id: {plan.topic_id}".encode(), like)
+    epochs = with_epoch(replica.epochs, plan.leader_epoch, record.base_offset)
+    if epochs != replica.epochs:
+        write_epochs(fs, os.path.join(path, names.LEADER_EPOCHS), epochs, like)
+    producers = producers_at_end(fs, facts)
+    if facts.segments[-1].base_offset != record.base_offset:
+        make_empty_segment(fs, path, record.base_offset, like)
+    snapshots = []
+    for offset in (*record.segment_bases[1:], record.end_offset):
+        name = names.scratch_file(offset, run_id, _ATTEMPT, names.SNAPSHOT)
+        fs.write_file(os.path.join(path, name), producers, like)
+        snapshots.append(SnapshotFile(offset, name))
+    _write_record(fs, path, record)
+    try:
+        commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
+    except OSError:
+        with contextlib.suppress(OSError, KeytailError):  # then the next run does it, or a broker
+            recover(fs, path)
+        raise
+
+
+def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:
+    """Scratch copies of a committed segment's files in another replica's directory, durable, with its times."""
+    like = _file_like(fs, target)
+    files = []
+    for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
+        origin = os.path.join(source, names.segment_file(base_offset, suffix))
+        name = names.scratch_file(base_offset, run_id, _ATTEMPT, suffix)
+        size_bytes = _copy(fs, origin, os.path.join(target, name), like)
+        files.append(CleanFile(suffix, name, size_bytes, ""))
+    return OutputSegment(base_offset, tuple(files))
+
+
+def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
+    source = fs.stat(origin)
+    buffer = memoryview(bytearray(min(_COPY_BYTES, max(source.size_bytes, 1))))
+    reading = fs.open_read(origin)
+    try:
+        writing = fs.create(target, like)
+        try:
+            position = 0
+            while position < source.size_bytes:
+                count = fs.read_into(reading, buffer, position)
+                if count == 0:
+                    raise KeytailError("the file became shorter while it was copied", path=origin, remedy=WRITTEN_TO)
+                fs.write(writing, buffer[:count])
+                position += count
+            fs.set_mtime_ns(target, source.mtime_ns)
+            fs.fsync(writing)
+        finally:
+            fs.close(writing)
+    finally:
+        fs.close(reading)
+    return position
+
+
+def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) -> None:
+    """Up to the end all is durable, and on all replicas. A broker that ran meanwhile may have moved them further."""
+    key = (facts.topic, facts.partition)
+    for name in (names.RECOVERY_POINT_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT):
+        path = os.path.join(facts.log_dir, name)
+        if read_offsets(fs, path).get(key, -1) < end_offset:
+            update_offset(fs, path, key, end_offset, hosted=None)
+
+
+def _write_record(fs: FileSystem, path: str, record: ImportRecord) -> None:
+    _write_small(fs, path, names.IMPORT_RECORD, record.encode(), _file_like(fs, path))
+
+
+def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileStat) -> None:
+    """In the place of the old file, if there is one: durable, then renamed."""
+    refuse_lost(fs, path)
+    target = os.path.join(path, name)
+    temporary = target + names.TEMPORARY
+    if fs.exists(temporary):  # of a run that was killed here
+        fs.unlink(temporary)
+    fs.put_file(target, data, like, temporary)
+    fs.fsync_dir(path)
+
+
+def _file_like(fs: FileSystem, path: str) -> FileStat:
+    """What new files take owner and mode from: as scratch files do, the partition directory."""
+    return fs.stat(path)

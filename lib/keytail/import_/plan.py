@@ -1,0 +1,367 @@
+"""Decides whether and how records may be put behind the end of a partition, without its leader.
+
+Pure but for `survey_replica`, which reads a few small files. IMPORT.md beside this file has the rules with their
+reasons and every state on disk; `install.py` does what is decided here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format import names
+from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
+from keytail.format.json_object import parse_object
+from keytail.format.producers import check_snapshot, encode_snapshot
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import FileSystem
+from keytail.log.metadata import read_topic_id
+from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
+from keytail.log.stride import SegmentReader
+from keytail.rebuild_index.epochs import Epoch
+
+FIRST_LEADER_EPOCH = 0  # what KRaft gives a partition when it is made
+_RECORD_VERSION = 1
+_STRIDE_BYTES = 1 << 20
+
+Progress = Literal["begun", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRecord:
+    """What a partition directory remembers of its last import: the offsets of [base_offset, end_offset).
+
+    `first_crc` is the checksum of the first batch. "begun" stands before the commit, "done" after all of it.
+    """
+
+    import_id: str
+    base_offset: int
+    end_offset: int
+    segment_bases: tuple[int, ...]
+    first_crc: int
+    records: int
+    progress: Progress
+
+    def encode(self) -> bytes:
+        fields = {
+            "version": _RECORD_VERSION,
+            "import_id": self.import_id,
+            "base_offset": self.base_offset,
+            "end_offset": self.end_offset,
+            "segments": self.segment_bases,
+            "first_crc": self.first_crc,
+            "records": self.records,
+            "progress": self.progress,
+        }
+        return (json.dumps(fields) + "\n").encode()
+
+
+def parse_record(data: bytes) -> ImportRecord:
+    """ValueError for anything that `ImportRecord.encode` does not give."""
+    try:
+        fields = parse_object(data)
+        if fields["version"] != _RECORD_VERSION or fields["progress"] not in ("begun", "done"):
+            raise ValueError("another version of keytail wrote it")
+        return ImportRecord(
+            str(fields["import_id"]),
+            int(fields["base_offset"]),
+            int(fields["end_offset"]),
+            tuple(int(base) for base in fields["segments"]),
+            int(fields["first_crc"]),
+            int(fields["records"]),
+            fields["progress"],
+        )
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"a field is missing or of another kind: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the topic's settings ask of records and segments."""
+
+    topic: str
+    compacted: bool
+    remote_storage_enable: bool
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    log_append_time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """One replica of a partition. `has_first_batch`: where the record says, the log has the batch that it says."""
+
+    facts: PartitionFacts
+    epochs: tuple[Epoch, ...]
+    topic_id: str | None
+    record: ImportRecord | None
+    has_first_batch: bool
+
+    @property
+    def path(self) -> str:
+        return self.facts.path
+
+
+ReplicaState = Literal["new", "committed", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What is to be done with one partition: its replicas, the first of which is written, each with its state.
+
+    Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is that of an import of
+    the same id, where some replica has it already; then nothing is written, and the replicas that lack it get
+    copies.
+    """
+
+    topic: str
+    partition: int
+    replicas: tuple[ReplicaFacts, ...]
+    states: tuple[ReplicaState, ...]
+    base_offset: int
+    leader_epoch: int
+    topic_id: str
+    record: ImportRecord | None
+
+    @property
+    def path(self) -> str:
+        return self.replicas[0].path
+
+    @property
+    def is_done(self) -> bool:
+        return all(state == "done" for state in self.states)
+
+
+def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
+    """Reads epochs, topic id and record. Raises CorruptLog for one of these that cannot be read."""
+    path = os.path.join(facts.path, names.IMPORT_RECORD)
+    record = None
+    if fs.exists(path):
+        try:
+            record = parse_record(fs.read_bytes(path, whole=True))
+        except ValueError as error:
+            raise CorruptLog(
+                f"what the last import left of itself cannot be read: {error}",
+                path=path,
+                remedy="Find out by `keytail dump` whether that import is in the log, then remove the file",
+            ) from error
+    return ReplicaFacts(
+        facts,
+        tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS))),
+        read_topic_id(fs, facts.path),
+        record,
+        record is not None and _has_first_batch(fs, facts, record),
+    )
+
+
+def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord) -> bool:
+    segment = next((one for one in facts.segments if one.base_offset == record.base_offset), None)
+    if segment is None or segment.log_bytes < HEADER_BYTES:
+        return False
+    path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
+    data = fs.read_at(path, 0, HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
+        raise KeytailError(
+            "the file became shorter while it was read", path=path, remedy="Find out who cut it, then run again"
+        )
+    header = np.frombuffer(data, BATCH_HEADER)[0]
+    return (int(header["base_offset"]), int(header["crc"])) == (record.base_offset, record.first_crc)
+
+
+def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
+    """Why nothing may be added to this replica, each with what to do; empty if nothing forbids it."""
+    reasons = list(facts.problems)
+    if rules.remote_storage_enable:
+        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
+    if not facts.clean_shutdown:
+        reasons.append(
+            f"the broker of {facts.log_dir} did not stop cleanly ({names.CLEAN_SHUTDOWN} is not there), so its log "
+            "end is not certain: start and stop the broker, then import"
+        )
+    if facts.tail_bytes:
+        reasons.append(
+            f"the log ends with {facts.tail_bytes} bytes that are no whole batch: start and stop the broker, or see "
+            "`keytail rebuild-index --truncate`"
+        )
+    if facts.log_end_offset < facts.log_start_offset:
+        reasons.append(
+            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+            "a broker that starts here deletes the whole log"
+        )
+    return reasons
+
+
+def plan_import(
+    replicas: Sequence[ReplicaFacts], import_id: str, *, append: bool, topic_id: str | None
+) -> ImportPlan:
+    """Replicas of one partition, none of which `refusals` forbids. `topic_id` is what was given or is known of it.
+
+    Refused where an import would lose or double something, or leave the replicas different for ever.
+    """
+    first = replicas[0].facts
+    states = tuple(_state(replica, import_id) for replica in replicas)
+    record = next((one.record for one, state in zip(replicas, states, strict=True) if state != "new"), None)
+    base_offset = first.log_end_offset if record is None else record.base_offset
+    for replica, state in zip(replicas, states, strict=True):
+        if state == "new" and replica.facts.log_end_offset != base_offset:
+            raise Refused(
+                f"the replicas do not end at the same offset: {replica.facts.log_end_offset} here, and {base_offset} "
+                f"in {first.path}",
+                path=replica.path,
+                remedy="Start the brokers, wait until no partition is under-replicated, stop them, and run again",
+            )
+    if record is None and not append and first.log_end_offset != first.log_start_offset:
+        raise Refused(
+            f"the partition is not empty: it has offsets from {first.log_start_offset} to {first.log_end_offset}",
+            path=first.path,
+            remedy="To put the records behind them, give --append",
+        )
+    return ImportPlan(
+        topic=first.topic,
+        partition=first.partition,
+        replicas=tuple(replicas),
+        states=states,
+        base_offset=base_offset,
+        leader_epoch=newest_epoch(replicas, base_offset),
+        topic_id=_topic_id(replicas, topic_id),
+        record=record,
+    )
+
+
+def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
+    record = replica.record
+    if record is None or record.import_id != import_id:
+        return "new"
+    if record.progress == "done":
+        return "done"
+    if replica.has_first_batch:
+        return "committed"
+    if replica.facts.log_end_offset == record.base_offset:
+        return "new"
+    raise Refused(
+        f"import {import_id} was interrupted here, the partition has changed since, and whether offsets "
+        f"{record.base_offset} to {record.end_offset} are of that import cannot be told",
+        path=replica.path,
+        offset=record.base_offset,
+        remedy=f"Look by `keytail lookup` or `dump`. If they are, leave this partition out; if not, remove "
+        f"{names.IMPORT_RECORD} from the directory and run again",
+    )
+
+
+def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
+    """The epoch that imported batches carry: the newest that any replica knows, else a partition's first."""
+    for replica in replicas:
+        if replica.epochs and replica.epochs[-1][1] > log_end_offset:
+            raise Refused(
+                f"leader epoch {replica.epochs[-1][0]} begins at offset {replica.epochs[-1][1]}, above the log end "
+                f"{log_end_offset}",
+                path=os.path.join(replica.path, names.LEADER_EPOCHS),
+                remedy="Start and stop the broker, which mends it, or run `keytail rebuild-index --execute`",
+            )
+    return max((epoch for replica in replicas for epoch, _ in replica.epochs), default=FIRST_LEADER_EPOCH)
+
+
+def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> tuple[Epoch, ...]:
+    """The entries that a replica needs before it has batches of `leader_epoch` from `base_offset` on."""
+    if epochs and epochs[-1][0] >= leader_epoch:
+        return tuple(epochs)
+    # As a broker that assigns an epoch: an older one that would begin at the same offset has no records.
+    return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
+
+
+def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
+    found = {replica.topic_id: replica.path for replica in replicas if replica.topic_id is not None}
+    if given is not None:
+        found.setdefault(given, "what was given")
+    if len(found) > 1:
+        listed = ", ".join(f"{topic_id} ({where})" for topic_id, where in found.items())
+        raise Refused(f"the topic's id differs: {listed}", remedy="Give the log dirs of one cluster")
+    if not found:
+        raise Refused(
+            f"the directory has no {names.PARTITION_METADATA}; a broker with KRaft would set it aside as stray",
+            path=replicas[0].path,
+            remedy="Give the topic's id with --topic-id (kafka-topics.sh --describe shows it). Topics have none with "
+            "ZooKeeper and inter.broker.protocol.version below 2.8: produce to them instead",
+        )
+    return next(iter(found))
+
+
+def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
+    """The producer snapshot as of the log end, which records without a producer do not change.
+
+    Without any snapshot a broker that stopped cleanly takes it that there are no producers; so does this.
+    """
+    usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
+    path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))
+    if not usable:
+        return encode_snapshot(())
+    problem = "there is none, though there are older ones"
+    if facts.log_end_offset in usable:
+        data = fs.read_bytes(path, whole=True)
+        try:
+            check_snapshot(data)
+            return data
+        except ValueError as error:
+            problem = str(error)
+    raise Refused(
+        f"no producer snapshot at the log end: {problem}",
+        path=path,
+        remedy="Run `keytail rebuild-index --execute`, which makes it anew, or start and stop the broker",
+    )
+
+
+def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
+    """Refused unless the indexes of the active segment are as a broker leaves them when it stops or rolls.
+
+    Behind a roll nobody trims them any more: zeros at the end of a time index would have retention delete the
+    segment, a missing last entry would let it be deleted too early.
+    """
+    segment = facts.segments[-1]
+    if segment.log_bytes == 0:
+        return
+    stem = os.path.join(facts.path, names.segment_file(segment.base_offset, ""))
+    why = _unclosed(fs, segment, stem)
+    if why:
+        raise Refused(
+            f"the indexes of the active segment are not as a broker that stops leaves them: {why}",
+            path=stem + names.LOG,
+            offset=segment.base_offset,
+            remedy="Run `keytail rebuild-index --execute` first",
+        )
+
+
+def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
+    if segment.index_bytes is None or segment.time_index_bytes is None:
+        return "one of them is missing"
+    if segment.index_bytes % 8 or segment.time_index_bytes % 12:
+        return "one ends inside an entry"
+    index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
+    position = 0
+    if segment.index_bytes:
+        relative, position = _two_ints(fs.read_at(stem + names.INDEX, segment.index_bytes - 8, 8))
+        if relative == 0 and segment.index_bytes > 8:
+            return f"{index} ends with zeros"
+    if not 0 <= position < segment.log_bytes:
+        return f"the last entry of {index} points behind the log"
+    last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
+    reader = SegmentReader(fs, _STRIDE_BYTES)
+    strides = reader.unhurried_strides(stem + names.LOG, segment.log_bytes, start=position)
+    try:
+        newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
+    except CorruptLog as damage:
+        return f"from the last entry of {index} on there are no whole batches ({damage.what})"
+    if newest_ms > (last[0] if last is not None else -1):
+        return f"{time_index} lacks the entry of the largest timestamp"
+    return ""
+
+
+def _two_ints(data: bytes) -> tuple[int, int]:
+    return int.from_bytes(data[:4], "big", signed=True), int.from_bytes(data[4:], "big", signed=True)

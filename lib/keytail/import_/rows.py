@@ -1,0 +1,104 @@
+"""The way of an import through Spark's rows: any source that Spark reads, sorted by any columns.
+
+Spark reads, finds the partition of each record, shuffles and sorts; every record passes the JVM as a row. What
+Parquet alone can have without that: slices.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from keytail.format.encode import RecordColumns
+from keytail.import_.records import Load, Unpack, bytes_column, columns_of
+from keytail.import_.source import Source, sort_columns
+from keytail.kernels.murmur2 import partition_of_keys
+
+# Spark asks at each row how many bytes the batch has, to keep it below maxBytesPerBatch. Where a column has lists, the
+# answer takes the longer the more rows there are: in batches of 10,000 that was 20 s a million rows.
+_BATCH_ROWS = "1000"
+
+
+@dataclass
+class Rows:
+    """A source as Spark's rows. `why` says what it is that only this way can do."""
+
+    spark: Any
+    records: Any  # the columns of `records_of`, with the partition of each record
+    source: Source
+    n_partitions: int
+    why: str
+
+    @classmethod
+    def of(cls, spark: Any, records: Any, source: Source, n_partitions: int, why: str) -> Rows:
+        """`records` are those of `records_of`."""
+        return cls(spark, _with_partitions(records, n_partitions), source, n_partitions, why)
+
+    @property
+    def told(self) -> str:
+        return f"through Spark's rows, since {self.why}"
+
+    def measure(self) -> list[Load]:
+        """Reads the whole source once; by partition, ascending."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
+
+        rows = (
+            self.records.groupBy("partition")
+            .agg(
+                F.count("*").alias("records"),
+                F.sum(F.coalesce(F.octet_length("key"), F.lit(0))).alias("key_bytes"),
+                F.sum(F.coalesce(F.octet_length("value"), F.lit(0))).alias("value_bytes"),
+                F.count_if(F.col("key").isNull()).alias("keyless"),
+            )
+            .collect()
+        )
+        return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
+
+    def by_partition(self, passed: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
+        """A frame that has the records of each partition in its task, in order, and what takes them from its batches;
+        nothing of the partitions in `passed`. Spark keeps what it shuffles elsewhere than in `scratch`."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
+
+        self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
+        records = self.records.where(~F.col("partition").isin(list(passed))) if passed else self.records
+        names = [name for name in ("key", "value", "timestamp", "headers") if name in records.columns]
+        ordered = records.repartitionById(self.n_partitions, F.col("partition")).sortWithinPartitions(
+            *sort_columns(self.source), "number"
+        )
+        return ordered.select(*names, "partition"), unpack
+
+
+def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
+    """The records of an Arrow batch, each run of them that has one partition."""
+    partitions = batch.column("partition").to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
+    for start, end in pairwise(starts):
+        if end > start:
+            yield int(partitions[start]), columns_of(batch.slice(start, end - start))
+
+
+def _with_partitions(records: Any, n_partitions: int) -> Any:
+    """The partition of every record: its own, else that of its key, else all partitions in turn."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
+
+    def partitions(keys: Any) -> Any:
+        return _partitions_of(keys, n_partitions)
+
+    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # by which Spark knows its kind
+    by_key = F.arrow_udf(partitions, "int")(F.col("key"))
+    in_turn = F.pmod(F.col("turn"), F.lit(n_partitions)).cast("int")
+    own = [F.col("partition")] if "partition" in records.columns else []
+    return records.withColumn("partition", F.coalesce(*own, by_key, in_turn))
+
+
+def _partitions_of(keys: Any, n_partitions: int) -> Any:
+    import pyarrow  # noqa: PLC0415 (on the worker, where Spark itself has imported it)
+
+    column = bytes_column(keys)
+    found = partition_of_keys(column.data, column.offsets, ~column.valid, n_partitions)
+    return pyarrow.array(found, pyarrow.int32(), mask=~column.valid)

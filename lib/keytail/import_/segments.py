@@ -1,0 +1,177 @@
+"""Writes the records of one partition as new segments under scratch names: what a task of an import does.
+
+Records come as columns, in pieces of any size; batches, which are as full as they can be wherever a piece ends, go to
+a segment until it is full. No broker sees these files; giving them their names is the business of `install.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.format.encode import RecordColumns, encode_batches, joined
+from keytail.log.fs import FileSystem
+from keytail.log.replace import OutputSegment
+from keytail.log.writer import Limits, SegmentWriter
+
+# Encoded at once: enough for the last batch, which waits for more records, to be made twice without being felt.
+CHUNK_BYTES = 8 << 20
+_RECORD_BYTES = 16  # what a record takes beside its key, value and headers, about
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsTask:
+    """Everything that writing one partition needs. `leader_epoch` and the rest are those of every batch."""
+
+    partition_path: str
+    base_offset: int
+    leader_epoch: int
+    codec: int
+    level: int | None
+    batch_bytes: int
+    max_message_bytes: int
+    limits: Limits
+    keys_required: bool
+    log_append_time: bool
+    now_ms: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Finished segments, ascending, durable. `first_crc` is the first batch's checksum."""
+
+    segments: tuple[OutputSegment, ...]
+    end_offset: int
+    records: int
+    log_bytes: int
+    first_crc: int
+    largest_timestamp_ms: int
+
+
+class SegmentsWriter:
+    """`append` columns in order, then `finish`, or `discard` whatever was made."""
+
+    def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
+        self._fs, self._task, self._attempt = fs, task, attempt
+        self._like = fs.stat(task.partition_path)
+        self._current: SegmentWriter | None = None
+        self._finished: list[OutputSegment] = []
+        self._made: list[str] = []
+        self._pending: list[RecordColumns] = []
+        self._pending_bytes = 0
+        self._records = 0
+        self._next = task.base_offset  # of the first record that waits
+        self._first_crc: int | None = None
+        self._largest_ms = -1
+        self._log_bytes = 0
+
+    def append(self, columns: RecordColumns) -> None:
+        """Records without a timestamp (-1) get the time of the import. Refused for rows that the topic refuses."""
+        task = self._task
+        if not len(columns):
+            return
+        if task.keys_required and not columns.keys.valid.all():
+            row = self._records + int(np.argmin(columns.keys.valid))
+            raise Refused(
+                f"row {row} of the partition has no key, and the topic is compacted: a broker refuses such records",
+                path=task.partition_path,
+                remedy="Leave them out of the source, or import them into a topic without compact in cleanup.policy",
+            )
+        self._pending.append(self._timed(columns))
+        self._pending_bytes += columns.data_bytes + _RECORD_BYTES * len(columns)
+        self._records += len(columns)
+        if self._pending_bytes >= max(CHUNK_BYTES, 2 * task.batch_bytes):
+            self._encode(is_last=False)
+
+    def _encode(self, is_last: bool) -> None:
+        """Write what waits; unless it `is_last`, without the records of the last batch, which others may join."""
+        task, columns = self._task, joined(self._pending)
+        end, left = self._next + len(columns), 0
+        chunks = encode_batches(
+            columns,
+            base_offset=self._next,
+            leader_epoch=task.leader_epoch,
+            codec=task.codec,
+            level=task.level,
+            batch_bytes=task.batch_bytes,
+            max_message_bytes=task.max_message_bytes,
+            first_row=self._next - task.base_offset,
+            log_append_time=task.log_append_time,
+        )
+        for data, table in chunks:
+            if is_last or int(table["last_offset"][-1]) < end - 1:
+                self._put(data, table)
+            else:
+                left = int(table["record_count"][-1])
+                self._put(data[: -int(table["size_bytes"][-1])], table[:-1])
+        self._next = end - left
+        kept = columns.rows(len(columns) - left, len(columns))
+        self._pending = [joined([kept])] if left else []  # a copy: the rest of the columns goes
+        self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
+
+    def _timed(self, columns: RecordColumns) -> RecordColumns:
+        times = columns.timestamps_ms
+        if self._task.log_append_time:
+            times = np.full(len(columns), self._task.now_ms, np.int64)
+        elif (times == -1).any():
+            times = np.where(times == -1, self._task.now_ms, times)
+        return RecordColumns(times, columns.keys, columns.values, columns.headers)
+
+    def _put(self, data: np.ndarray, table: np.ndarray) -> None:
+        if not len(table):
+            return
+        if self._first_crc is None:
+            self._first_crc = int(table["crc"][0])
+        self._largest_ms = max(self._largest_ms, int(table["max_timestamp_ms"].max()))
+        self._log_bytes += len(data)
+        while len(table):
+            if self._current is None:
+                base = int(table["base_offset"][0])
+                self._current = SegmentWriter(self._fs, self._path_of(base), base, self._like, self._task.limits)
+            taken = self._current.append(data, table)
+            data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
+            table = table[taken:]
+            if len(table):
+                self._close()
+
+    def _path_of(self, base_offset: int) -> Callable[[str], str]:
+        def path(suffix: str) -> str:
+            name = names.scratch_file(base_offset, self._task.run_id, self._attempt, suffix)
+            return os.path.join(self._task.partition_path, name)
+
+        return path
+
+    def _close(self) -> None:
+        if self._current is not None:  # until all of its files are durable: `discard` must find it
+            self._finished.append(self._current.seal(self._task.now_ms, b""))
+            self._made += self._current.made
+            self._current = None
+
+    def finish(self) -> Written | None:
+        """None where there were no records."""
+        if self._pending:
+            self._encode(is_last=True)
+        self._close()
+        if not self._finished or self._first_crc is None:
+            return None
+        return Written(
+            tuple(self._finished), self._next, self._records, self._log_bytes, self._first_crc, self._largest_ms
+        )
+
+    def discard(self) -> None:
+        """Remove every file that was made, as far as the disk lets us: why that is done is what is to be told."""
+        if self._current is not None:
+            self._current.abandon()
+            self._made += self._current.made
+            self._current = None
+        for path in self._made:
+            with contextlib.suppress(OSError):  # the driver removes it, or the next run
+                self._fs.unlink(path)
+        self._made.clear()

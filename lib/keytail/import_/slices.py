@@ -1,0 +1,270 @@
+"""The way of an import past the JVM: Parquet that tasks read themselves, a slice of row groups each.
+
+Spark is asked which files the source has and what their columns are; the driver looks into their footers. A task reads
+its slice and packs what goes to one partition into cells (`cells.py`), which it puts into scratch files. Spark
+carries only where they lie; the task of a partition reads its own, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from keytail.acting_user import as_caller, on_workers
+from keytail.format.encode import RecordColumns
+from keytail.import_ import cells
+from keytail.import_.cells import Piece, Scratch, Slice
+from keytail.import_.records import Load, Unpack, attempt_name
+from keytail.import_.source import Source, chosen_columns
+from keytail.log.fs import LOCAL
+from keytail.run.tasks import explained
+
+# As Parquet's footers have it; a task takes a second or less for it.
+SLICE_BYTES = 64 << 20
+LEAST_SLICE_BYTES = 4 << 20
+_FOOTERS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """A wanted column as a footer has it: of each leaf its path, its physical and its logical type, and Arrow's type
+    of the whole, a dictionary told by its values."""
+
+    leaves: tuple[tuple[str, str, str], ...]
+    arrow: str
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    rows: int
+    decoded_bytes: int
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    columns: Mapping[str, Column]  # by role
+    row_groups: tuple[RowGroup, ...]
+
+
+@dataclass
+class Slices:
+    """A source as slices that tasks read without Spark. `columns` are its names of columns by their roles."""
+
+    spark: Any
+    slices: Sequence[Slice]
+    columns: Mapping[str, str]
+    n_partitions: int
+    told: str = field(default="tasks read Parquet themselves", init=False)
+
+    def measure(self) -> list[Load]:
+        """Reads keys and values of the whole source once; by partition, ascending."""
+        from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
+
+        work = partial(cells.count_slice, columns=self.columns, n_partitions=self.n_partitions)
+        counted = self._on_slices(partial(cells.on_slices, slices=self.slices, work=work), cells.COUNTS_SCHEMA)
+        names = ("records", "key_bytes", "value_bytes", "keyless")
+        rows = counted.groupBy("partition").agg(*(F.sum(name).alias(name) for name in names)).collect()
+        return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
+
+    def by_partition(self, passed: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
+        """Reads the source once, into `scratch`. A frame of a task a partition, in which the other finds the records
+        of its partition, in order; nothing of the partitions in `passed`."""
+        store = partial(
+            _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, passed=passed,
+            scratch=scratch,
+        )  # fmt: skip
+        found: list[list[cells.Cell]] = [[] for _ in range(self.n_partitions)]
+        for row in self._on_slices(store, cells.PLACES_SCHEMA).collect():
+            found[row["task"]].append(cells.Cell(*row))
+        for of_task in found:
+            of_task.sort(key=lambda cell: cell.place)
+        return self.spark.range(0, self.n_partitions, 1, self.n_partitions), partial(_load, found=found)
+
+    @as_caller()
+    def _on_slices(self, task: Callable[[Iterator[Any]], Iterator[Any]], schema: str) -> Any:
+        n = len(self.slices)
+        return self.spark.range(0, n, 1, max(n, 1)).mapInArrow(on_workers(task), schema)
+
+
+def _store(
+    batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
+    passed: Collection[int], scratch: Scratch,
+) -> Iterator[Any]:  # fmt: skip
+    """What a Spark task does that reads: batches of PLACES_SCHEMA."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    def work(one: Slice) -> Iterator[Any]:
+        try:
+            stored = cells.store_slice(LOCAL, one, columns, n_partitions, passed, scratch.path(one, attempt_name()))
+        except OSError as problem:
+            raise explained(problem) from problem
+        columns_of_cells = zip(*stored, strict=True) if stored else ((),) * len(cells.Cell._fields)
+        yield pyarrow.RecordBatch.from_arrays(
+            [pyarrow.array(column, kind) for column, kind in zip(columns_of_cells, _kinds(), strict=True)],
+            list(cells.Cell._fields),
+        )
+
+    yield from cells.on_slices(batches, slices=slices, work=work)
+
+
+def _kinds() -> tuple[Any, ...]:
+    """Of PLACES_SCHEMA."""
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    small, large = pyarrow.int32(), pyarrow.int64()
+    return small, large, small, pyarrow.string(), large, large
+
+
+def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tuple[int, RecordColumns]]:
+    for number in batch.column(0).to_pylist():
+        yield from cells.load(LOCAL, found[number])
+
+
+def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
+    """The source as slices, or why it must go through Spark's rows. `frame` is what Spark opened."""
+    types = dict(frame.dtypes)
+    columns = chosen_columns(types, source.columns)
+    uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
+    why = rows_needed(source, uris, columns)
+    if why is not None:
+        return why
+    try:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as readers:
+            files = list(readers.map(partial(_look_into, columns=columns), map(_local_path, uris)))
+    except Exception as problem:  # whatever it is, Spark has its own way to read it, or to say what is wrong
+        return f"its footers cannot be read otherwise ({type(problem).__name__}: {str(problem)[:200]})"
+    why = rows_needed_by_types(files, {role: types[name] for role, name in columns.items()})
+    if why is not None:
+        return why
+    return Slices(spark, cut(files, spark.sparkContext.defaultParallelism), columns, n_partitions)
+
+
+def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
+    """What about the source, before any file is opened, only Spark's rows can do; None where nothing is."""
+    if source.format != "parquet":
+        return f"the source is {source.format}"
+    if source.sort_by:
+        return "records are to be sorted"
+    wanted = {name.lower() for name in columns.values()}
+    dotted = next((name for name in columns.values() if "." in name), None)
+    if dotted is not None:
+        return f"column {dotted} has a dot in its name"
+    for uri in uris:
+        parts = urlsplit(uri)
+        if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+            return f"{uri} is not a file of a local path"
+        for folder in unquote(parts.path).split("/")[:-1]:
+            name, is_one, _ = folder.partition("=")
+            if is_one and unquote(name).lower() in wanted:
+                return f"column {unquote(name)} is in the names of folders"
+    return None
+
+
+def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) -> str | None:
+    """The same of the columns in the files. `types` are Spark's, by role."""
+    for file in files:
+        for role, kind in types.items():
+            column, first = file.columns.get(role), files[0].columns.get(role)
+            if column is None or first is None or column.leaves != first.leaves:
+                return f"its files do not have the same column of {role}"
+            if not _is_known(role, kind, column):
+                return f"its column of {role} is {column.arrow} ({', '.join(' '.join(one) for one in column.leaves)})"
+    return None
+
+
+_BYTES = ("binary", "large_binary", "string", "large_string")
+_WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+
+
+def _is_known(role: str, kind: str, column: Column) -> bool:
+    """Whether Arrow gives of such a column what Spark does."""
+    _, physical, logical = column.leaves[0]
+    if role in ("key", "value"):
+        return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES
+    if role == "headers":
+        lists = {f"list<element: struct<key: {key}, value: {value}>>" for key in _BYTES for value in _BYTES}
+        return column.arrow in lists and all(_is_bytes(*leaf[1:]) for leaf in column.leaves)
+    if kind == "timestamp":
+        return physical == "INT64" and logical in ("UTC milliseconds", "UTC microseconds") and (
+            column.arrow.startswith(("timestamp[ms, ", "timestamp[us, "))
+        )  # fmt: skip
+    return physical in ("INT32", "INT64") and logical in ("None", "Int") and column.arrow in _WHOLE
+
+
+def _is_bytes(physical: str, logical: str) -> bool:
+    return physical == "BYTE_ARRAY" and logical in ("None", "String")
+
+
+@as_caller()
+def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
+    """Raises whatever reading a footer raises."""
+    import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
+
+    status = os.stat(path)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        schema, arrow, metadata = file.schema, file.schema_arrow, file.metadata
+        leaves = [schema.column(number) for number in range(len(schema))]
+        tops = [leaf.path.partition(".")[0] for leaf in leaves]
+        found = {}
+        for role, name in columns.items():
+            own = [leaf for leaf, top in zip(leaves, tops, strict=True) if top == name]
+            if own:
+                described = tuple((leaf.path, leaf.physical_type, _logical(leaf)) for leaf in own)
+                found[role] = Column(described, _arrow(arrow.field(name).type))
+        numbers = [number for number, top in enumerate(tops) if top in columns.values()]
+        groups = []
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            groups.append(RowGroup(group.num_rows, sum(group.column(n).total_uncompressed_size for n in numbers)))
+    return SourceFile(path, status.st_size, status.st_mtime_ns, found, tuple(groups))
+
+
+def _logical(leaf: Any) -> str:
+    described = json.loads(leaf.logical_type.to_json())
+    if described["Type"] == "Timestamp":
+        return f"{'UTC' if described['isAdjustedToUTC'] else 'local'} {described['timeUnit']}"
+    return str(described["Type"])
+
+
+def _arrow(kind: Any) -> str:
+    import pyarrow  # noqa: PLC0415 (only where Spark runs)
+
+    return str(kind.value_type if pyarrow.types.is_dictionary(kind) else kind)
+
+
+def _local_path(uri: str) -> str:
+    return unquote(urlsplit(uri).path)
+
+
+def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
+    """Slices of about SLICE_BYTES, or smaller ones as long as there are fewer of them than `tasks`."""
+    total = sum(group.decoded_bytes for file in files for group in file.row_groups)
+    enough = min(SLICE_BYTES, max(LEAST_SLICE_BYTES, -(-total // max(tasks, 1))))
+    slices: list[Slice] = []
+    pieces: list[Piece] = []
+    taken_bytes = 0
+    for number, file in enumerate(files):
+        row = 0
+        for index, group in enumerate(file.row_groups):
+            if group.rows:
+                piece = Piece(
+                    file.path, number, file.size_bytes, file.mtime_ns, index, row, group.rows, group.decoded_bytes
+                )
+                pieces.append(piece)
+                taken_bytes += group.decoded_bytes
+            row += group.rows
+            if taken_bytes >= enough:
+                slices.append(Slice(len(slices), tuple(pieces)))
+                pieces, taken_bytes = [], 0
+    if pieces:
+        slices.append(Slice(len(slices), tuple(pieces)))
+    return tuple(slices)

@@ -1,0 +1,249 @@
+"""Where an import goes: the topic's partitions in the log dirs, all their replicas, and the settings that hold.
+
+Reads listings, checkpoints, the metadata log. Refuses what would leave replicas different for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from keytail.cli.metadata import with_metadata
+from keytail.config.files import parse_meta_properties
+from keytail.config.message_format import older_format
+from keytail.errors import WRITTEN_TO, KeytailError, Refused, UsageProblem
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
+
+if TYPE_CHECKING:
+    from keytail.cli.selection import Configuration
+    from keytail.import_.command import Request
+    from keytail.import_.plan import Rules
+    from keytail.log.replay import Topic
+
+_LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
+_DEFAULT_CODEC = "none"
+# What decides whether a broker would take the records, and how it would have written them.
+_SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "message.timestamp.type")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition: the directory of each replica with its log dir; none where it is still to be made."""
+
+    number: int
+    log_dirs: tuple[LogDirFacts, ...]
+    entries: tuple[PartitionEntry, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The partitions of the topic that the log dirs hold or are to hold, of `n_partitions` that it has."""
+
+    request: Request
+    values: dict[str, Any]
+    rules: Rules
+    n_partitions: int
+    partitions: tuple[Partition, ...]
+    topic_id: str | None
+    known: Topic | None  # by the metadata log
+    brokers_of: dict[int, tuple[int | None, ...]]  # whose directories were given, by partition
+
+    def refuse(self, partition: Partition) -> None:
+        """Refused unless the directories of all replicas of the partition are there."""
+        of = self.brokers_of[partition.number]
+        if self.known is not None:
+            wanted = self.known.replicas.get(partition.number, ())
+            if set(wanted) != set(of):
+                raise Refused(
+                    f"the partition has replicas on brokers {', '.join(map(str, wanted))}, and directories were "
+                    f"given of {', '.join(map(str, of))}: replicas would differ for ever",
+                    remedy="Stop all these brokers, and give the log dirs of the others with --replica-log-dirs, "
+                    "once for each broker",
+                )
+        elif len(of) == 1 and not self.request.single_replica:
+            raise Refused(
+                "whether the partition has other replicas is not known (there is no metadata log in the log dirs): "
+                "replicas would differ for ever",
+                remedy="State with --single-replica that it has none, or give the log dirs of all other brokers "
+                "that have one, stopped, with --replica-log-dirs",
+            )
+
+    def codec(self, flag: str | None) -> tuple[str, int | None]:
+        """Name and level: what the flag says, else the topic's compression.type."""
+        of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
+            str(self.values["compression.type"]), str(self.values["compression.type"])
+        )
+        codec = flag or of_topic
+        level = self.values[_LEVELS[codec]] if codec in _LEVELS else None
+        # Kafka's own defaults stand for the codecs' defaults: at lz4 that is the fast compressor, not level 9.
+        return codec, None if (codec, level) in (("gzip", -1), ("lz4", 9)) else level
+
+    def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
+        retention_ms = self.values["retention.ms"]
+        if "delete" in self.values["cleanup.policy"] and 0 <= retention_ms < now_ms - largest_timestamp_ms:
+            return [f"every record is older than retention.ms {retention_ms}: the broker will delete them soon"]
+        return []
+
+    def found_again(self, fs: FileSystem, partition: Partition) -> Partition:
+        """After it has been made."""
+        for facts in survey_log_dirs(fs, self.request.log_dirs):
+            for entry in facts.partitions:
+                if (entry.topic, entry.partition) == (self.request.topic, partition.number):
+                    return replace(partition, log_dirs=(facts,), entries=(entry,))
+        what = f"partition {partition.number} was made but is not there"
+        raise KeytailError(what, path=partition.log_dirs[0].path, remedy=WRITTEN_TO)
+
+
+def find_target(fs: FileSystem, request: Request) -> Target:
+    """UsageProblem for a topic that does not exist and is not to be made; Refused where settings are not known."""
+    topic = request.topic
+    _check_topic(request)
+    by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
+    configuration = with_metadata(fs, request.log_dirs, request.configuration)
+    known = _known(configuration, request)
+    found = _found(by_broker, topic)
+    n_partitions = _count(request, known, found)
+    if known is None:
+        numbers = sorted(found) or list(range(n_partitions))
+    else:
+        assert configuration.cluster is not None
+        here = configuration.cluster.broker
+        numbers = sorted({*found, *(number for number, brokers in known.replicas.items() if here in brokers)})
+    topic_id = known.topic_id if known is not None else request.topic_id
+    brokers = [_broker(fs, dirs) for dirs in by_broker]
+    partitions, brokers_of = [], {}
+    for number in numbers:
+        places = found.get(number, [])
+        if not places:
+            _refuse_to_make(request, number, topic_id)
+        homes = tuple(facts for _, facts, _ in places) or (_emptiest(by_broker[0]),)
+        partitions.append(Partition(number, homes, tuple(entry for _, _, entry in places)))
+        brokers_of[number] = tuple(brokers[broker] for broker, _, _ in places) or (brokers[0],)
+    values = configuration.of(topic).values()
+    return Target(
+        request, values, _rules(request, values), n_partitions, tuple(partitions), topic_id, known, brokers_of
+    )
+
+
+def _check_topic(request: Request) -> None:
+    if names.parse_partition_dir(names.partition_dir(request.topic, 0)) is None:
+        what = f"--topic {request.topic!r} is no name of a topic"
+        raise UsageProblem(what, remedy="Give one topic by its whole name")
+    if request.topic == names.CLUSTER_METADATA_TOPIC:
+        raise Refused("the metadata log is written by controllers only", remedy="Give another --topic")
+
+
+def _known(configuration: Configuration, request: Request) -> Topic | None:
+    """What the metadata log says of the topic, if there is one. Refused where the topic's settings are not known."""
+    topic, cluster, known = request.topic, configuration.cluster, None
+    if cluster is not None and cluster.metadata is not None:
+        known = cluster.metadata.topics.get(topic)
+        if known is None:
+            raise UsageProblem(
+                f"the {cluster.origin} has no topic {topic}",
+                remedy="Make the topic while the broker runs, stop the broker, and run again",
+            )
+        if request.topic_id not in (None, known.topic_id):
+            raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
+    if unknown := configuration.unknown(topic, _SETTINGS):
+        raise Refused(unknown)
+    older = older_format(configuration.of(topic), cluster.mode if cluster is not None else "unknown")
+    if older is not None:
+        raise Refused(
+            f"{topic} has a message format before version 2 ({older.source}): a broker before 3.0 would send what is "
+            "imported, which is of version 2, to clients that cannot read it",
+            remedy="Raise message.format.version of the topic to 0.11 or later while the broker runs, or produce to it",
+        )
+    return known
+
+
+def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
+    if topic_id is None:
+        raise UsageProblem(
+            f"there is no directory of {request.topic}-{number}, and to make one its topic's id must be known",
+            remedy="Give --topic-id (kafka-topics.sh --describe shows it)",
+        )
+    if request.replica_log_dirs:
+        raise Refused(
+            f"there is no directory of {request.topic}-{number}; it is not made where a partition has several replicas",
+            remedy="Start and stop the brokers, which make it",
+        )
+
+
+def _found(
+    by_broker: Sequence[Sequence[LogDirFacts]], topic: str
+) -> dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]]:
+    found: dict[int, list[tuple[int, LogDirFacts, PartitionEntry]]] = {}
+    for broker, dirs in enumerate(by_broker):
+        for facts in dirs:
+            for entry in facts.partitions:
+                if entry.topic == topic:
+                    found.setdefault(entry.partition, []).append((broker, facts, entry))
+    return found
+
+
+def _count(request: Request, known: Topic | None, found: dict[int, Any]) -> int:
+    """How many partitions the topic has, by which keys are divided."""
+    given = request.partition_count
+    if known is not None:
+        if given not in (None, len(known.replicas)):
+            raise UsageProblem(f"--partition-count {given}, but {request.topic} has {len(known.replicas)} partitions")
+        return len(known.replicas)
+    if given is not None:
+        if given < 1 or (found and max(found) >= given):
+            raise UsageProblem(
+                f"--partition-count {given} cannot be",
+                remedy=f"There is a {request.topic}-{max(found)}" if found else "A topic has one at least",
+            )
+        return given
+    if not found:
+        raise UsageProblem(
+            f"the log dirs hold no partition of a topic {request.topic}",
+            remedy="Check --topic and --log-dirs; to make its partitions, give --partition-count and --topic-id",
+        )
+    if sorted(found) != list(range(len(found))):
+        raise UsageProblem(
+            f"of {request.topic} the log dirs hold partitions {', '.join(map(str, sorted(found)))}, so how many it has "
+            "is not known, by which keys are divided",
+            remedy="Give --partition-count",
+        )
+    return len(found)
+
+
+def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
+    numbers = set()
+    for facts in dirs:
+        path = os.path.join(facts.path, names.META_PROPERTIES)
+        if fs.exists(path):
+            numbers.add(parse_meta_properties(fs.read_bytes(path), path).node_id)
+    if len(numbers) > 1:
+        raise UsageProblem(
+            f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as those of one",
+            remedy="Give --log-dirs of one broker, and --replica-log-dirs once for each other broker",
+        )
+    return next(iter(numbers), None)
+
+
+def _emptiest(dirs: Sequence[LogDirFacts]) -> LogDirFacts:
+    """Where a broker puts a new partition: the log dir with the fewest."""
+    return min(dirs, key=lambda facts: len(facts.partitions))
+
+
+def _rules(request: Request, values: dict[str, Any]) -> Rules:
+    from keytail.import_.plan import Rules  # noqa: PLC0415 (brings in the kernels)
+
+    of_topic = values["internal.segment.bytes"] or values["segment.bytes"]
+    return Rules(
+        topic=request.topic,
+        compacted="compact" in values["cleanup.policy"],
+        remote_storage_enable=bool(values["remote.storage.enable"]),
+        segment_bytes=request.segment_bytes or int(of_topic),
+        segment_index_bytes=int(values["segment.index.bytes"]),
+        index_interval_bytes=int(values["index.interval.bytes"]),
+        max_message_bytes=int(values["max.message.bytes"]),
+        log_append_time=values["message.timestamp.type"] == "LogAppendTime",
+    )

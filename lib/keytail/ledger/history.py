@@ -1,0 +1,237 @@
+"""The verb `history`: what runs did, as their ledger has it. Reads the ledger alone, and no log dir.
+
+An intent without an outcome reads as interrupted: its run was killed, or is still at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from keytail.errors import UsageProblem
+from keytail.format import names
+from keytail.ledger.of_run import LedgerFlags
+from keytail.ledger.tables import INTENT, OUTCOME
+from keytail.report.masking import masked_arguments
+from keytail.run.session import session_of_run
+
+if TYPE_CHECKING:
+    from keytail.ledger.maintain import MaintainRow
+
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run. Times are ms since 1970; `end_ms` None: it did not say how it ended."""
+
+    run_id: str
+    command: str
+    host: str
+    status: str
+    error: str
+    start_ms: int | None
+    end_ms: int | None
+    log_dirs: tuple[str, ...] = ()
+    partitions: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    repaired_by: str | None = None
+    arguments: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str] = field(default_factory=dict)
+    now_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """What one run did to one partition, as its result row had it. `end_ms` is None where no outcome was told."""
+
+    run_id: str
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str
+    command: str = ""
+    bundle: int | None = None
+    first_dirty_offset: int | None = None
+    end_dirty_offset: int | None = None
+    segments_before: int | None = None
+    segments_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    tombstones_removed: int | None = None
+    markers_removed: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    at_ms: int | None = None
+    repaired_by: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@contextlib.contextmanager
+def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Any]:
+    """A session where one is needed, else None."""
+    from keytail.ledger.read import needs_spark  # noqa: PLC0415 (--help stays fast)
+
+    with contextlib.ExitStack() as run:
+        if not (always or needs_spark() or master is not None):
+            yield None
+        else:
+            yield session_of_run(run, master, submitted=False, extra=flags.session_settings())
+
+
+def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
+    """The newest `limit` runs, the newest last."""
+    with _reader(flags, master) as spark:
+        return folded_runs(_read(flags, "runs", {}, spark))[-limit:]
+
+
+def run(
+    flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
+) -> tuple[RunRow, list[PartitionRow]]:
+    """One run, by its id or an end of it that no other has, and a row for each of its partitions. `newest`: of those
+    that end so."""
+    with _reader(flags, master) as spark:
+        known = folded_runs(_read(flags, "runs", {}, spark))
+        ones = [one for one in known if one.run_id.endswith(run_id)]
+        ones = ones[-1:] if newest else ones
+        if len(ones) != 1:
+            few = ", ".join(one.run_id for one in known[-5:]) or "none"
+            what = "several runs end with" if ones else "the ledger has no run"
+            raise UsageProblem(f"{what} {run_id}", path=flags.path, remedy=f"The newest runs are: {few}")
+        partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, spark)
+    return ones[0], folded_partitions(partitions)
+
+
+def runs_since(
+    flags: LedgerFlags, since_ms: int, *, master: str | None = None
+) -> tuple[list[RunRow], list[PartitionRow]]:
+    """The runs begun at or after that time, and a row for each partition of each."""
+    with _reader(flags, master) as spark:
+        known = folded_runs(_read(flags, "runs", {}, spark))
+        wanted = [one for one in known if (one.start_ms or 0) >= since_ms]
+        ids = [one.run_id for one in wanted]
+        found = _read(flags, "partitions", {"run_id": ids}, spark) if ids else []
+    return wanted, folded_partitions(found)
+
+
+def partitions(
+    flags: LedgerFlags, wanted: Sequence[str], *, limit: int, master: str | None = None
+) -> list[PartitionRow]:
+    """The newest `limit` rows of what runs did to the partitions named, the newest last."""
+    pairs = [_parsed(name) for name in wanted]
+    with _reader(flags, master) as spark:
+        found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, spark)
+    rows = [row for row in folded_partitions(found) if (row.topic, row.partition) in pairs]
+    if not rows:
+        raise UsageProblem(f"the ledger has nothing of {', '.join(wanted)}", path=flags.path)
+    return rows[-limit:]
+
+
+def maintain(
+    flags: LedgerFlags, retain_days: int | None, *, execute: bool, master: str | None = None
+) -> list[MaintainRow]:
+    """A row for each table of the ledger."""
+    from keytail.ledger.maintain import maintain as maintain_tables  # noqa: PLC0415 (--help stays fast)
+
+    assert flags.path is not None
+    with _reader(flags, master, always=True) as spark:
+        _read(flags, "runs", {"run_id": ""}, spark)  # that there is a ledger
+        today = datetime.datetime.now(datetime.UTC).date()
+        return maintain_tables(spark, flags.path, today, retain_days, execute=execute)
+
+
+def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], spark: Any) -> list[dict[str, Any]]:
+    from keytail.ledger.read import read_rows  # noqa: PLC0415 (brings in Arrow)
+
+    assert flags.path is not None
+    return read_rows(flags.path, table, filters, spark)
+
+
+def _parsed(name: str) -> tuple[str, int]:
+    parsed = names.parse_partition_dir(name)
+    if parsed is None or parsed.kind != "normal":
+        raise UsageProblem(f"{name} is no partition", remedy="Name it as TOPIC-N")
+    return parsed.topic, parsed.partition
+
+
+def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
+    """One for each run, in the order of their begin; an outcome that a run told itself counts before one that another
+    found."""
+    made = []
+    lists, maps = ("log_dirs", "arguments"), ("counts", "versions", "config")
+    for intent, outcome in _pairs(rows, ("run_id",)):
+        known = outcome or intent or {}
+        columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
+        columns |= {name: tuple(known[name] or ()) for name in lists}
+        columns |= {name: dict(known[name] or {}) for name in maps}
+        columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs wrote them as they were
+        start = _ms(intent) if intent else None
+        own = outcome is not None and not outcome["repaired_by"]
+        made.append(
+            RunRow(
+                **columns,
+                status=(outcome["status"] if outcome else INTERRUPTED),
+                error=(outcome["error"] or "") if outcome else "it did not say how it ended, or is still at work",
+                start_ms=start,
+                end_ms=_ms(outcome) if outcome and own else None,
+            )
+        )
+    return sorted(made, key=lambda row: (row.start_ms or 0, row.run_id))
+
+
+def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
+    """One for each partition and run, in the order of what was told of them last."""
+    made = []
+    for intent, outcome in _pairs(rows, ("run_id", "log_dir", "topic", "partition")):
+        known = outcome or intent or {}
+        made.append(
+            PartitionRow(
+                **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
+                command=known["command"] or "",  # of a ledger from before there was one
+                status=outcome["status"] if outcome else INTERRUPTED,
+                error=(outcome["error"] or "") if outcome else "begun, and no outcome told",
+                at_ms=_ms(known),
+            )
+        )
+    return sorted(made, key=lambda row: (row.at_ms or 0, row.topic, row.partition))
+
+
+_Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
+
+
+def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
+    """The intent and the outcome of each; of several outcomes one that the run told itself, else the first."""
+    intents: dict[tuple, Mapping[str, Any]] = {}
+    outcomes: dict[tuple, Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):
+        key = tuple(row[name] for name in keys)
+        if row["event"] == INTENT:
+            intents.setdefault(key, row)
+        elif row["event"] == OUTCOME:
+            outcomes.setdefault(key, row)
+    for key in {**intents, **outcomes}:
+        yield intents.get(key), outcomes.get(key)
+
+
+def _plain(kind: type, known: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    wanted = {one.name for one in fields(kind)} - set(without)
+    return {name: known[name] for name in wanted if name in known}
+
+
+def _ms(row: Mapping[str, Any]) -> int:
+    at: datetime.datetime = row["at"]
+    return int(at.timestamp() * 1000)

@@ -1,0 +1,220 @@
+"""`--ledger PATH` of a run that changes files: its session, its intent, and its end, whatever that is."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from keytail import __version__
+from keytail.acting_user import as_caller
+from keytail.cli.outside import refuse_in_log_dirs
+from keytail.cli.stopping import Stopped
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.report.masking import masked, masked_arguments
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import ResultRow
+
+if TYPE_CHECKING:
+    from keytail.cli.selection import Configuration
+    from keytail.ledger.write import Ledger
+
+# Of spark-submit, as in conf/spark-delta.conf; Spark takes only keys that begin with its name.
+_CONF_KEY = "spark.keytail.ledger"
+R = TypeVar("R", bound=Any)
+_STATUS = {0: "done", 3: "partly", 1: "failed"}
+
+
+@dataclass(frozen=True)
+class LedgerFlags:
+    """What the command line says of a ledger. `jars`: a folder of Delta's jars."""
+
+    path: str | None = None
+    jars: str | None = None
+
+    def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
+        """With an absolute path, which is in no log dir; a URI stays as it is, though one of a file may be in none."""
+        if self.path is None:
+            return self
+        if is_uri(self.path):
+            parts = urlsplit(self.path)
+            if parts.scheme == "file":
+                refuse_in_log_dirs(fs, os.path.realpath(unquote(parts.path)), log_dirs, "--ledger")
+            return self
+        with as_caller():
+            path = os.path.realpath(self.path)
+        refuse_in_log_dirs(fs, path, log_dirs, "--ledger")
+        return replace(self, path=path)
+
+    def session_settings(self) -> dict[str, str]:
+        """What a session that is started for this run needs beside the rest."""
+        if self.path is None:
+            return {}
+        from keytail.run.delta import session_settings  # noqa: PLC0415 (brings in Spark)
+
+        return session_settings(self.jars)
+
+    def in_session(self, spark: Any, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
+        """Of spark-submit's session, whose conf may name a ledger where the flags do not. UsageProblem where it cannot
+        write one."""
+        from keytail.run.delta import require_delta  # noqa: PLC0415 (as above)
+
+        named = spark.sparkContext.getConf().get(_CONF_KEY)
+        flags = self if self.path is not None or not named else replace(self, path=named).checked(fs, log_dirs)
+        if flags.path is not None:
+            require_delta(spark)
+        return flags
+
+
+def is_named_by(spark: Any) -> bool:
+    """Whether the conf of spark-submit's session names a ledger."""
+    return bool(spark.sparkContext.getConf().get(_CONF_KEY))
+
+
+def is_uri(path: str) -> bool:
+    """Such as s3a://bucket/ledger: for Spark's file systems, not this host's."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
+
+
+def run_id_at(now_ms: int, run_id: str) -> str:
+    """What the ledger calls a run: that of its scratch files behind the time, so that names sort by it."""
+    at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
+    return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
+
+
+@dataclass
+class Recording:
+    """What the run tells its ledger; without one, nothing. `rows` and `exit_status` are given before it ends."""
+
+    ledger: Ledger | None = None
+    rows: Sequence[ResultRow] = ()
+    exit_status: int = 1
+
+    @property
+    def lost(self) -> bool:
+        """Something that is done is not in the ledger."""
+        return self.ledger is not None and self.ledger.lost
+
+    def intend(self, rows: Sequence[Any]) -> None:
+        """Before a verb that goes through its partitions in one bundle; any rows of partitions. KeytailError where
+        that cannot be written."""
+        if self.ledger is not None:
+            self.ledger.intend(1, [_as_result(row) for row in rows])
+
+    def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
+        """What such a verb did; `made` as `Ledger.conclude` takes it."""
+        self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
+        if self.ledger is not None:
+            self.ledger.conclude(1, self.rows, made)
+
+    def recorded(self, rows: Sequence[R]) -> list[R]:
+        """The same rows, of any verb's that have `recorded`, of a run that has told its ledger all, or could not."""
+        return [replace(row, recorded=not self.lost) for row in rows]
+
+
+_SIZES = ("segments_before", "segments_after", "bytes_before", "bytes_after")
+
+
+def _as_result(row: Any) -> ResultRow:
+    """Of any verb's row of a partition, what the ledger has columns for."""
+    known: dict[str, Any] = {name: getattr(row, name, None) for name in (*_SIZES, "start_ms", "end_ms")}
+    return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
+
+
+@contextlib.contextmanager
+def recording(
+    flags: LedgerFlags,
+    spark: Any,
+    run_id: str,
+    *,
+    command: str,
+    log_dirs: Sequence[str],
+    now_ms: int,
+    configuration: Configuration,
+    shared_storage: bool = False,
+    on_note: Callable[[str], None],
+    fs: FileSystem = LOCAL,
+) -> Iterator[Recording]:
+    """The ledger of one run, from its intent to its end; with the locks of its log dirs held.
+
+    What runs before left open on these log dirs is told first. KeytailError where the ledger cannot be opened or
+    written: then nothing is to be begun.
+    """
+    if flags.path is None:
+        yield Recording()
+        return
+    from keytail.ledger.write import Ledger  # noqa: PLC0415 (brings in the kernels)
+    ledger = Ledger(spark, flags.path, run_id, command, on_note=on_note)
+    ledger.open()
+    _repair(ledger, log_dirs, shared_storage, fs)
+    ledger.begin(
+        arguments=masked_arguments(sys.argv[1:]),
+        log_dirs=list(log_dirs),
+        versions=versions(),
+        now_ms=now_ms,
+        config=given_settings(configuration),
+    )
+    on_note(f"ledger: this is run {run_id}; keytail history --ledger {masked(flags.path)} --run {run_id}")
+    made = Recording(ledger)
+    try:
+        yield made
+    except (Stopped, SparkEnded) as stop:
+        ledger.end(_rows_of(stop), "interrupted", "stopped" if isinstance(stop, Stopped) else stop.what)
+        raise
+    except BaseException as problem:
+        ledger.end(made.rows, "failed", masked(str(problem)))
+        raise
+    ledger.end(made.rows, _STATUS[made.exit_status])
+
+
+def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
+    """What cannot be mended now is for the next run: no run is kept from its work by what another has left."""
+    from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
+    from keytail.run.session import first_line  # noqa: PLC0415 (as the line above)
+
+    try:
+        mended = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)
+    except Exception as problem:
+        ledger.on_note(f"ledger: what runs before have not told could not be found out: {first_line(problem)}")
+        return
+    if mended:
+        ledger.on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
+
+
+def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:
+    return stop.rows or ()
+
+
+@as_caller()
+def versions() -> Mapping[str, str]:
+    packages = {name: version(name) for name in ("pyspark", "delta-spark", "numba", "numpy", "pyarrow")}
+    return {"keytail": __version__, "python": platform.python_version(), **packages}
+
+
+def given_settings(configuration: Configuration) -> dict[str, str]:
+    """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows.
+
+    Of the file of `--topic-configs` the path: it may have settings of thousands of topics. `--broker-version` is
+    among them.
+    """
+    given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
+    given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}
+    for topic, settings in configuration.command_line.by_topic.items():
+        given |= {f"{topic}:{name}": setting.value for name, setting in settings.items()}
+    if configuration.topic_configs.path:
+        given["--topic-configs"] = configuration.topic_configs.path
+    if configuration.broker_version is not None:
+        given["--broker-version"] = str(configuration.broker_version)
+    return {name: _text(value) for name, value in given.items()}
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

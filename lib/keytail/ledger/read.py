@@ -1,0 +1,78 @@
+"""Rows of a ledger, for those who only look: by the deltalake package where that is installed, else by Spark.
+
+The first needs no JVM. Both give the same rows: of each table what the newest commit has, as plain values.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pyarrow
+import pyarrow.compute as pc
+
+from keytail.errors import KeytailError, UsageProblem
+from keytail.ledger.tables import TABLES
+from keytail.run.session import first_line
+
+# Column and the text that it is equal to, or several texts.
+Filters = Mapping[str, str | Collection[str]]
+
+
+def needs_spark() -> bool:
+    return importlib.util.find_spec("deltalake") is None
+
+
+def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
+    """Rows of one of the ledger's tables, as dictionaries by column; `spark` where there is no deltalake.
+
+    A column that the table does not have, being older, is null. UsageProblem where there is no ledger.
+    """
+    place = os.path.join(path, table)
+    try:
+        found = _by_deltalake(place, filters) if spark is None else _by_spark(spark, place, filters)
+    except KeytailError:
+        raise
+    except Exception as problem:
+        raise _unreadable(place, problem) from problem
+    missing = dict.fromkeys(set(TABLES[table]) - set(found.column_names))
+    return [{**row, **missing} for row in found.to_pylist(maps_as_pydicts="lossy")]
+
+
+def _by_deltalake(place: str, filters: Filters) -> pyarrow.Table:
+    """By its own engine: through Arrow's datasets threads of Arrow may outlive the interpreter, and abort it."""
+    from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
+
+    table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name of the same store
+    wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())
+    query = f"SELECT * FROM found WHERE {wanted or 'true'}"
+    return pyarrow.table(QueryBuilder().register("found", table).execute(query).read_all())
+
+
+def _literals(value: Any) -> str:
+    values = list(value) if _is_many(value) else [value]
+    return ", ".join("'" + str(one).replace("'", "''") + "'" for one in values)
+
+
+def _by_spark(spark: Any, place: str, filters: Filters) -> pyarrow.Table:
+    frame = spark.read.format("delta").load(place)
+    for key, value in filters.items():
+        frame = frame.where(frame[key].isin(list(value)) if _is_many(value) else frame[key] == value)
+    found = frame.toArrow()
+    return found.set_column(
+        found.schema.get_field_index("at"), "at", pc.cast(found["at"], pyarrow.timestamp("us", "UTC"))
+    )
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str)
+
+
+def _unreadable(place: str, problem: Exception) -> KeytailError:
+    text = first_line(problem)
+    if any(word in text for word in ("does not exist", "Not found", "not a Delta table", "PATH_NOT_FOUND", "No files")):
+        remedy = "Give --ledger the folder that runs were given; it is made by the first of them"
+        return UsageProblem("there is no ledger", path=place, remedy=remedy)
+    return KeytailError(f"the ledger cannot be read: {text}", path=place, remedy="Check the path and its permissions")

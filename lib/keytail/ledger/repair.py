@@ -1,0 +1,105 @@
+"""Puts into the ledger what runs before could not: outcomes of bundles and runs that were killed, or lost their words.
+
+Called with the locks of the log dirs held, so whoever wrote an intent there and no outcome is no longer at work. What
+became of it is read from the disk, and told as such.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keytail.format import names
+from keytail.ledger.tables import INTENT, OUTCOME
+from keytail.ledger.write import Ledger
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.rows import ResultRow
+from keytail.run.tasks import name_jobs
+
+_KNOWN_BEFORE = ("first_dirty_offset", "end_dirty_offset", "segments_before", "bytes_before")
+_OF_PARTITION = ["run_id", "log_dir", "topic", "partition"]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """An intent without an outcome."""
+
+    run_id: str
+    command: str
+    bundle: int | None
+    row: ResultRow
+
+
+def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
+    """Outcomes for intents on these log dirs that have none; how many. A path says which log dir only on one host:
+    intents of other hosts are left alone, unless the log dirs are `shared_storage`."""
+    hosts = None if shared_storage else ledger.host
+    name_jobs(ledger.spark.sparkContext, "ledger: what earlier runs left open")
+    open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
+    open_partitions = open_partitions.where(open_partitions.log_dir.isin(sorted(log_dirs)))
+    columns = [*_OF_PARTITION, "command", "bundle", *_KNOWN_BEFORE]
+    unfinished = [_unfinished(row) for row in open_partitions.select(*columns).collect()]
+    for one in unfinished:
+        row, made = as_on_disk(fs, one.row, one.command, ledger.run_id)
+        of_run = {"run_id": one.run_id, "command": one.command, "repaired_by": ledger.run_id}
+        ledger.conclude(one.bundle, [row], {row.name: made}, **of_run)
+    return len(unfinished) + _repair_runs(ledger, set(log_dirs), hosts)
+
+
+def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -> tuple[ResultRow, Sequence[int]]:
+    """What became of a partition that a verb was to change, and the bases of its cleaned segments.
+
+    A cleaner's checkpoint moves after the last group of a round is durable: behind the offset that the round began at,
+    it says that all of a compaction was done. Of other verbs nothing on the disk says so.
+    """
+    path = os.path.join(intended.log_dir, intended.name)
+    try:
+        checkpoint = read_offsets(fs, os.path.join(intended.log_dir, names.CLEANER_CHECKPOINT))
+        logs = [entry for entry in fs.scan(path) if entry.name.endswith(names.LOG)]
+    except FileNotFoundError:
+        return intended.unchanged("interrupted", f"the partition is gone, found so by run {by_run}"), ()
+    bases = {base: entry.size_bytes for entry in logs if (base := names.base_of_live(entry.name)) is not None}
+    cleaned_to = checkpoint.get((intended.topic, intended.partition), -1)
+    is_done = command == "compact" and cleaned_to > (intended.first_dirty_offset or 0)
+    row = ResultRow(
+        topic=intended.topic,
+        partition=intended.partition,
+        log_dir=intended.log_dir,
+        status="compacted" if is_done else "interrupted",
+        error=f"its outcome was lost; told from the disk by run {by_run}",
+        first_dirty_offset=intended.first_dirty_offset,
+        end_dirty_offset=cleaned_to if is_done else intended.end_dirty_offset,
+        segments_before=intended.segments_before,
+        segments_after=len(bases),
+        bytes_before=intended.bytes_before,
+        bytes_after=sum(bases.values()),
+    )
+    return row, sorted(base for base in bases if is_done and base < cleaned_to)
+
+
+def _without_outcome(frame: Any, keys: Sequence[str], host: str | None) -> Any:
+    intents = frame.where(frame.event == INTENT)
+    if host is not None:
+        intents = intents.where(intents.host == host)
+    outcomes = frame.where(frame.event == OUTCOME).select(*keys)
+    return intents.join(outcomes, list(keys), "left_anti")
+
+
+def _unfinished(row: Any) -> Unfinished:
+    known = {name: row[name] for name in _KNOWN_BEFORE}
+    planned = ResultRow(row["topic"], row["partition"], row["log_dir"], "begun", **known)
+    return Unfinished(row["run_id"], row["command"], row["bundle"], planned)
+
+
+def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
+    """Of runs that were on these log dirs alone: the locks say nothing of others."""
+    open_runs = _without_outcome(ledger.read("runs"), ["run_id"], host)
+    lost = [row.asDict(recursive=True) for row in open_runs.where(open_runs.run_id != ledger.run_id).collect()]
+    lost = [row for row in lost if set(row["log_dirs"] or ()) <= log_dirs]
+    error = f"it did not say how it ended; found so by run {ledger.run_id}"
+    said = {"event": OUTCOME, "status": "interrupted", "error": error, "repaired_by": ledger.run_id}
+    ledger.append("runs", [{**row, **said} for row in lost])
+    return len(lost)

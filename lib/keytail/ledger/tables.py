@@ -1,0 +1,158 @@
+"""The ledger's three Delta tables: their columns, and rows of them as Arrow.
+
+Rows are only ever appended. `event` tells what one is: `intent` before anything is done, `outcome` after all is;
+LEDGER.md beside this file says how they are read together.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow
+
+from keytail.log.contents import SegmentContents
+from keytail.run.rows import ResultRow
+
+VERSION = 1
+INTENT, OUTCOME = "intent", "outcome"
+
+# Type names are Spark's. A column that is added later must be one that older rows may lack.
+_KEY = {
+    "day": ("date", "UTC day of `at`, by which the table is partitioned"),
+    "run_id": ("string", "of the run"),
+    "at": ("timestamp", "when the row was made, by the driver's clock"),
+    "host": ("string", "of the driver"),
+    "command": ("string", "verb"),
+}
+_BEGUN = {"event": ("string", "intent: before anything is done; outcome: after all is")}
+_REPAIRED = {"repaired_by": ("string", "run that found no outcome and told it from the disk")}
+
+_NUMBERS = dict.fromkeys(
+    (
+        "first_dirty_offset",
+        "end_dirty_offset",
+        "segments_before",
+        "segments_after",
+        "bytes_before",
+        "bytes_after",
+        "records_before",
+        "records_after",
+        "tombstones_removed",
+        "markers_removed",
+        "start_ms",
+        "end_ms",
+    ),
+    ("bigint", "as in the result row"),
+)
+
+RUNS = {
+    **_KEY,
+    **_BEGUN,
+    "arguments": ("array<string>", "command line"),
+    "log_dirs": ("array<string>", "that the run was about"),
+    "versions": ("map<string,string>", "of keytail, Python, Spark, Delta, numba"),
+    "now_ms": ("bigint", "time that decisions were made by"),
+    "config": ("map<string,string>", "settings that were given, by Kafka's names; no secrets are read"),
+    "status": ("string", "done, partly, failed or interrupted"),
+    "error": ("string", "what ended it"),
+    "partitions": ("bigint", "chosen"),
+    "counts": ("map<string,bigint>", "partitions by status"),
+    "bytes_before": ("bigint", "of .log files of the compacted partitions"),
+    "bytes_after": ("bigint", ""),
+    "records_before": ("bigint", "of the compacted partitions"),
+    "records_after": ("bigint", ""),
+    **_REPAIRED,
+}
+PARTITIONS = {
+    **_KEY,
+    **_BEGUN,
+    "bundle": ("bigint", "that it was done in; null: nothing was to be done"),
+    "log_dir": ("string", ""),
+    "topic": ("string", ""),
+    "partition": ("int", ""),
+    "status": ("string", "of the result row; of an intent: begun"),
+    "error": ("string", ""),
+    **_NUMBERS,
+    **_REPAIRED,
+}
+SEGMENTS = {
+    **_KEY,
+    "bundle": ("bigint", ""),
+    "log_dir": ("string", ""),
+    "topic": ("string", ""),
+    "partition": ("int", ""),
+    "base_offset": ("bigint", ""),
+    "next_offset": ("bigint", "behind its last batch"),
+    "log_bytes": ("bigint", "of the .log file"),
+    "records": ("bigint", "of producers"),
+    "tombstones": ("bigint", "of them with a key and a null value"),
+    "min_timestamp_ms": ("bigint", ""),
+    "max_timestamp_ms": ("bigint", ""),
+    "batches_by_codec": ("map<string,bigint>", ""),
+    "batches_by_magic": ("map<int,bigint>", ""),
+    "xxh3_128": ("string", "of the .log file"),
+    "index_status": ("string", "good, missing or bad"),
+    "error": ("string", "why the rest is not known"),
+    **_REPAIRED,
+}
+TABLES: Mapping[str, Mapping[str, tuple[str, str]]] = {"runs": RUNS, "partitions": PARTITIONS, "segments": SEGMENTS}
+
+_ARROW = {
+    "date": pyarrow.date32(),
+    "timestamp": pyarrow.timestamp("us", "UTC"),
+    "string": pyarrow.string(),
+    "int": pyarrow.int32(),
+    "bigint": pyarrow.int64(),
+    "array<string>": pyarrow.list_(pyarrow.string()),
+    "map<string,string>": pyarrow.map_(pyarrow.string(), pyarrow.string()),
+    "map<string,bigint>": pyarrow.map_(pyarrow.string(), pyarrow.int64()),
+    "map<int,bigint>": pyarrow.map_(pyarrow.int32(), pyarrow.int64()),
+}
+_OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What every row of a run says of when, where and by which verb: `at_ms` is the time of the row."""
+
+    run_id: str
+    host: str
+    at_ms: int
+    command: str = "compact"
+
+    def fields(self) -> dict[str, Any]:
+        at = datetime.datetime.fromtimestamp(self.at_ms / 1000, datetime.UTC)
+        return {"day": at.date(), "run_id": self.run_id, "at": at, "host": self.host, "command": self.command}
+
+
+def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRow, **more: Any) -> dict[str, Any]:
+    of_row = {name: getattr(row, name) for name in _OF_ROW}
+    if event == INTENT:
+        of_row["status"] = "begun"
+    return {**stamp.fields(), "event": event, "bundle": bundle, **of_row, **more}
+
+
+def segment_fields(
+    stamp: Stamp, bundle: int | None, row: ResultRow, contents: SegmentContents | None, **more: Any
+) -> dict[str, Any]:
+    """Of one segment of the row's partition; `more` says of which where its contents are not known."""
+    known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
+    place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
+    return {**stamp.fields(), "bundle": bundle, **place, **known, **more}
+
+
+def as_arrow(table: str, rows: Iterable[Mapping[str, Any]]) -> pyarrow.Table:
+    """`rows` with the columns of `table`; what a row does not have is null."""
+    schema = pyarrow.schema([(name, _ARROW[kind]) for name, (kind, _) in TABLES[table].items()])
+    rows = list(rows)
+    columns = [
+        pyarrow.array([_plain(row.get(field.name)) for row in rows], field.type) for field in schema
+    ]
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _plain(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, Mapping) else value

@@ -1,0 +1,320 @@
+"""The ledger of runs: three Delta tables that say what each run was about to do, and what became of it.
+
+A record, never an input to recovery: only the disk decides. The driver alone writes. How the tables are read, and what
+a missing row means, stands in LEDGER.md beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tenacity
+
+from keytail.acting_user import as_caller
+from keytail.errors import KeytailError, UsageProblem
+from keytail.ledger.tables import (
+    INTENT,
+    OUTCOME,
+    TABLES,
+    VERSION,
+    Stamp,
+    as_arrow,
+    partition_fields,
+    segment_fields,
+)
+from keytail.run.contents import SegmentPlace, read_contents
+from keytail.run.delta import alone
+from keytail.run.ended import text_of
+from keytail.run.rows import ResultRow
+from keytail.run.session import first_line
+from keytail.run.tasks import name_jobs
+
+_VERSION_PROPERTY = "keytail.ledger.version"
+# Delta's errors of writers that met each other, whose next attempt mostly succeeds.
+_MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
+_ATTEMPTS = 8
+# Rows whose sizes before and after are those of the run.
+_CHANGED = ("compacted", "expired")
+
+Row = Mapping[str, Any]
+
+
+def _has_met_another(problem: BaseException) -> bool:
+    return any(word in text_of(problem) for word in _MET)
+
+
+def _is_of_spark(problem: BaseException) -> bool:
+    return isinstance(problem, Exception) and not isinstance(problem, KeytailError)
+
+
+def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
+    """What `work` returns, repeated where another writer came first."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(when),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_random_exponential(0.1, 5.0),
+        reraise=True,
+    )
+    return retrying(work)
+
+
+@dataclass
+class _Waiting:
+    rows: list[Row]
+    is_written: bool = False
+    problem: Exception | None = None
+
+
+class LedgerTable:
+    """One table, as one run appends to it. Rows that threads hand over while an append runs go together in the next.
+
+    Appends are numbered, and Delta is told the number: one that is tried again after it came through in spite of an
+    error adds nothing.
+    """
+
+    def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
+        self._spark = spark
+        self._folder = path
+        self.path = os.path.join(path, name)
+        self.name = name
+        self._app_id = f"keytail-{name}-{run_id}"
+        self._appends = 0
+        self._waiting: list[_Waiting] = []
+        self._writing = threading.Lock()
+
+    def ensure(self) -> None:
+        """Make the table where there is none, and add columns that an older keytail did not have. UsageProblem where a
+        newer one has made it, or something else.
+
+        Another run may make it at the same time, and Delta has many words for what is half made: all is tried again.
+        """
+        with alone(self._folder):
+            again(self._ensure, _is_of_spark)
+
+    def _ensure(self) -> None:
+        from delta.tables import DeltaTable  # noqa: PLC0415 (brings in pyspark.sql)
+
+        builder = DeltaTable.createIfNotExists(self._spark).location(self.path)
+        columns = TABLES[self.name]
+        for name, (kind, comment) in columns.items():
+            builder = builder.addColumn(name, kind, comment=comment)
+        builder.partitionedBy("day").property(_VERSION_PROPERTY, str(VERSION)).execute()
+        table = DeltaTable.forPath(self._spark, self.path)
+        self._check_version(table)
+        found = {field.name: field.dataType.simpleString() for field in table.toDF().schema.fields}
+        for name, (kind, _) in columns.items():
+            if name in found and found[name] != kind:
+                raise UsageProblem(
+                    f"column {name} of the ledger is {found[name]}, not {kind}",
+                    path=self.path,
+                    remedy="Give --ledger a folder of its own",
+                )
+        missing = [f"`{name}` {kind}" for name, (kind, _) in columns.items() if name not in found]
+        if missing:
+            self._spark.sql(f"ALTER TABLE delta.`{self.path}` ADD COLUMNS ({', '.join(missing)})")
+
+    def _check_version(self, table: Any) -> None:
+        properties = table.detail().select("properties").first()["properties"]
+        version = properties.get(_VERSION_PROPERTY)
+        if version is None or int(version) > VERSION:
+            made = "is no table of a ledger" if version is None else f"was made by a newer keytail (version {version})"
+            raise UsageProblem(
+                f"the Delta table {made}",
+                path=self.path,
+                remedy="Give --ledger a folder of its own" if version is None else "Update keytail on this host",
+            )
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Returns when they are committed. Raises what Spark says where they cannot be."""
+        mine = _Waiting(list(rows))
+        if not mine.rows:
+            return
+        self._waiting.append(mine)
+        with self._writing:
+            if not mine.is_written:
+                self._write_all()
+        if mine.problem is not None:
+            raise mine.problem
+
+    def _write_all(self) -> None:
+        together, self._waiting = self._waiting, []
+        problem = None
+        try:
+            self._write([row for one in together for row in one.rows])
+        except Exception as reason:
+            problem = reason
+        for one in together:
+            one.is_written, one.problem = True, problem
+
+    @as_caller()
+    def _write(self, rows: Sequence[Row]) -> None:
+        self._appends += 1
+        frame = self._spark.createDataFrame(as_arrow(self.name, rows)).coalesce(1)
+        writer = frame.write.format("delta").mode("append")
+        writer = writer.option("txnAppId", self._app_id).option("txnVersion", self._appends)
+        name_jobs(self._spark.sparkContext, f"ledger: {self.name}")
+        with alone(self._folder):
+            again(lambda: writer.save(self.path))
+
+
+@dataclass
+class Ledger:
+    """What one run writes into the ledger at `path`. `on_note` hears what could not be written.
+
+    `lost`: an outcome is not in the ledger, though what it tells of is done; the next run on these log dirs puts it
+    there (repair.py).
+    """
+
+    spark: Any
+    path: str
+    run_id: str
+    command: str = "compact"
+    host: str = field(default_factory=lambda: os.uname().nodename)
+    on_note: Callable[[str], None] = lambda text: None
+    lost: bool = False
+    _tables: dict[str, LedgerTable] = field(init=False)
+    _unwritten: list[tuple[str, list[Row]]] = field(default_factory=list)
+    _told: set[tuple[str, str]] = field(default_factory=set)
+    _begun: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tables = {name: LedgerTable(self.spark, self.path, name, self.run_id) for name in TABLES}
+
+    def open(self) -> None:
+        """Make or bring up to date the tables. KeytailError where that cannot be done."""
+        try:
+            for table in self._tables.values():
+                table.ensure()
+        except KeytailError:
+            raise
+        except Exception as problem:
+            raise _cannot("be opened", self.path, problem, "nothing was begun") from problem
+
+    def begin(self, **run: Any) -> None:
+        """The intent of the run: columns of `runs`. KeytailError where it cannot be written."""
+        self._begun = run
+        try:
+            self._tables["runs"].append([{**self._stamp().fields(), "event": INTENT, **run}])
+        except Exception as problem:
+            raise _cannot("be written", self.path, problem, "nothing was begun") from problem
+
+    def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
+        """What a bundle is about to do. KeytailError where it cannot be written: the bundle must not be begun."""
+        try:
+            stamp = self._stamp()
+            self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
+        except Exception as problem:
+            raise _cannot("be written", self.path, problem, "nothing was begun of this partition") from problem
+
+    def conclude(
+        self,
+        bundle: int | None,
+        rows: Sequence[ResultRow],
+        made: Mapping[str, Sequence[int]] | None = None,
+        **more: Any,
+    ) -> None:
+        """What became of partitions; `made` are the base offsets of segments that the run has written, by the name of
+        the partition. What cannot be written is kept, and tried again by `end`."""
+        stamp = self._stamp()
+        self._told.update((row.log_dir, row.name) for row in rows)
+        # Segments first: an outcome says that they are there too.
+        self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
+        self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
+
+    def end(self, rows: Sequence[ResultRow], status: str, error: str = "") -> None:
+        """What became of the run. `rows` are all of it, also of partitions of which nothing was to be done."""
+        self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._told])
+        for table, kept in self._unwritten:
+            self._append_or_lose(table, kept)
+        self._unwritten = []
+        done = [row for row in rows if row.status in _CHANGED]
+        outcome = {
+            **self._stamp().fields(),
+            **self._begun,
+            "event": OUTCOME,
+            "status": status,
+            "error": error,
+            "partitions": len(rows),
+            "counts": _counts(rows),
+            **{name: _sum(done, name) for name in ("bytes_before", "bytes_after", "records_before", "records_after")},
+        }
+        self._append_or_lose("runs", [outcome])
+
+    def append(self, table: str, rows: Sequence[Row]) -> None:
+        """Rows of another's making (repair.py)."""
+        self._tables[table].append(rows)
+
+    def read(self, table: str) -> Any:
+        """A frame of all its rows."""
+        return self.spark.read.format("delta").load(self.path_of(table))
+
+    def path_of(self, table: str) -> str:
+        return self._tables[table].path
+
+    def _stamp(self) -> Stamp:
+        return Stamp(self.run_id, self.host, time.time_ns() // 1_000_000, self.command)
+
+    def _segments(
+        self,
+        stamp: Stamp,
+        bundle: int | None,
+        rows: Sequence[ResultRow],
+        made: Mapping[str, Sequence[int]],
+        more: Mapping[str, Any],
+    ) -> list[Row]:
+        places = [
+            (row, SegmentPlace(os.path.join(row.log_dir, row.name), base))
+            for row in rows
+            for base in made.get(row.name, ())
+        ]
+        if not places:
+            return []
+        found: list[Row] = []
+        try:
+            answers = read_contents(self.spark, [place for _, place in places])
+        except Exception as problem:  # Spark has ended
+            answers = [KeytailError(first_line(problem))] * len(places)
+        for (row, place), answer in zip(places, answers, strict=True):
+            if isinstance(answer, KeytailError):
+                unknown = {"base_offset": place.base_offset, "error": str(answer)}
+                found.append(segment_fields(stamp, bundle, row, None, **unknown, **more))
+            else:
+                found.append(segment_fields(stamp, bundle, row, answer, **more))
+        return found
+
+    def _append_or_keep(self, table: str, rows: list[Row]) -> None:
+        try:
+            self._tables[table].append(rows)
+        except Exception:
+            self._unwritten.append((table, rows))
+
+    def _append_or_lose(self, table: str, rows: list[Row]) -> None:
+        try:
+            self._tables[table].append(rows)
+        except Exception as problem:
+            self.lost = True
+            self.on_note(f"{_cannot('be written', self.path, problem, 'what it would say is done')}")
+
+
+def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
+    return KeytailError(
+        f"the ledger cannot {what}: {first_line(problem)}; {so}",
+        path=path,
+        remedy="Mend its file system or give --ledger another folder, or run without",
+    )
+
+
+def _counts(rows: Iterable[ResultRow]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.status] = counts.get(row.status, 0) + 1
+    return counts
+
+
+def _sum(rows: Iterable[ResultRow], name: str) -> int:
+    return sum(getattr(row, name) or 0 for row in rows)

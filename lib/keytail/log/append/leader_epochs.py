@@ -1,0 +1,82 @@
+"""The entries of `leader-epoch-checkpoint` as a log grows and is loaded: `LeaderEpochs`, and pure functions for it.
+
+Entries are (epoch, start offset). The rules stand in APPEND.md beside this file, "Leader epochs"; the file's format
+is in log/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from keytail.format import names
+from keytail.log.checkpoint import read_epochs, write_epochs
+from keytail.log.fs import FileStat, FileSystem
+
+Epochs: TypeAlias = list[tuple[int, int]]
+
+
+class LeaderEpochs:
+    """The entries of a log that is open, and the file that has them."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._path = os.path.join(directory, names.LEADER_EPOCHS)
+        self.entries: Epochs = []
+
+    def create(self, like: FileStat) -> None:
+        """An empty file, unless there is one."""
+        if not self._fs.exists(self._path):
+            self._fs.write_file(self._path, b"", like)
+
+    def load(self, log_start_offset: int, log_end_offset: int) -> None:
+        """What a broker keeps of the file's entries when it loads a log with this start and this end."""
+        found = read_epochs(self._fs, self._path)
+        self._set(found, truncate_from_start(truncate_from_end(found, log_end_offset), log_start_offset))
+
+    def note(self, table: np.ndarray) -> None:
+        """These batches (BATCH_TABLE rows) come next. The file is replaced durably where there are new entries."""
+        self._set(self.entries, assign(self.entries, table))
+
+    def check(self, log_end_offset: int) -> None:
+        """Assert what holds at any time."""
+        assert self.entries == sorted(self.entries) == read_epochs(self._fs, self._path)
+        assert all(start <= log_end_offset for _, start in self.entries)
+
+    def _set(self, before: Epochs, after: Epochs) -> None:
+        self.entries = after
+        if after != before:
+            write_epochs(self._fs, self._path, after)
+
+
+def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
+    """The entries after these batches (BATCH_TABLE rows in order): one more where the leader epoch changes.
+
+    An entry that would not rise above those before takes their place, as a broker has it. None of `entries` begins
+    above the first batch.
+    """
+    epochs = list(entries)
+    leader = table["leader_epoch"]
+    for row in np.flatnonzero(np.append(True, leader[1:] != leader[:-1])):
+        epoch, start = int(leader[row]), int(table["base_offset"][row])
+        if epochs and epochs[-1][0] == epoch:
+            continue
+        while epochs and (epochs[-1][0] >= epoch or epochs[-1][1] >= start):
+            epochs.pop()
+        epochs.append((epoch, start))
+    return epochs
+
+
+def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Epochs:
+    """Without the epochs that begin at or above `end_offset`."""
+    return [(epoch, start) for epoch, start in entries if start < end_offset]
+
+
+def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
+    """The epoch that `start_offset` lies in begins there; those before it go."""
+    gone = [epoch for epoch, start in entries if start <= start_offset]
+    kept = [(epoch, start) for epoch, start in entries if start > start_offset]
+    return [(gone[-1], start_offset), *kept] if gone else kept

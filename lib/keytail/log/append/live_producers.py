@@ -1,0 +1,185 @@
+"""What a broker knows of each producer while it appends: which batches it refuses, and which transactions end.
+
+`judge` says what a set of batches would change, and changes nothing; `take` then makes it so. The rules stand in
+APPEND.md beside this file, "Producers"; what a snapshot keeps of this, in format/SNAPSHOT.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import numpy as np
+
+from keytail.errors import Refused
+from keytail.format.batch import CONTROL, TRANSACTIONAL
+from keytail.format.control import ControlType
+from keytail.format.producers import ProducerEntry
+from keytail.log.append.hash_order import hash_order
+from keytail.log.index_files import AbortedTransaction
+from keytail.log.producer import SEQUENCES, Producer, SentBatch
+
+BATCHES_KEPT = 5  # of each producer, to know a batch that is sent again
+_NOTHING_WRITTEN = "Nothing of this set was written"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What batches change: `producers` by id, `open_transactions`, and the entries of the transaction index.
+
+    Of batches that a leader takes only the first `rows` are judged: the next one was sent before and is there
+    already, as `duplicate`.
+    """
+
+    rows: int
+    producers: dict[int, Producer]
+    open_transactions: dict[int, int]
+    aborted: tuple[AbortedTransaction, ...]
+    duplicate: SentBatch | None = None
+
+
+@dataclass
+class LiveProducers:
+    """All producers of a partition, and producer id by first offset of the transactions that are open."""
+
+    producers: dict[int, Producer] = field(default_factory=dict)
+    open_transactions: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[ProducerEntry]) -> LiveProducers:
+        known = {entry.producer_id: Producer.of(entry) for entry in entries}
+        return cls(known, {p.txn_first_offset: i for i, p in known.items() if p.txn_first_offset >= 0})
+
+    def entries(self) -> list[ProducerEntry]:
+        """What a snapshot holds, in the order in which a broker writes it."""
+        return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
+
+    def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
+        """What these batches change. As leader each is a set of its own and is checked; as follower they are one set.
+
+        Refused for what a broker refuses.
+        """
+        numbers = np.flatnonzero(table["producer_id"] >= 0)
+        change = _Change(self)
+        if not as_leader:
+            change.add_set([table[number] for number in numbers], as_leader=False)
+            return change.in_hash_order().judgement(len(table))
+        for number in numbers:
+            row = table[number]
+            duplicate = None if row["attributes"] & CONTROL else change.duplicate_of(row)
+            if duplicate is not None:
+                return change.judgement(int(number), duplicate)
+            change.add_set([row], as_leader=True)
+        return change.judgement(len(table))
+
+    def take(self, judgement: Judgement) -> None:
+        self.producers.update(judgement.producers)
+        self.open_transactions = judgement.open_transactions
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        opened = {p.txn_first_offset: i for i, p in self.producers.items() if p.txn_first_offset >= 0}
+        assert opened == self.open_transactions
+        for producer in self.producers.values():
+            assert len(producer.sent) <= BATCHES_KEPT
+            offsets = [offset for batch in producer.sent for offset in (batch.first_offset, batch.last_offset)]
+            assert offsets == sorted(offsets)
+
+
+class _Change:
+    """The judgement in the making: what differs from the producers that it began with."""
+
+    def __init__(self, before: LiveProducers) -> None:
+        self._before = before.producers
+        self._after: dict[int, Producer] = {}
+        self._open = dict(before.open_transactions)
+        self._aborted: list[AbortedTransaction] = []
+
+    def judgement(self, rows: int, duplicate: SentBatch | None = None) -> Judgement:
+        return Judgement(rows, self._after, self._open, tuple(self._aborted), duplicate)
+
+    def in_hash_order(self) -> _Change:
+        """A broker gathers the producers of a set in a table, and those that are new become known in its order."""
+        order = hash_order(list(self._after), in_front=True)
+        self._after = {producer_id: self._after[producer_id] for producer_id in order}
+        return self
+
+    def _of(self, producer_id: int) -> Producer:
+        known = self._after.get(producer_id)
+        return known if known is not None else self._before.get(producer_id, Producer())
+
+    def duplicate_of(self, row: np.void) -> SentBatch | None:
+        producer, again = self._of(int(row["producer_id"])), SentBatch.of(row)
+        if producer.epoch != row["producer_epoch"]:
+            return None
+        for sent in producer.sent:
+            if (sent.first_sequence, sent.last_sequence) == (again.first_sequence, again.last_sequence):
+                return sent
+        return None
+
+    def add_set(self, rows: Sequence[np.void], *, as_leader: bool) -> None:
+        ended = []
+        for row in rows:
+            producer_id = int(row["producer_id"])
+            producer = self._of(producer_id)
+            if not row["attributes"] & CONTROL:
+                producer = self._after_data(producer, row, as_leader=as_leader)
+            elif row["record_count"]:
+                _refuse_marker(producer, row, as_leader=as_leader)
+                if producer.txn_first_offset >= 0:
+                    ended.append((producer_id, producer.txn_first_offset, row))
+                producer = producer.after_marker(row)
+            self._after[producer_id] = producer
+        # A broker looks for other open transactions when the whole set is in: those that begin behind count, too.
+        for producer_id, first_offset, row in ended:
+            marker = int(row["base_offset"])
+            if row["control_type"] == ControlType.ABORT:
+                others = [first for first, owner in self._open.items() if owner != producer_id]
+                stable = min(others, default=marker + 1)
+                self._aborted.append(AbortedTransaction(producer_id, first_offset, marker, stable))
+            del self._open[first_offset]
+
+    def _after_data(self, producer: Producer, row: np.void, *, as_leader: bool) -> Producer:
+        if as_leader:
+            _refuse_sequence(producer, row)
+        if producer.txn_first_offset >= 0 and not row["attributes"] & TRANSACTIONAL:
+            _refuse(row, f"a transaction is open since offset {producer.txn_first_offset}, and this batch is not in it")
+        after = producer.after_data(row, BATCHES_KEPT)
+        if after.txn_first_offset != producer.txn_first_offset:
+            self._open[after.txn_first_offset] = int(row["producer_id"])
+        return after
+
+
+def _refuse_sequence(producer: Producer, row: np.void) -> None:
+    epoch, sequence = int(row["producer_epoch"]), int(row["base_sequence"])
+    if epoch < producer.epoch:
+        _refuse(row, f"its epoch {epoch} is older than the known one, {producer.epoch}")
+    if producer.epoch == -1:
+        return  # nothing is known of it: a broker takes any sequence
+    if epoch != producer.epoch:
+        if sequence:
+            _refuse(row, f"epoch {epoch} begins with sequence {sequence}, not 0")
+    elif sequence != (producer.newest.last_sequence + 1) % SEQUENCES:
+        _refuse(row, f"sequence {sequence} does not follow {producer.newest.last_sequence}")
+
+
+def _refuse_marker(producer: Producer, row: np.void, *, as_leader: bool) -> None:
+    if row["control_type"] not in (ControlType.ABORT, ControlType.COMMIT):
+        _refuse(row, f"a control record of type {row['control_type']} ends no transaction")
+    if not as_leader:
+        return
+    if row["producer_epoch"] < producer.epoch:
+        _refuse(row, f"the marker's epoch {row['producer_epoch']} is older than the known one, {producer.epoch}")
+    if row["coordinator_epoch"] < producer.coordinator_epoch:
+        _refuse(
+            row,
+            f"the marker's coordinator epoch {row['coordinator_epoch']} is older than the known one, "
+            f"{producer.coordinator_epoch}",
+        )
+
+
+def _refuse(row: np.void, what: str) -> NoReturn:
+    raise Refused(
+        f"producer id {row['producer_id']}: {what}", offset=int(row["base_offset"]), remedy=_NOTHING_WRITTEN
+    )

@@ -1,0 +1,148 @@
+"""The files of a log that is open, and what an append, a roll, a flush and a close do to them: `OpenLog`.
+
+Nothing is refused here: what may be done was found out before. The order of operations, and what is durable when,
+stands in APPEND.md beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+
+from keytail.format import names
+from keytail.log.append.active_segment import ActiveSegment
+from keytail.log.append.incoming import Incoming
+from keytail.log.append.index_plan import place, plan_entries, plan_until_full
+from keytail.log.append.leader_epochs import LeaderEpochs
+from keytail.log.append.live_producers import Judgement
+from keytail.log.append.open_segments import OpenSegments
+from keytail.log.append.producer_state import ProducerState
+from keytail.log.append.rolling import AppendConfig, batches_before_roll
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts
+
+
+class OpenLog:
+    """Segments, leader epochs and producers of a log, and how far it goes. `begin` or `load` comes first."""
+
+    def __init__(
+        self, fs: FileSystem, facts: PartitionFacts, config: AppendConfig, rng: random.Random, now_ms: int
+    ) -> None:
+        self.path = facts.path
+        self.config = config
+        self.log_start_offset = facts.log_start_offset
+        self.log_end_offset = self.recovery_point = max(facts.log_end_offset, facts.log_start_offset)
+        self.last_flush_ms = now_ms
+        last = facts.segments[-1:]
+        self._fs = fs
+        self._like = fs.stat(self._path(last[0].base_offset, names.LOG) if last else self.path)
+        self.segments = OpenSegments(fs, self.path, config, self._like, rng)
+        self.epochs = LeaderEpochs(fs, self.path)
+
+    def begin(self, now_ms: int) -> None:
+        """A new log in an empty directory, at its log start offset."""
+        start = self.log_start_offset
+        self.epochs.create(self._like)
+        self.epochs.load(start, start)
+        self.segments.create(start, now_ms)
+        self.active.open_indexes()  # of the segment that a log is loaded with a broker makes them at once
+        self.producers = ProducerState.new(self._fs, self.path, self._like, start)
+        self._fs.fsync_dir(self.path)  # without its name a broker would begin the log at 0 after a crash
+
+    def load(self, facts: PartitionFacts, now_ms: int) -> None:
+        """As a broker loads a log after a clean shutdown, with what it removes then."""
+        self.segments.reopen(facts.segments, now_ms)
+        kept_ms = self.config.producer_id_expiration_ms
+        self.producers = ProducerState.loaded(self._fs, self._like, facts, expiration_ms=kept_ms, now_ms=now_ms)
+        self.epochs.load(self.log_start_offset, self.log_end_offset)
+
+    @property
+    def active(self) -> ActiveSegment:
+        return self.segments.active
+
+    def rolls_before(self, table: np.ndarray, now_ms: int) -> bool:
+        """Whether the active segment ends before the first of these batches (BATCH_TABLE rows)."""
+        return batches_before_roll(self.active.standing, table, self.config, now_ms) == 0
+
+    def append_each(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
+        """The first batches of `taken`, as far as they were judged: runs of them, as many as go into a segment."""
+        table = taken.table[: judgement.rows]
+        self.epochs.note(table)
+        done = 0
+        while done < len(table):
+            rest = taken.rows(done, len(table))
+            fits = batches_before_roll(self.active.standing, rest.table, self.config, now_ms)
+            if not fits:
+                self.roll(int(rest.table["base_offset"][0]), now_ms)
+                fits = max(batches_before_roll(self.active.standing, rest.table, self.config, now_ms), 1)
+            run = rest.rows(0, fits)
+            segment = self.active
+            place(run.table, segment.size_bytes)
+            plan = plan_until_full(
+                run.table, segment.base_offset, segment.index_state, self.config.index_interval_bytes
+            )
+            run = run.rows(0, plan.rows)
+            done += plan.rows
+            # A snapshot at the next roll holds the producers as they are there, so they go along with the runs.
+            part = judgement if plan.rows == len(table) else self.producers.judge(run.table, as_leader=True)
+            segment.append(run.data, run.table, plan)
+            self._settle(run.table, part)
+
+    def append_set(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
+        """All of `taken`, into one segment."""
+        self.epochs.note(taken.table)
+        if self.rolls_before(taken.as_one_row, now_ms):
+            self.roll(int(taken.table["base_offset"][0]), now_ms)
+        segment = self.active
+        place(taken.table, segment.size_bytes)
+        plan = plan_entries(taken.table, segment.base_offset, segment.index_state, self.config.index_interval_bytes)
+        segment.append(taken.data, taken.table, plan)
+        self._settle(taken.table, judgement)
+
+    def meet_duplicate(self, same: Incoming, now_ms: int) -> None:
+        """A broker finds out only when it has noted the epoch and ended the segment."""
+        self.epochs.note(same.table)
+        if self.rolls_before(same.table, now_ms):
+            self.roll(int(same.table["base_offset"][0]), now_ms)
+
+    def _settle(self, table: np.ndarray, judgement: Judgement) -> None:
+        """What is known once a set is in the log."""
+        self.log_end_offset = int(table["last_offset"][-1]) + 1
+        self.producers.take(judgement, self.log_end_offset)
+        self.active.append_aborted(judgement.aborted)
+
+    def roll(self, base_offset: int, now_ms: int) -> None:
+        """End the active segment and begin one at `base_offset`, at the log end or behind it."""
+        if self.segments.roll(base_offset, now_ms):
+            self.producers.end = base_offset
+            self.producers.take_snapshot()
+            self._fs.fsync_dir(self.path)
+            self._flushed(base_offset, now_ms)
+
+    def flush(self, now_ms: int) -> None:
+        """Everything up to the log end offset is durable then."""
+        self.segments.flush()
+        self._flushed(self.log_end_offset, now_ms)
+
+    def _flushed(self, offset: int, now_ms: int) -> None:
+        if offset > self.recovery_point:
+            self.recovery_point, self.last_flush_ms = offset, now_ms
+
+    def close(self) -> None:
+        """What a broker's clean shutdown leaves, durable."""
+        self.segments.close()
+        self.producers.take_snapshot()
+        self._fs.fsync_dir(self.path)
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        assert self.log_start_offset <= self.log_end_offset
+        assert self.recovery_point <= self.log_end_offset
+        self.segments.check()
+        self.epochs.check(self.log_end_offset)
+        self.producers.check()
+
+    def _path(self, offset: int, suffix: str) -> str:
+        return os.path.join(self.path, names.segment_file(offset, suffix))

@@ -1,0 +1,272 @@
+"""A partition directory that takes appends, as a leader's and as a follower's does: `PartitionLog`.
+
+What is on disk after each append, roll and close is what a broker leaves for the same batches, settings and times,
+byte for byte. What is written when, what is durable when, what a broker makes of a log that was not closed, and
+what is not ours, stands in APPEND.md beside this file. Locks, the checkpoints of the log dir and
+`partition.metadata` are the caller's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from keytail.errors import KeytailError, Refused
+from keytail.log.append import incoming
+from keytail.log.append.closed_log import survey_closed
+from keytail.log.append.incoming import NOTHING_WRITTEN, Incoming
+from keytail.log.append.index_plan import IndexState, place, plan_entries
+from keytail.log.append.open_log import OpenLog
+from keytail.log.append.rolling import MAX_RELATIVE_OFFSET, AppendConfig, Standing, is_flush_due
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.index_files import OffsetEntry
+from keytail.log.producer import SentBatch
+
+DEFAULTS = AppendConfig()
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Offsets of what was appended; of no batch, `last_offset` is `first_offset` - 1.
+
+    `duplicates`: batches that their producer had sent before. They are in the log already, where these say.
+    """
+
+    first_offset: int
+    last_offset: int
+    batches: int
+    duplicates: tuple[SentBatch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What the checkpoints of the log dir must say of a partition that was closed.
+
+    `recovery_point` goes into `recovery-point-offset-checkpoint`; `log_start_offset` into
+    `log-start-offset-checkpoint` where it is not None: where it lies above the first segment's base.
+    """
+
+    log_end_offset: int
+    recovery_point: int
+    log_start_offset: int | None
+
+
+class PartitionLog:
+    """The log of one partition, open for appending. A context manager that closes it.
+
+    Made by `open`. After an error of the file system it takes nothing more and cannot be closed, only abandoned: it
+    is then what a broker finds after a crash.
+    """
+
+    def __init__(self, log: OpenLog) -> None:
+        self.path = log.path
+        self.config = log.config
+        self._log = log
+        self._broken = False
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        config: AppendConfig = DEFAULTS,
+        *,
+        now_ms: int,
+        log_start_offset: int = 0,
+        rng: random.Random | None = None,
+        fs: FileSystem = LOCAL,
+    ) -> Self:
+        """The log in the directory `path`, or a new one if it holds no segment; producers that are idle go.
+
+        Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
+        "Before it is opened"). A new log begins at `log_start_offset`, which of one that exists is that of the
+        checkpoint.
+        """
+        facts = survey_closed(fs, path, log_start_offset)
+        log = OpenLog(fs, facts, config, rng or random.Random(), now_ms)
+        try:
+            if facts.segments:
+                log.load(facts, now_ms)
+            else:
+                log.begin(now_ms)
+        except BaseException:
+            log.segments.abandon()
+            raise
+        return cls(log)
+
+    # Appending
+
+    def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
+        """As a leader: bytes of whole batches, each a set of its own, get the next offsets and the leader epoch.
+
+        What offsets they have does not matter. Markers count as their coordinator's. Refused or CorruptLog for what
+        a leader refuses; then nothing of these batches is in the log, but those before a duplicate.
+        """
+        self._refuse_broken()
+        if leader_epoch < 0:
+            raise Refused(f"no leader has the epoch {leader_epoch}", path=self.path, remedy=NOTHING_WRITTEN)
+        first, count, duplicates, rest = self.log_end_offset, 0, [], batches
+        while True:
+            taken = incoming.as_leader(rest, self.log_end_offset, leader_epoch, self.config, now_ms)
+            self._ask_indexes()
+            judgement = self._log.producers.judge(taken.table, as_leader=True)
+            if judgement.rows:
+                self._effects(lambda: self._log.append_each(taken, judgement, now_ms))  # noqa: B023
+            count += judgement.rows
+            if judgement.duplicate is None:
+                break
+            duplicates.append(judgement.duplicate)
+            same = taken.rows(judgement.rows, judgement.rows + 1)
+            self._effects(lambda: self._log.meet_duplicate(same, now_ms))  # noqa: B023
+            rest = taken.rows(judgement.rows + 1, len(taken.table)).data
+            if not len(rest):
+                break
+        self.flush_if_due(now_ms)
+        return Appended(first, self.log_end_offset - 1, count, tuple(duplicates))
+
+    def append_as_follower(
+        self, batches: bytes | np.ndarray, *, now_ms: int, leader_epoch: int | None = None
+    ) -> Appended:
+        """As a follower: bytes of whole batches as the leader has them, one set that goes into one segment.
+
+        They begin at the log end offset or behind it. From the first on whose epoch is above `leader_epoch` they are
+        left out. Refused or CorruptLog for what a follower refuses; then nothing was written.
+        """
+        self._refuse_broken()
+        taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
+        if taken is None:
+            return Appended(self.log_end_offset, self.log_end_offset - 1, 0)
+        self._ask_indexes()
+        judgement = self._log.producers.judge(taken.table, as_leader=False)
+        self._refuse_too_many_entries(taken, now_ms)
+        first = int(taken.table["base_offset"][0])
+        self._effects(lambda: self._log.append_set(taken, judgement, now_ms))
+        self.flush_if_due(now_ms)
+        return Appended(first, self.log_end_offset - 1, len(taken.table))
+
+    def _ask_indexes(self) -> None:
+        """Whether they are full: with that question, at the latest, a broker makes those of a new segment."""
+        self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
+
+    def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
+        """A broker appends the set, and then fails, where one set earns more entries than an index has room for."""
+        segment, first = self._log.active, int(taken.table["base_offset"][0])
+        base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
+        if self._log.rolls_before(taken.as_one_row, now_ms):
+            base, state, size_bytes = first, IndexState.of_new_segment(first, self.config), 0
+        place(taken.table, size_bytes)
+        plan = plan_entries(taken.table, base, state, self.config.index_interval_bytes)
+        span = int(taken.table["last_offset"][-1]) - base
+        if plan.rows < len(taken.table) or span > MAX_RELATIVE_OFFSET:
+            entries, offsets = "more index entries than an index holds", "more offsets than a segment holds"
+            raise Refused(
+                f"a set of {len(taken.table)} batches has {offsets if span > MAX_RELATIVE_OFFSET else entries}",
+                path=self.path,
+                offset=first,
+                remedy=f"{NOTHING_WRITTEN}; append it in smaller sets",
+            )
+
+    # What is in it
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self._log.log_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is durable."""
+        return self._log.recovery_point
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Base offsets, ascending; the last one is the active segment's."""
+        return tuple(self._log.segments.bases)
+
+    @property
+    def active(self) -> Standing:
+        return self._log.active.standing
+
+    @property
+    def leader_epochs(self) -> tuple[tuple[int, int], ...]:
+        """Epochs and where they begin."""
+        return tuple(self._log.epochs.entries)
+
+    def floor(self, offset: int) -> tuple[int, OffsetEntry]:
+        """Base offset of the segment where a read of `offset` begins, and the entry of its index to begin at."""
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
+            raise Refused(f"the log holds offsets {held}", path=self.path, offset=offset)
+        return self._log.segments.floor(offset)
+
+    def roll(self, *, now_ms: int) -> int:
+        """End the active segment and begin one at the log end offset, which is its base."""
+        self._refuse_broken()
+        self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
+        return self._log.segments.bases[-1]
+
+    # Durability
+
+    def flush_if_due(self, now_ms: int) -> bool:
+        """Flush where `flush.messages` or `flush.ms` ask for it; whether they did. Every append asks."""
+        self._refuse_broken()
+        due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
+        if due:
+            self.flush(now_ms=now_ms)
+        return due
+
+    def flush(self, *, now_ms: int) -> None:
+        """Make everything up to the log end offset durable; the recovery point then stands there."""
+        self._refuse_broken()
+        self._effects(lambda: self._log.flush(now_ms))
+
+    # The end
+
+    def close(self) -> Closed:
+        """Leave what a broker's clean shutdown leaves, durable; what the log dir's checkpoints must then say."""
+        self._refuse_broken()
+        self._effects(self._log.close)
+        starts_late = self.log_start_offset > self._log.segments.bases[0]
+        return Closed(self.log_end_offset, self.log_end_offset, self.log_start_offset if starts_late else None)
+
+    def abandon(self) -> None:
+        """Let go of the files as they are: what a broker finds after a crash."""
+        self._log.segments.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._broken:
+            self.abandon()
+        elif self._log.segments.is_open:
+            self.close()
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        self._log.check()
+
+    def _effects(self, action: Callable[[], object]) -> None:
+        """Whatever goes wrong from here on leaves files of which we do not know what they hold."""
+        self._broken = True
+        action()
+        self._broken = False
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise KeytailError(
+                "an operation on this log failed half-way, and it takes nothing more",
+                path=self.path,
+                remedy="Let a broker recover it, or `keytail rebuild-index --truncate`, and open it again",
+            )
+        _ = self._log.active
+

@@ -1,0 +1,294 @@
+"""An index file of one segment with room behind its entries: mapped for look-ups, written while it is active.
+
+What the offset and the time index have in common; what their entries mean is in log/index_files.py beside this
+file and in format/INDEX.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from mmap import mmap
+from types import TracebackType
+from typing import ClassVar, NoReturn, Self
+
+import numpy as np
+
+from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import FileStat, FileSystem
+
+MAX_RELATIVE_OFFSET = 2**31 - 1
+REBUILD = "`keytail rebuild-index` writes the indexes of the segment anew"
+CLOSE_FIRST = "Nothing was written; close the segment and begin the next one"
+
+
+class PresizedIndex:
+    """What both indexes are: entries of one size that rise in their first field, in a file with room behind them.
+
+    Made by `open` (read-only) or `open_for_append`; a context manager that closes it.
+    """
+
+    _kind: ClassVar[str]
+    _layout: ClassVar[struct.Struct]
+    _columns: ClassVar[tuple[str, str]]
+    _dtype: ClassVar[np.dtype]
+
+    def __init__(self, fs: FileSystem, path: str, base_offset: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self._fs = fs
+        self._fd = -1
+        self._view: mmap | bytes = b""
+        self._count = 0
+        self._odd_bytes = 0
+        self._max_entries = 0
+
+    @classmethod
+    def open(cls, fs: FileSystem, path: str, base_offset: int, *, active: bool = False) -> Self:
+        """For look-ups: every whole entry of the file, mapped, whatever it says.
+
+        `active`: of a segment that a broker may be writing to. The zeros behind its entries are left out then, and
+        the file is read, not mapped, since the broker cuts it when the segment is closed.
+        """
+        index = cls(fs, path, base_offset)
+        fd = fs.open_read(path)
+        try:
+            size_bytes = fs.fd_stat(fd).size_bytes
+            index._count, index._odd_bytes = divmod(size_bytes, cls._layout.size)
+            if active:
+                index._read_used(fd)
+            elif index._count:
+                index._view = fs.map_read(fd, index._count * cls._layout.size)
+        finally:
+            fs.close(fd)
+        return index
+
+    @classmethod
+    def open_for_append(cls, fs: FileSystem, path: str, base_offset: int, max_index_bytes: int, like: FileStat) -> Self:
+        """Of the active segment: made like `like` if there is none, and lengthened to its full size.
+
+        The full size is `segment.index.bytes`, rounded down to whole entries, and what lies behind the entries is
+        zeros that take no space. The name of a new file is not durable yet. CorruptLog for a file that cannot be
+        continued: one that was not trimmed, since nobody can tell which of its zeros were entries, or one that
+        fails `sanity_check`.
+        """
+        index = cls(fs, path, base_offset)
+        if not fs.exists(path):
+            fs.close(fs.create(path, like))
+        index._fd = fs.open_write(path)
+        try:
+            size_bytes = fs.fd_stat(index._fd).size_bytes
+            index._count, index._odd_bytes = divmod(size_bytes, cls._layout.size)
+            index._map(size_bytes)
+            index.sanity_check()
+            index._max_entries = max(max_index_bytes // cls._layout.size, index._count)
+            full_bytes = index._max_entries * cls._layout.size
+            fs.truncate(index._fd, full_bytes)
+            index._map(full_bytes)
+        except BaseException:
+            index.close()
+            raise
+        return index
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def entry_bytes(self) -> int:
+        return self._layout.size
+
+    @property
+    def max_entries(self) -> int:
+        """Room for this many; 0 of an index that takes none."""
+        return self._max_entries
+
+    @property
+    def used(self) -> int:
+        """How many entries stand before the zeros at the end of a file that was not trimmed; else all of them."""
+        return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
+
+    def truncate_to(self, offset: int) -> None:
+        """Forget the entries at `offset` and above."""
+        self._refuse_read_only()
+        column = self._columns.index("relative_offset")
+        count = bisect_left(
+            range(self._count), offset - self.base_offset, key=lambda slot: self._fields(slot)[column]
+        )
+        if count < self._count:
+            self._count = count
+            # Cut and lengthened again, so that nothing but zeros lies behind the entries.
+            self._fs.truncate(self._fd, count * self._layout.size)
+            self._fs.truncate(self._fd, self._max_entries * self._layout.size)
+
+    def append_rows(self, rows: np.ndarray) -> None:
+        """Append entries that are known (int64[n, 2]: the columns as they are stored) in one write, or none.
+
+        Refused where they do not all fit, or do not rise.
+        """
+        self._refuse_read_only()
+        if not len(rows):
+            return
+        if self._count + len(rows) > self._max_entries:
+            self._refuse_full(None)
+        first, second = rows[:, 0], rows[:, 1]
+        if self._count:
+            last = self._fields(self._count - 1)
+            first, second = np.append(last[0], first), np.append(last[1], second)
+        bad = (first[1:] <= first[:-1]) | self._goes_back(second)
+        if bad.any():
+            slot = int(np.argmax(bad))
+            self._refuse_order(f"{first[slot + 1]} cannot follow {first[slot]}", None)
+        packed = np.empty(len(rows), self._dtype)
+        for column, name in enumerate(self._columns):
+            packed[name] = rows[:, column]
+        self._fs.write_at(self._fd, packed.tobytes(), self._count * self._layout.size)
+        self._count += len(rows)
+
+    def flush(self) -> None:
+        """Make the entries durable."""
+        self._refuse_read_only()
+        self._fs.fsync(self._fd)
+
+    def trim(self) -> None:
+        """The segment is closed: cut the file to its entries, durably. From now on it is for look-ups only."""
+        self._refuse_read_only()
+        size_bytes = self._count * self._layout.size
+        self._map(size_bytes)
+        self._fs.truncate(self._fd, size_bytes)
+        self._fs.fsync(self._fd)
+        self._max_entries = 0
+        self._close_file()
+
+    def close(self) -> None:
+        """Let go of the file as it is; an active segment's keeps its full size."""
+        self._map(0)
+        self._count = self._max_entries = 0
+        if self._fd >= 0:
+            self._close_file()
+
+    def sanity_check(self) -> None:
+        """Raise CorruptLog at the first slot that cannot follow the one before, or where no whole entry is left."""
+        if self._odd_bytes:
+            at = self._count * self._layout.size
+            self._corrupt(f"{self._odd_bytes} bytes behind slot {self._count - 1} are no whole entry", at)
+        first, second = self._column_arrays()
+        bad = (first < 0) | (second < 0)
+        bad[1:] |= (first[1:] <= first[:-1]) | self._goes_back(second)
+        if not bad.any():
+            return
+        slot = int(np.argmax(bad))
+        used = self.used
+        if 0 < used == slot or (used == 0 and slot == 1):
+            self._corrupt(
+                f"from slot {used} on, {self._count - used} entries are zeros: the file was not trimmed",
+                used * self._layout.size,
+            )
+        text = f"slot {slot} has {self._spell(slot)}"
+        self._corrupt(f"{text} behind {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        assert self._count >= 0
+        if self._fd >= 0:
+            full_bytes = self._max_entries * self._layout.size
+            assert self._count <= self._max_entries
+            assert self._fs.fd_stat(self._fd).size_bytes == len(self._view) == full_bytes
+            assert not self._view[self._count * self._layout.size :].strip(b"\0")
+        first, second = self._column_arrays()
+        assert np.all(np.diff(first) > 0)
+        assert not self._goes_back(second).any()
+
+    def _goes_back(self, second: np.ndarray) -> np.ndarray:
+        """Of each entry but the first, whether its second field cannot follow the one before."""
+        raise NotImplementedError
+
+    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def _fields(self, slot: int) -> tuple[int, int]:
+        first, second = self._layout.unpack_from(self._view, slot * self._layout.size)
+        return first, second
+
+    def _floor(self, first_field: int) -> int:
+        """The last slot whose first field is not above this; -1 where there is none."""
+        return bisect_right(range(self._count), first_field, key=lambda slot: self._fields(slot)[0]) - 1
+
+    def _read_used(self, fd: int) -> None:
+        """The entries before the zeros, found without reading these: they are megabytes."""
+        one = bytearray(self._layout.size)
+
+        def is_zero(slot: int) -> bool:
+            one[:] = bytes(len(one))  # what the broker has cut off meanwhile was not in use
+            self._fs.read_into(fd, one, slot * len(one))
+            return not any(one)
+
+        self._count = _before_zeros(self._count, is_zero)
+        data = bytearray(self._count * self._layout.size)
+        self._view = bytes(data[: self._fs.read_into(fd, data, 0)])
+        self._count = len(self._view) // self._layout.size
+
+    def _append(self, first: int, second: int) -> None:
+        self._fs.write_at(self._fd, self._layout.pack(first, second), self._count * self._layout.size)
+        self._count += 1
+
+    def _relative(self, offset: int) -> int:
+        relative = offset - self.base_offset
+        if not 0 <= relative <= MAX_RELATIVE_OFFSET:
+            self._refuse(
+                f"the offset lies {relative} from the segment's base offset {self.base_offset}; an entry holds 0 to "
+                f"{MAX_RELATIVE_OFFSET}",
+                offset,
+                CLOSE_FIRST,
+            )
+        return relative
+
+    def _refuse_read_only(self) -> None:
+        if self._fd < 0:
+            self._refuse("this file is for look-ups only", None, "Entries go into that of the active segment")
+
+    def _refuse_full(self, offset: int | None) -> None:
+        self._refuse(f"it is full: {self._count} of {self._max_entries} entries", offset, CLOSE_FIRST)
+
+    def _refuse_order(self, what: str, offset: int | None) -> NoReturn:
+        self._refuse(what, offset, "Nothing was written; give each batch once, in the order of offsets")
+
+    def _refuse(self, what: str, offset: int | None, remedy: str) -> NoReturn:
+        raise KeytailError(f"{self._kind}: {what}", path=self.path, offset=offset, remedy=remedy)
+
+    def _corrupt(self, what: str, byte_position: int) -> NoReturn:
+        raise CorruptLog(f"{self._kind}: {what}", path=self.path, byte_position=byte_position, remedy=REBUILD)
+
+    def _spell(self, slot: int) -> str:
+        return ", ".join(
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in zip(self._columns, self._fields(slot), strict=True)
+        )
+
+    def _close_file(self) -> None:
+        """It is closed then, even where the system tells of an error."""
+        fd, self._fd = self._fd, -1
+        self._fs.close(fd)
+
+    def _map(self, size_bytes: int) -> None:
+        view, self._view = self._view, b""
+        if isinstance(view, mmap):
+            view.close()
+        if size_bytes >= self._layout.size:
+            self._view = self._fs.map_read(self._fd, size_bytes)
+
+
+def _before_zeros(count: int, is_zero: Callable[[int], bool]) -> int:
+    """Of `count` entries those before the zeros at the end: a slot of zeros after the first is none in use."""
+    if not count or not is_zero(count - 1):
+        return count
+    used = bisect_left(range(1, count), True, key=is_zero) + 1
+    return 0 if used == 1 and is_zero(0) else used

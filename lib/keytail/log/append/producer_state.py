@@ -1,0 +1,85 @@
+"""The producers of a log that is open, and their snapshots on disk: `ProducerState`.
+
+What batches change is in live_producers.py. When a snapshot is taken and which ones go stands in APPEND.md beside
+this file; its bytes, in format/SNAPSHOT.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from keytail.format import names
+from keytail.format.producers import encode_snapshot
+from keytail.log.append.live_producers import Judgement, LiveProducers
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.partition import PartitionFacts
+from keytail.log.producer import not_idle
+from keytail.log.producers import newest_snapshot
+
+
+class ProducerState:
+    """Made by `new` or `loaded`. `end` is the offset behind the last batch that it knows."""
+
+    def __init__(self, fs: FileSystem, directory: str, like: FileStat, end: int, last_snapshot: int) -> None:
+        self.end = end
+        self._fs = fs
+        self._directory = directory
+        self._like = like
+        self._last_snapshot = last_snapshot
+        self._producers = LiveProducers()
+
+    @classmethod
+    def new(cls, fs: FileSystem, directory: str, like: FileStat, log_start_offset: int) -> ProducerState:
+        """Of a new log; with a snapshot where it does not begin at 0."""
+        state = cls(fs, directory, like, log_start_offset, 0)
+        state.take_snapshot()
+        return state
+
+    @classmethod
+    def loaded(
+        cls, fs: FileSystem, like: FileStat, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
+    ) -> ProducerState:
+        """Of a log that was closed: what a broker knows that loads it. Snapshots that have gone astray are removed."""
+        end, bases = facts.log_end_offset, [segment.base_offset for segment in facts.segments]
+        if not facts.snapshots:  # all batches lie below the log start: a broker notes that there are no producers
+            state = cls(fs, facts.path, like, end, 0)
+            for offset in (*bases[-2:], end):
+                state.end = offset
+                state.take_snapshot()
+            return state
+        state = cls(fs, facts.path, like, end, end)
+        strays = {s for s in facts.snapshots if s <= facts.log_start_offset or (s != end and s not in bases)}
+        found = newest_snapshot(fs, facts.path, sorted(set(facts.snapshots) - strays), end)
+        if found is not None:
+            state._producers = LiveProducers.of(not_idle(found[1], expiration_ms=expiration_ms, now_ms=now_ms))
+        for snapshot in sorted(strays):
+            fs.unlink(state._path(snapshot))
+        return state
+
+    def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
+        """What these batches (BATCH_TABLE rows) change. Refused for what a broker refuses."""
+        return self._producers.judge(table, as_leader=as_leader)
+
+    def take(self, judgement: Judgement, end: int) -> None:
+        """The batches that were judged are in the log, which ends at `end` now."""
+        self._producers.take(judgement)
+        self.end = end
+
+    def take_snapshot(self) -> None:
+        """Durable but for its name. None is taken where the last one says the same offset."""
+        if self.end <= self._last_snapshot:
+            return
+        path = self._path(self.end)
+        if self._fs.exists(path):
+            self._fs.unlink(path)
+        self._fs.write_file(path, encode_snapshot(self._producers.entries()), self._like)
+        self._last_snapshot = self.end
+
+    def check(self) -> None:
+        """Assert what holds at any time."""
+        self._producers.check()
+
+    def _path(self, offset: int) -> str:
+        return os.path.join(self._directory, names.segment_file(offset, names.SNAPSHOT))

@@ -1,0 +1,295 @@
+"""The steps of a look-up in a partition: which segment, which entries of its indexes, which batches and record.
+
+Each says what it did, with its numbers. Which steps to take is in steps.py beside this file; the rules are
+those of format/INDEX.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
+from keytail.format.compression import CODECS
+from keytail.format.control import ControlType
+from keytail.format.index import TIME_ENTRY
+from keytail.log.append.presized_index import REBUILD
+from keytail.log.fs import FileSystem
+from keytail.log.index_files import OffsetEntry, OffsetIndex, TimeEntry
+from keytail.log.partition import PartitionFacts
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader, Stride
+from keytail.lookup.segment_indexes import SegmentIndexes
+
+_STRIDE_BYTES = 256 << 10
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+class _WrongEntry(Exception):
+    """The batch that an offset index entry names is not where it says."""
+
+
+@dataclass(frozen=True)
+class FoundRecord:
+    """A record and the batch that it lies in. Key and value None are null."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+    key: bytes | None
+    value: bytes | None
+    control: str  # "" of a record of a producer, else what the broker wrote: COMMIT, ABORT, ...
+    segment: int  # base offset of the segment
+    byte_position: int  # of the batch in its file
+    batch_bytes: int
+    batch_base_offset: int
+    batch_last_offset: int
+    batch_records: int
+    codec: str
+
+
+class Search:
+    """One search: what it reads with, and what it has to tell.
+
+    `believes`: the answer of a broker that starts on the files as they are; else as if bad indexes were rebuilt.
+    """
+
+    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
+        self.facts = facts
+        self.indexes = SegmentIndexes(fs, facts, believes=believes)
+        self.steps: list[str] = []
+        self._reader = SegmentReader(fs, _STRIDE_BYTES)
+        self._scanner = RecordScanner()
+        count = len(facts.segments)
+        self.say(
+            f"The log holds offsets {facts.log_start_offset} to {facts.log_end_offset - 1} in {count} "
+            f"segment{'s' if count != 1 else ''}."
+            if facts.log_end_offset > facts.log_start_offset
+            else f"The log is empty: it starts and ends at offset {facts.log_end_offset}."
+        )
+
+    def say(self, step: str) -> None:
+        self.steps.append(step)
+
+    def largest(self, number: int) -> tuple[int, str]:
+        """The largest timestamp of a segment, in ms, and where it is taken from (INDEX.md, section 4)."""
+        segment = self.facts.segments[number]
+        file_time_ms = segment.log_mtime_ns // 1_000_000
+        if self.indexes.is_written(number):
+            largest_ms, source = self._largest_of_tail(number), "of its time index and the batches behind it"
+        else:
+            if self.indexes.is_readable(number):
+                if (segment.time_index_bytes or 0) < TIME_ENTRY.itemsize:
+                    return file_time_ms, "its file's modification time, since it has no time index entry"
+                return segment.largest_timestamp_ms, "last entry of its time index"
+            largest_ms, source = self._largest_from(number, self._begin(number)), "found by reading its batches"
+        if largest_ms < 0:
+            return file_time_ms, "its file's modification time, since no batch has a timestamp"
+        return largest_ms, source
+
+    def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
+        """The last time index entry not above a time, or the begin of the segment."""
+        base = self.facts.segments[number].base_offset
+        name = self.indexes.file(number, names.TIME_INDEX)
+        index = self.indexes.sound_time_index(number)
+        if index is None:
+            self.say(f"{name} is not asked: the search begins at base offset {base}.")
+            return TimeEntry(-1, NO_TIMESTAMP, base)
+        with index:
+            at = index.lookup(timestamp_ms)
+            text = f"{name} has {_count(len(index), 'entry', 'entries')}. "
+        if at.slot < 0:
+            text += f"None is at or before {spell_time(timestamp_ms)}: the search begins at base offset {base}."
+        else:
+            text += (
+                f"The last one not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} no "
+                f"timestamp is above {spell_time(at.timestamp_ms)}, so the search may begin there."
+            )
+        self.say(text)
+        return at
+
+    def offset_floor(self, number: int, offset: int) -> OffsetEntry:
+        """The last offset index entry not above an offset, or the begin of the segment."""
+        name = self.indexes.file(number, names.INDEX)
+        if self.indexes.is_rebuilt(number):
+            self.say(f"{name} is missing: the segment is read from byte 0.")
+            return self._begin(number)
+        with self.indexes.open(OffsetIndex, number, names.INDEX) as index:
+            if index.used < len(index):
+                self.indexes.note(
+                    f"{name} has zeros behind its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
+                    "broker trusts it and reads the segment from its start: slower, with the same answer"
+                )
+                self.say(f"{name} is not asked, since it was not trimmed: the segment is read from byte 0.")
+                return self._begin(number)
+            at = index.lookup(offset)
+            text = f"{name} has {_count(len(index), 'entry', 'entries')}, each the last offset of a batch, or of a set "
+            text += "of batches, and the byte where it begins. "
+        if at.slot < 0:
+            text += f"None is at or below {offset}: reading begins at byte 0."
+        else:
+            text += f"The last one not above {offset} is in slot {at.slot}: offset {at.offset}, byte {at.position}."
+        self.say(text)
+        return at
+
+    def scan(
+        self, number: int, floor: OffsetEntry, min_offset: int, min_timestamp_ms: int | None
+    ) -> FoundRecord | None:
+        """The first record from `floor` on with this offset and, if given, this timestamp at least."""
+        try:
+            return self._scan(number, floor, min_offset, min_timestamp_ms)
+        except _WrongEntry:
+            name = self.indexes.file(number, names.INDEX)
+            broker = "trusts it and reads from there: what it answers cannot be said"
+            if self.indexes.is_recovered(number):
+                broker = "that starts after this unclean shutdown makes the index anew; one that runs trusts it"
+            else:
+                self.indexes.is_unknown = True
+            self.indexes.note(
+                f"{name}, slot {floor.slot}: no batch that is to be read for offset {floor.offset} begins at byte "
+                f"{floor.position}. A broker {broker}. {REBUILD}"
+            )
+            self.say(f"No batch that is to be read for offset {floor.offset} begins there: it is read from byte 0.")
+            return self._scan(number, self._begin(number), min_offset, min_timestamp_ms)
+
+    def _scan(
+        self, number: int, floor: OffsetEntry, min_offset: int, min_timestamp_ms: int | None
+    ) -> FoundRecord | None:
+        column, least, what = "last_offset", min_offset, f"ends below {min_offset}"
+        if min_timestamp_ms is not None:
+            column, least = "max_timestamp_ms", min_timestamp_ms
+            what = f"has only timestamps before {spell_time(least)}"
+        passed = told = 0
+        for stride in self._strides(number, floor):
+            for row in np.flatnonzero(stride.table[column] >= least):
+                batch = stride.table[row]
+                walked = passed + int(row) - told
+                text = f"{_count(walked, 'batch is', 'batches are')} passed over, each {what}. " if walked else ""
+                text += (
+                    f"The batch at byte {batch['position']} has offsets {batch['base_offset']} to "
+                    f"{batch['last_offset']}, {_count(int(batch['record_count']), 'record', 'records')}, timestamps up "
+                    f"to {spell_time(int(batch['max_timestamp_ms']))}, {batch['size_bytes']} bytes"
+                )
+                told += walked + 1
+                record = self._record_of(number, stride, int(row), min_offset, min_timestamp_ms)
+                if record is None:
+                    self.say(f"{text}. None of its records fits; reading goes on behind it.")
+                    continue
+                self.say(f"{text}, {'uncompressed' if record.codec == 'none' else record.codec}.")
+                control = f", a control record of the broker: {record.control}" if record.control else ""
+                self.say(
+                    f"The first record that fits: offset {record.offset}, timestamp "
+                    f"{spell_time(record.timestamp_ms)}{control}."
+                )
+                return record
+            passed += len(stride.table)
+        return None
+
+    def _record_of(
+        self, number: int, stride: Stride, row: int, min_offset: int, min_timestamp_ms: int | None
+    ) -> FoundRecord | None:
+        """The first record of a batch that fits."""
+        batch = stride.table[row]
+        wanted = np.zeros(len(stride.table), np.bool_)
+        wanted[row] = True
+        for opened in self._reader.open_rows(stride, wanted):
+            for chunk in self._scanner.chunks(stride, opened):
+                records = chunk.records
+                fits = records["offset"] >= min_offset
+                if min_timestamp_ms is not None:
+                    fits &= records["timestamp_ms"] >= min_timestamp_ms
+                if not fits.any():
+                    continue
+                first = int(np.argmax(fits))
+                one = replace(chunk.record_table, records=records[first : first + 1])
+                return FoundRecord(
+                    offset=int(records["offset"][first]),
+                    timestamp_ms=int(records["timestamp_ms"][first]),
+                    leader_epoch=int(batch["leader_epoch"]),
+                    key=one.keys().to_list()[0],
+                    value=one.values().to_list()[0],
+                    control=_control_name(int(batch["control_type"])) if batch["attributes"] & CONTROL else "",
+                    segment=self.facts.segments[number].base_offset,
+                    byte_position=int(batch["position"]),
+                    batch_bytes=int(batch["size_bytes"]),
+                    batch_base_offset=int(batch["base_offset"]),
+                    batch_last_offset=int(batch["last_offset"]),
+                    batch_records=int(batch["record_count"]),
+                    codec=CODECS[int(batch["attributes"]) & CODEC_MASK],
+                )
+        return None
+
+    def _strides(self, number: int, floor: OffsetEntry) -> Iterator[Stride]:
+        """Those of a segment from `floor` on; _WrongEntry unless a batch begins there, and not above its offset.
+
+        The entry may name the end of a later batch (format/INDEX.md, 8).
+        """
+        segment = self.facts.segments[number]
+        path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
+        is_last = number == len(self.facts.segments) - 1
+        promised = floor.slot >= 0
+        try:
+            for stride in self._reader.unhurried_strides(
+                path, segment.log_bytes, start=floor.position, torn_tail=is_last
+            ):
+                if promised and int(stride.table["base_offset"][0]) > floor.offset:
+                    raise _WrongEntry
+                promised = False
+                yield stride
+        except CorruptLog as problem:
+            if promised and problem.byte_position == floor.position:
+                raise _WrongEntry from problem
+            raise
+        if promised:
+            raise _WrongEntry
+
+    def _begin(self, number: int) -> OffsetEntry:
+        return OffsetEntry(-1, self.facts.segments[number].base_offset, 0)
+
+    def _largest_of_tail(self, number: int) -> int:
+        """Of a segment that is being written: its last entries, and the batches that are newer than they."""
+        if self.indexes.is_rebuilt(number):
+            return self._largest_from(number, self._begin(number))
+        with self.indexes.open(OffsetIndex, number, names.INDEX) as offsets:
+            last = offsets.last
+        try:
+            largest_ms = self._largest_from(number, last)
+        except _WrongEntry:
+            return self._largest_from(number, self._begin(number))
+        index = self.indexes.sound_time_index(number)
+        if index is None:
+            return self._largest_from(number, self._begin(number))
+        with index:
+            return max(largest_ms, index.last.timestamp_ms)
+
+    def _largest_from(self, number: int, floor: OffsetEntry) -> int:
+        """Of all batches from `floor` on; -1 when none has a timestamp."""
+        strides = self._strides(number, floor)
+        return max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=NO_TIMESTAMP)
+
+
+def spell_time(timestamp_ms: int) -> str:
+    """As `1700000000000 (2023-11-14T22:13:20.000Z)`; without the date where there is none."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return str(timestamp_ms)
+    if timestamp_ms < 0:
+        return f"{timestamp_ms} (none)"
+    return f"{timestamp_ms} ({moment.isoformat(timespec='milliseconds').replace('+00:00', 'Z')})"
+
+
+def _control_name(control_type: int) -> str:
+    try:
+        return ControlType(control_type).name
+    except ValueError:
+        return f"type {control_type}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"

@@ -1,0 +1,114 @@
+"""How far the indexes of a partition's segments can be believed, and what a broker makes of those that cannot.
+
+By listings, sizes and the indexes themselves; whether they are true of their log, whoever reads it finds out. The
+rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+from keytail.errors import CorruptLog
+from keytail.format import names
+from keytail.format.index import TIME_ENTRY
+from keytail.log.append.presized_index import REBUILD
+from keytail.log.fs import FileSystem
+from keytail.log.index_files import OffsetIndex, TimeIndex
+from keytail.log.partition import PartitionFacts, SegmentFacts
+
+IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
+
+
+class SegmentIndexes:
+    """The indexes of a partition, segments by number from 0, and `notes` on what is wrong with those asked for.
+
+    `believes`: as a broker takes them that starts on the files as they are; else as if bad ones were rebuilt.
+    """
+
+    def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
+        self.facts = facts
+        self.notes: list[str] = []
+        self.distrusted = False  # a time index was not believed
+        self.is_unknown = False  # what a broker makes of an entry that is wrong cannot be said
+        self._fs = fs
+        self._believes = believes
+
+    def note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def file(self, number: int, suffix: str) -> str:
+        return names.segment_file(self.facts.segments[number].base_offset, suffix)
+
+    def is_written(self, number: int) -> bool:
+        """Whether a broker may be writing to the segment, or died doing so: zeros are behind its index entries."""
+        return number == len(self.facts.segments) - 1 and not self.facts.clean_shutdown
+
+    def is_rebuilt(self, number: int) -> bool:
+        """Whether a broker that starts makes all indexes of the segment anew, since it has no offset index."""
+        segment = self.facts.segments[number]
+        if segment.index_bytes is None and segment.log_bytes > 0:
+            self.note(
+                f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
+                f"makes all its indexes anew and answers the same. {REBUILD}"
+            )
+        return segment.index_bytes is None
+
+    def is_readable(self, number: int) -> bool:
+        """Whether the time index of a closed segment answers, by its listing: else its segment has to be read."""
+        if self.is_rebuilt(number):
+            return False
+        problem = _time_index_problem(self.facts.segments[number])
+        if not problem:
+            return True
+        self._distrust(f"{self.file(number, names.TIME_INDEX)} {problem}: the segment was read instead")
+        return self._believes and not self.is_recovered(number)
+
+    def is_recovered(self, number: int) -> bool:
+        """Whether a broker that starts makes its indexes anew after an unclean shutdown, whatever they hold."""
+        bases = [segment.base_offset for segment in self.facts.segments[number + 1 :]]
+        end = bases[0] if bases else self.facts.log_end_offset
+        return not self.facts.clean_shutdown and end > self.facts.recovery_point
+
+    def sound_time_index(self, number: int) -> TimeIndex | None:
+        """The time index, unless the search has to do without."""
+        segment = self.facts.segments[number]
+        if self.is_rebuilt(number) or segment.time_index_bytes is None:
+            return None
+        if not self.is_written(number) and not self.is_readable(number):
+            return None
+        index = self.open(TimeIndex, number, names.TIME_INDEX)
+        try:
+            index.sanity_check()
+        except CorruptLog as problem:
+            with index:
+                if index.used == len(index) and not self.is_recovered(number):
+                    self.is_unknown = True
+            self._distrust(str(problem))
+            return None
+        return index
+
+    def open(self, kind: type[IndexT], number: int, suffix: str) -> IndexT:
+        path = os.path.join(self.facts.path, self.file(number, suffix))
+        return kind.open(
+            self._fs, path, self.facts.segments[number].base_offset, active=self.is_written(number)
+        )
+
+    def _distrust(self, what: str) -> None:
+        self.distrusted = True
+        self.note(f"{what}. {REBUILD}" if REBUILD not in what else what)
+
+
+def _time_index_problem(segment: SegmentFacts) -> str:
+    """What is wrong with the time index of a closed segment, by its size and last entry alone; "" if nothing."""
+    if segment.time_index_bytes is None:
+        return "is missing" if segment.log_bytes > 0 else ""
+    entries = segment.time_index_bytes // TIME_ENTRY.itemsize
+    if entries == 0:
+        return "is empty" if segment.first_batch_timestamp_ms >= 0 else ""
+    if segment.largest_timestamp_ms == 0 and (entries > 1 or segment.first_batch_timestamp_ms > 0):
+        return "ends with zeros, which a broker takes for the largest timestamp 0"
+    if segment.largest_timestamp_ms < segment.first_batch_timestamp_ms:
+        return "ends below the timestamp of the first batch"
+    return ""

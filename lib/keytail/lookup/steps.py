@@ -1,0 +1,124 @@
+"""Where an offset or a time lies in a partition: found as a broker finds it, every step with its numbers.
+
+The rules are those of format/INDEX.md, "Look-ups". An index that is missing or full of zeros is not asked: its
+segment is read instead, as if the index had been rebuilt, and where a broker that starts on these files would
+answer otherwise, the result says so. Reads only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Literal
+
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.partition import PartitionFacts
+from keytail.lookup.search import FoundRecord, Search, spell_time
+
+Status = Literal["found", "none", "out-of-range"]
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The answer, and how it came about.
+
+    `reason` says why there is no record, or not the one asked for; `notes` what about the files is not as it
+    should be, and what a broker answers on them; `steps` are sentences in the order of the search.
+    """
+
+    status: Status
+    record: FoundRecord | None
+    reason: str
+    notes: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
+    """The first record at or behind `offset`, as a fetch from there finds it. CorruptLog where the way is damaged."""
+    search = Search(fs, facts)
+    start, end = facts.log_start_offset, facts.log_end_offset
+    if not start <= offset <= end:
+        what = f"below the log start offset {start}" if offset < start else f"above the log end offset {end}"
+        return _answer(search, "out-of-range", f"{offset} is {what}: a broker refuses the fetch as out of range")
+    if offset == end:
+        return _answer(search, "none", f"{offset} is the log end offset: the next record that is written gets it")
+    bases = [segment.base_offset for segment in facts.segments]
+    first = bisect_right(bases, offset) - 1
+    search.say(
+        f"Of the {len(bases)} segments the one with the largest base offset not above {offset}: "
+        f"{search.indexes.file(first, names.LOG)} (number {first + 1})."
+    )
+    for number in range(first, len(bases)):
+        floor = search.offset_floor(number, offset)
+        record = search.scan(number, floor, offset, None)
+        if record is not None:
+            gap = f"no record has offset {offset} (removed by compaction, or never written): this is the next one"
+            return _answer(search, "found", "" if record.offset == offset else gap, record)
+        if number + 1 < len(bases):
+            search.say("The segment holds nothing more; the next one is read from its start.")
+    return _answer(search, "none", f"no record is left from {offset} to the log end offset {end}")
+
+
+def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
+    """The first record at or after a time (0 or more), as `offsetsForTimes` answers, and as it answers nothing.
+
+    That is by the largest timestamps that the time indexes state: CorruptLog where the way is damaged.
+    """
+    search = Search(fs, facts)
+    record, reason = _by_time(search, timestamp_ms)
+    if search.indexes.distrusted:
+        believing = Search(fs, facts, believes=True)
+        other, _ = _by_time(believing, timestamp_ms)
+        same = (record and record.offset) == (other and other.offset)
+        answer = f"offset {other.offset}, timestamp {spell_time(other.timestamp_ms)}" if other else "nothing"
+        if search.indexes.is_unknown:
+            search.indexes.note("What a broker that starts on these files answers cannot be said")
+        else:
+            search.indexes.note(f"A broker that starts on these files answers {'the same' if same else answer}")
+    return _answer(search, "found" if record else "none", reason, record)
+
+
+def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str]:
+    facts = search.facts
+    asked = spell_time(timestamp_ms)
+    passed = []
+    for number in range(len(facts.segments)):
+        largest_ms, source = search.largest(number)
+        told = f"{search.indexes.file(number, names.LOG)} {spell_time(largest_ms)} ({source})"
+        if largest_ms >= timestamp_ms:
+            break
+        passed.append(told)
+    else:
+        search.say(f"Largest timestamp of each segment: {_some(passed)}. None is at or after {asked}.")
+        return None, f"no segment has a timestamp at or after {asked}"
+    search.say(
+        f"The first segment whose largest timestamp is at or after {asked} is number {number + 1} of "
+        f"{len(facts.segments)}: {told}." + (f" Before it: {_some(passed)}." if passed else "")
+    )
+    at = search.time_floor(number, timestamp_ms)
+    begin = max(at.offset, facts.log_start_offset)
+    if begin > at.offset:
+        search.say(f"Nothing below the log start offset {begin} is served, so the search goes on from there.")
+    floor = search.offset_floor(number, begin)
+    record = search.scan(number, floor, facts.log_start_offset, timestamp_ms)
+    if record is not None:
+        return record, ""
+    base = facts.segments[number].base_offset
+    return None, (
+        f"the segment with base offset {base} is the first that may hold {asked}, but the records that are left in "
+        "it are older, and no later segment is asked"
+    )
+
+
+def _answer(search: Search, status: Status, reason: str, record: FoundRecord | None = None) -> Lookup:
+    if reason:
+        search.say(f"{reason[0].upper()}{reason[1:]}.")
+    return Lookup(status, record, reason, tuple(search.indexes.notes), tuple(search.steps))
+
+
+def _some(passed: list[str]) -> str:
+    """The last few of what was passed, since those before are like them."""
+    left_out = f"{len(passed) - _MOST_NAMED} more, then " if len(passed) > _MOST_NAMED else ""
+    return left_out + "; ".join(passed[-_MOST_NAMED:])

@@ -1,0 +1,156 @@
+"""The command lines of the verbs that move records in or out: `import`, `export`."""
+
+from __future__ import annotations
+
+import typer
+
+from keytail.cli import options as o
+from keytail.cli import rows as show
+from keytail.cli.command import SUBMITTED, choice_of, configuration_of, refuse_master, reported
+from keytail.export import options as e
+from keytail.import_ import options as i
+
+
+@reported
+def import_logs(
+    context: typer.Context,
+    source: i.SourcePath,
+    topic: i.OneTopic,
+    format_: i.FormatFlag = i.Format.parquet,
+    key_column: i.KeyColumn = "key",
+    value_column: i.ValueColumn = "value",
+    headers_column: i.HeadersColumn = None,
+    timestamp_column: i.TimestampColumn = None,
+    partition_column: i.PartitionColumn = None,
+    sort_by: i.SortBy = None,
+    log_dirs: o.LogDirs = None,
+    replica_log_dirs: i.ReplicaLogDirs = None,
+    append: i.Append = False,
+    topic_id: i.TopicId = None,
+    partition_count: i.PartitionCount = None,
+    codec: i.CodecFlag = None,
+    batch_bytes: i.BatchBytes = None,
+    segment_bytes: i.SegmentBytes = None,
+    config: o.Config = None,
+    topic_config: o.TopicConfig = None,
+    topic_configs: o.TopicConfigs = None,
+    topics_have_no_overrides: o.NoOverrides = False,
+    metadata_is_current: o.MetadataIsCurrent = False,
+    single_replica: i.SingleReplica = False,
+    shared_storage: o.SharedStorage = False,
+    import_id: i.ImportId = None,
+    execute: o.Execute = False,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Write a table of records into partition directories, at the speed of the disk, for a broker to serve afterwards.
+
+    It bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts what would go where.
+    """
+    from keytail.cli.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_ import command as import_  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_ import table as import_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_.source import Columns, Source  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.fs import LOCAL  # noqa: PLC0415 (--help stays fast)
+    from keytail.log.owner import work_as_owner  # noqa: PLC0415 (--help stays fast)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = configuration_of(
+        config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
+    )
+    columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
+    request = import_.Request(
+        source=Source(source, format_.value, columns, o.comma_lists(sort_by)),
+        topic=topic,
+        log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
+        replica_log_dirs=tuple(
+            chosen_log_dirs(o.comma_lists([one]), configuration) for one in replica_log_dirs or ()
+        ),
+        configuration=configuration,
+        codec=codec.value if codec else None,
+        batch_bytes=import_.BATCH_BYTES if batch_bytes is None else batch_bytes,
+        segment_bytes=segment_bytes,
+        append=append,
+        single_replica=single_replica,
+        topic_id=topic_id,
+        partition_count=partition_count,
+        import_id=import_id,
+        execute=execute,
+        master=master,
+        shared_storage=shared_storage,
+        submitted=submitted,
+    )
+    work_as_owner(LOCAL, request.all_log_dirs)
+    rows = import_.import_records(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        import_table.print_table(rows, "Import" if execute else "Dry run: nothing was changed")
+    if text := import_table.next_step(rows, execute):
+        show.tell(f"\n{text}")
+    raise typer.Exit(import_.exit_status(rows))
+
+
+@reported
+def export(
+    context: typer.Context,
+    to: e.To,
+    log_dirs: o.LogDirs = None,
+    topic: o.Topic = None,
+    topic_list: o.TopicList = None,
+    partitions: o.Partitions = None,
+    config: o.Config = None,
+    key_format: e.KeyFormat = e.FormatName.binary,
+    value_format: e.ValueFormat = e.FormatName.binary,
+    key_schema: e.KeySchema = None,
+    value_schema: e.ValueSchema = None,
+    as_of_offset: e.AsOfOffset = None,
+    as_of_timestamp: e.AsOfTimestamp = None,
+    full: e.Full = False,
+    high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
+    drop_keyless: o.DropKeyless = False,
+    map_memory: o.MapMemory = None,
+    delta_jars: o.DeltaJars = None,
+    execute: e.Execute = False,
+    master: o.Master = None,
+    output: o.OutputFlag = o.Output.table,
+) -> None:
+    """Write the latest state of compacted topics into Delta tables: of each key its newest committed record.
+
+    Only reads the log dirs. A table that is there already gets what is new. Without --execute it says what it would do.
+    """
+    from keytail.export import command as story  # noqa: PLC0415 (--help stays fast)
+    from keytail.export import result_table as export_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.export.columns import Formats  # noqa: PLC0415 (--help stays fast)
+
+    submitted = context.obj == SUBMITTED
+    refuse_master(submitted, master)
+    configuration = configuration_of(config)
+    formats = Formats(
+        story.format_of("key", key_format.value, key_schema), story.format_of("value", value_format.value, value_schema)
+    )
+    request = story.Request(
+        choice=choice_of(configuration, log_dirs, topic, topic_list, partitions),
+        target=to,
+        formats=formats,
+        configuration=configuration,
+        full=full,
+        as_of_offset=as_of_offset,
+        as_of_timestamp=as_of_timestamp,
+        log_end=high_watermark is o.HighWatermark.log_end,
+        drop_keyless=drop_keyless,
+        map_memory_bytes=map_memory or 0,
+        delta_jars=delta_jars,
+        execute=execute,
+        master=master,
+        submitted=submitted,
+    )
+    rows = story.export(request)
+    if output is o.Output.json:
+        show.print_json(rows)
+    else:
+        export_table.print_table(rows, "Export" if execute else "Dry run: nothing was changed")
+    if text := export_table.next_step(rows, execute):
+        show.tell(f"\n{text}")
+    raise typer.Exit(story.exit_status(rows))

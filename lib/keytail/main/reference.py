@@ -1,0 +1,110 @@
+"""The page of all verbs, flags and settings, from the command line and the table of Kafka's keys themselves.
+
+`python -m keytail.main.reference` prints it; REFERENCE.md beside this module is what it printed last.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from keytail.config.keys import BROKER_KEYS, TOPIC_KEYS, Key
+from keytail.main.examples import EXAMPLES
+from keytail.main.main import VERBS, app
+
+_TOP = """\
+# Reference
+
+All verbs with their flags, and all of Kafka's settings that are read. Made by `make reference` from the program itself;
+a test holds it to that. What rows and exit statuses mean: cli/ROWS.md; how to do what: guide/.
+"""
+_SETTINGS = """\
+## Settings
+
+By Kafka's names: a topic's own, and those of brokers (their files, and dynamic ones in the metadata log). The first of
+these that has a value is taken: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of
+`--topic-configs`, the topic's own in the metadata log, that with which a broker creates an internal topic, the broker's
+own dynamic one, that of all brokers, the broker's file, Kafka's default. Of several names in a broker's file the first
+that is there is taken. `keytail describe --all` says which value holds and where it is from. No other key is read.
+"""
+_NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    verbs: Any = typer.main.get_command(app)
+    context = verbs.make_context("keytail", [], resilient_parsing=True)
+    parts = [_TOP, *(_verb(name, verbs.commands[name], context) for name in VERBS), _SETTINGS]
+    parts.append(_keys("Of topics", TOPIC_KEYS))
+    parts.append(_keys("Of brokers", BROKER_KEYS))
+    return "\n".join(parts)
+
+
+def _verb(name: str, command: Any, context: Any) -> str:
+    about = inspect.cleandoc(command.help or "").split("\n\n")
+    lines = [f"## `keytail {name}`", ""]
+    for paragraph in map(_plain, about):
+        text = " ".join(paragraph.split())
+        lines += [textwrap.fill(text, 120), ""]
+    lines += [*(" \\\n".join(_wrapped(example)) for example in EXAMPLES[name]), ""]
+    groups: dict[str, list[str]] = {}
+    for parameter in command.params:
+        if not set(parameter.opts) & set(_NOT_PRINTED):
+            group = getattr(parameter, "rich_help_panel", None) or "Others"
+            groups.setdefault(group, []).append(_row(parameter, context))
+    for group, rows in groups.items():
+        lines += [f"| {group} | Value | |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _wrapped(example: str) -> list[str]:
+    """Lines that a shell takes as one."""
+    return textwrap.wrap(
+        example, 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _row(parameter: Any, context: Any) -> str:
+    every = [*parameter.opts, *parameter.secondary_opts]
+    names = ", ".join(f"`{name}`" for name in sorted(every, key=lambda name: not name.startswith("--")))
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    value = parameter.metavar if parameter.metavar is not None else parameter.display_type(context) or ""
+    value = "" if parameter.param_type_name == "argument" else value
+    told = _plain(parameter.help or "")
+    if isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool):
+        told += f" Default: {parameter.default}."
+    return f"| {names} | {cell(f'`{value}`') if value else ''} | {cell(' '.join(told.split()))} |"
+
+
+def _keys(title: str, keys: Sequence[Key]) -> str:
+    head = [f"| {title} | Default | Allowed | Means | In a broker's file |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *_of(keys), ""])
+
+
+def _of(keys: Sequence[Key]) -> Iterator[str]:
+    for key in keys:
+        value = key.default
+        shown = "" if value is None else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
+        names = ", ".join(f"`{name}`" for name in key.broker_names)
+        cells = (f"`{key.name}`", f"`{shown}`" if shown else "", cell(key.allowed), cell(key.meaning), names)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _plain(markup: str) -> str:
+    return Text.from_markup(markup, emoji=False).plain
+
+
+def cell(text: str) -> str:
+    """As it stands in a table of Markdown."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,122 @@
+"""The page of all errors and findings, by their texts, from the program itself.
+
+`python -m keytail.main.reference_errors` prints it; ERRORS.md beside this module is what it printed last.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keytail
+from keytail.main.reference import cell
+from keytail.verify.finding_kinds import KINDS
+
+_HOME = Path(keytail.__file__).parent
+_VARIES = "…"
+_TOP = """\
+# Errors by their text
+
+What keytail says where it stops, and what to do then. Search for the words that you have: … stands for what differs
+(a number, a name, another error). Every error also says where: file, byte position, offset, as far as they are known.
+Made by `make reference` from the program itself; a test holds it to that.
+"""
+_KINDS = {
+    "Refused": (
+        "Refused",
+        "The partition, or the whole run, is left as it was: keytail does not act on this state. Its row has the "
+        "status `refused`; exit status 1, or 3 where others were done.",
+    ),
+    "CorruptLog": (
+        "Corrupt",
+        "Bytes are damaged. Nothing was changed; the row has the status `corrupt` (of `verify`: `damaged`). The "
+        "ways out are in guide/undo-and-salvage.md, \"A partition is damaged\".",
+    ),
+    "UsageProblem": ("Wrong usage", "Exit status 2; nothing was begun."),
+    "KeytailError": (
+        "Failed",
+        "Something of the machine or of another program went wrong. The row has the status `failed`; what is told as "
+        "done is done, and the same command goes on from there.",
+    ),
+}
+
+_KIND_OF = {"LockLost": "Refused"}  # of kinds that are cases of another one
+
+
+@dataclass(frozen=True)
+class Told:
+    """An error as the code raises it; what is not known before it happens is `…`."""
+
+    kind: str
+    text: str
+    remedy: str
+
+
+def page() -> str:
+    """The whole page, as Markdown."""
+    found = sorted(set(errors()), key=lambda one: (one.text.lower(), one.remedy))
+    parts = [_TOP]
+    for kind, (title, about) in _KINDS.items():
+        rows = [f"| {cell(one.text)} | {cell(one.remedy)} |" for one in found if one.kind == kind]
+        parts.append("\n".join([f"## {title}", "", *_filled(about), "", "| It says | Do |", "|---|---|", *rows, ""]))
+    parts.append(_findings())
+    return "\n".join(parts)
+
+
+def errors() -> Iterator[Told]:
+    """Those of all modules that are raised with a text of their own."""
+    for path in sorted(_HOME.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            kind = _KIND_OF.get(node.func.id, node.func.id)
+            if kind not in _KINDS:
+                continue
+            text = _text(node.args[0], path) if node.args else ""
+            if text.replace(_VARIES, "").strip(" :;,."):
+                [remedy] = [one.value for one in node.keywords if one.arg == "remedy"] or [ast.Constant("")]
+                yield Told(kind, text, _text(remedy, path))
+
+
+def _text(node: ast.expr, path: Path) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value or "")
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, path) if isinstance(part, ast.Constant) else _VARIES for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _text(node.left, path) + _text(node.right, path)
+    if isinstance(node, ast.Name) and node.id.isupper():
+        module = ".".join(("keytail", *path.relative_to(_HOME).with_suffix("").parts))
+        value: Any = getattr(importlib.import_module(module), node.id, _VARIES)
+        return value if isinstance(value, str) else _VARIES
+    return _VARIES
+
+
+def _findings() -> str:
+    about = (
+        "`kind` of each of a row's `findings`; verify/VERIFY.md says what is held against what, and which of them "
+        "lose records when a broker starts."
+    )
+    facts = re.compile(r"\{[^}]*\}")
+    rows = [
+        f"| `{name}` | {kind.severity} | {' | '.join(cell(facts.sub(_VARIES, text)) for text in texts)} |"
+        for name, kind in sorted(KINDS.items())
+        for texts in [(kind.what, kind.broker, kind.remedy)]
+    ]
+    head = ["| Kind | Severity | It says | A broker | Do |", "|---|---|---|---|---|"]
+    return "\n".join(["## Findings of `verify`", "", *_filled(about), "", *head, *rows, ""])
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,333 @@
+"""The index files of one segment, made anew from its log and held against those on disk.
+
+`index_segment` is one task. A large segment can be cut into slices that several tasks read (`cut`, `scan`,
+`finish`): the joined entries are those of one pass. A `.txnindex` needs the whole log; a pass over a segment hands
+on what that takes (aborted.py). New files get scratch names; giving them their own is partition.py's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.batch import BATCH_TABLE
+from keytail.format.index import parse_offset_index
+from keytail.kernels.native import file_digest
+from keytail.log.fs import FileSystem
+from keytail.log.indexer import SegmentIndexer
+from keytail.log.partition import refuse_changed
+from keytail.log.replace import CleanFile
+from keytail.log.stride import CORRUPT_REMEDY, SegmentReader, Stride
+from keytail.rebuild_index.aborted import Needed
+from keytail.rebuild_index.epochs import Epoch, epochs_seen
+from keytail.rebuild_index.judgement import why_wrong
+
+# Headers and checksums take less time than handing a stride to another thread; half of a core's own cache.
+STRIDE_BYTES = 512 << 10
+MAX_RELATIVE_OFFSET = 2**31 - 1
+_NO_LIMIT_BYTES = 1 << 40
+
+State = Literal["sound", "missing", "wrong"]
+
+
+@dataclass(frozen=True)
+class SegmentTask:
+    """One segment, and all that a task needs to know of its partition.
+
+    No batch may reach `end_offset`. `asked_offsets` are those of the entries in the partition's transaction
+    indexes. `torn_tail`: the log may end with bytes that are no batch. `is_in_use`: a broker may be writing to it.
+    `rebuild_all`: what a recovery would not write counts as wrong. `execute`: write what is to replace wrong files.
+    """
+
+    partition_path: str
+    base_offset: int
+    log_bytes: int
+    log_mtime_ns: int
+    end_offset: int
+    log_start_offset: int
+    index_interval_bytes: int
+    segment_index_bytes: int
+    asked_offsets: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    torn_tail: bool = False
+    is_in_use: bool = False
+    rebuild_all: bool = False
+    execute: bool = False
+    run_id: str = ""
+    attempt: str = "a"
+
+    def path(self, suffix: str) -> str:
+        return os.path.join(self.partition_path, names.segment_file(self.base_offset, suffix))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bytes `start` .. `end` of a segment's log. Its first batch is to begin at or below `named_offset`."""
+
+    start: int
+    end: int
+    named_offset: int = -1
+
+
+@dataclass
+class Scan:
+    """What one pass over a slice found. `end` is where its batches end, before `damage` if there is any."""
+
+    slice: Slice
+    indexer: SegmentIndexer
+    end: int
+    batches: int
+    first_offset: int
+    last_offset: int
+    rows: np.ndarray  # what the transaction indexes need (BATCH_TABLE)
+    epochs: list[Epoch] = field(default_factory=list)
+    damage: CorruptLog | None = None
+
+
+@dataclass(frozen=True)
+class FileVerdict:
+    """One index file: what is to be said of it, why, and what is to replace it (`clean`, of an executing run)."""
+
+    suffix: str
+    state: State
+    why: str = ""
+    clean: CleanFile | None = None
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    """One segment. `next_offset` and `end_position` are where its batches end, before `damage` if there is any.
+
+    `rows` and `epochs` are what the whole log's transaction indexes and leader epochs are made from.
+    """
+
+    base_offset: int
+    batches: int
+    next_offset: int
+    end_position: int
+    files: tuple[FileVerdict, ...]
+    rows: np.ndarray
+    epochs: tuple[Epoch, ...] = ()
+    damage: CorruptLog | None = None
+
+
+def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
+    """Slices of about `slice_bytes`, each from an entry of the offset index on; one where there is no such index.
+
+    The entries are believed only as far as the slices then prove: the batches of each end where the next begins,
+    with a batch that is whole and begins at or below the offset of the entry. `finish` knows what to do where they do
+    not.
+    """
+    whole = (Slice(0, task.log_bytes),)
+    if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
+        return whole
+    entries = parse_offset_index(fs.read_bytes(task.path(names.INDEX)))
+    positions = entries["position"].astype(np.int64)
+    rises = (np.diff(positions) > 0).all() and (np.diff(entries["relative_offset"]) > 0).all()
+    if not len(entries) or not rises or positions[0] <= 0 or positions[-1] >= task.log_bytes:
+        return whole
+    parts = task.log_bytes // slice_bytes
+    at = np.unique(np.searchsorted(positions, [task.log_bytes * n // parts for n in range(1, parts)]))
+    at = at[at < len(positions)]
+    starts = [0, *positions[at].tolist()]
+    firsts = [-1, *(task.base_offset + entries["relative_offset"][at].astype(np.int64)).tolist()]
+    ends = [*starts[1:], task.log_bytes]
+    return tuple(Slice(*one) for one in zip(starts, ends, firsts, strict=True))
+
+
+def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
+    """Read the whole segment once and judge, or write, its `.index` and `.timeindex`."""
+    return _result(fs, task, scan(fs, task, Slice(0, task.log_bytes)))
+
+
+def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentResult:
+    """As `index_segment`, of the passes over all slices of the segment, in order.
+
+    Where a slice does not begin as the index said, the segment is read once more, by one task.
+    """
+    refuse_changed_segment(fs, task)
+    whole = scans[0]
+    for part in scans[1:]:
+        if whole.damage is not None or whole.end != part.slice.start or not _begins_behind(whole, part):
+            return index_segment(fs, task)
+        _join(fs, task, whole, part)
+    rows = np.concatenate([part.rows for part in scans])
+    epochs = [epoch for part in scans for epoch in part.epochs]
+    if whole.indexer.is_over_full:
+        raise _index_full(task)
+    return _result(fs, task, replace(whole, rows=rows, epochs=epochs))
+
+
+def _begins_behind(whole: Scan, part: Scan) -> bool:
+    return part.batches > 0 and whole.last_offset < part.first_offset
+
+
+def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
+    """Go on with a part. Its entries hold from where the chain of entries, which runs from the segment's first
+    batch on, meets them: at once, if the index that the segment was cut by is what a recovery would write."""
+    if whole.indexer.next_earns_an_entry:
+        whole.indexer.join(part.indexer)
+    else:
+        for stride in _strides(fs, task, part.slice.start, part.end):
+            _add(task, whole.indexer, stride)
+            if whole.indexer.meets(part.indexer):
+                whole.indexer.join(part.indexer)
+                break
+    whole.end, whole.last_offset, whole.damage = part.end, part.last_offset, part.damage
+    whole.batches += part.batches
+
+
+def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
+    """One pass over the headers of a slice, with a check of every batch. Damage ends it, and is handed on."""
+    refuse_changed_segment(fs, task)
+    limit_bytes = _NO_LIMIT_BYTES if part.start else task.segment_index_bytes
+    indexer = SegmentIndexer(task.base_offset, task.index_interval_bytes, limit_bytes, part=part.start > 0)
+    needed = Needed(task.asked_offsets, task.log_start_offset)
+    found = Scan(part, indexer, part.start, 0, -1, -1, np.empty(0, BATCH_TABLE))
+    for stride in _up_to_damage(fs, task, found):
+        table = stride.table
+        if not found.batches:
+            found.first_offset = int(table["base_offset"][0])
+            if part.start and found.first_offset > part.named_offset:
+                return found  # without batches it joins nothing: the index was wrong
+        _refuse_range(task, stride)
+        _add(task, indexer, stride)
+        needed.add(table)
+        latest = found.epochs[-1][0] if found.epochs else -1
+        if (table["leader_epoch"] > latest).any():
+            found.epochs += epochs_seen(table, latest)
+        found.batches += len(table)
+        found.last_offset = int(table["last_offset"][-1])
+        found.end = stride.position + len(stride.raw)
+    found.rows = needed.rows()
+    return found
+
+
+def _up_to_damage(fs: FileSystem, task: SegmentTask, found: Scan) -> Iterator[Stride]:
+    """The strides of the slice; what ends them before its end is noted."""
+    try:
+        yield from _strides(fs, task, found.slice.start, found.slice.end)
+    except CorruptLog as damage:
+        found.damage = damage
+
+
+def _strides(fs: FileSystem, task: SegmentTask, start: int, end: int) -> Iterator[Stride]:
+    reader = SegmentReader(fs, STRIDE_BYTES)
+    return reader.unhurried_strides(task.path(names.LOG), end, start=start)
+
+
+def _add(task: SegmentTask, indexer: SegmentIndexer, stride: Stride) -> None:
+    if indexer.add(stride.table) < len(stride.table):
+        raise _index_full(task)
+
+
+def _index_full(task: SegmentTask) -> Refused:
+    return Refused(
+        f"the index of the segment does not fit into segment.index.bytes {task.segment_index_bytes} at an "
+        f"index.interval.bytes of {task.index_interval_bytes}; a broker that recovers it fails",
+        path=task.path(names.LOG),
+        remedy="Give the topic's own values: --topic-config TOPIC:segment.index.bytes=... (and index.interval.bytes)",
+    )
+
+
+def _refuse_range(task: SegmentTask, stride: Stride) -> None:
+    """CorruptLog at a batch that the segment cannot hold."""
+    table = stride.table
+    limit = min(task.end_offset - 1, task.base_offset + MAX_RELATIVE_OFFSET)
+    if table["base_offset"][0] >= task.base_offset and table["last_offset"][-1] <= limit:
+        return
+    row = int(np.argmax((table["base_offset"] < task.base_offset) | (table["last_offset"] > limit)))
+    raise CorruptLog(
+        f"a batch lies outside of its segment, which holds offsets from {task.base_offset} to {limit}",
+        path=task.path(names.LOG),
+        byte_position=int(table["position"][row]),
+        offset=int(table["base_offset"][row]),
+        remedy=CORRUPT_REMEDY,
+    )
+
+
+def refuse_changed_segment(fs: FileSystem, task: SegmentTask) -> None:
+    """Refuse a segment that is not the file that was planned with; one in use may have grown."""
+    path = task.path(names.LOG)
+    if task.is_in_use and fs.exists(path) and fs.stat(path).size_bytes >= task.log_bytes:
+        return
+    refuse_changed(fs, path, task.log_bytes, task.log_mtime_ns)
+
+
+def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
+    files: tuple[FileVerdict, ...] = ()
+    if found.damage is None or task.torn_tail:
+        files = _judge(fs, task, found, *found.indexer.close())
+    return SegmentResult(
+        base_offset=task.base_offset,
+        batches=found.batches,
+        next_offset=found.last_offset + 1 if found.batches else task.base_offset,
+        end_position=found.end,
+        files=files,
+        rows=found.rows,
+        epochs=tuple(found.epochs),
+        damage=found.damage,
+    )
+
+
+def _judge(
+    fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
+) -> tuple[FileVerdict, ...]:
+    """Both files, by their bytes; where those differ from what a recovery writes, by whether they are true."""
+    wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
+    there = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
+    why = dict.fromkeys(wanted, "is not what a recovery writes")
+    differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
+    if differ and not task.rebuild_all:
+        reader = SegmentReader(fs, STRIDE_BYTES)
+        told = why_wrong(
+            there[names.INDEX] or b"",
+            there[names.TIME_INDEX] or b"",
+            reader.unhurried_strides(task.path(names.LOG), found.end),
+            reader,
+            base_offset=task.base_offset,
+            index_interval_bytes=task.index_interval_bytes,
+            is_in_use=task.is_in_use,
+        )
+        why = dict(zip(wanted, told, strict=True))
+    verdicts = []
+    for suffix, data in wanted.items():
+        if there[suffix] is None:
+            verdict = FileVerdict(suffix, "missing", "there is no such file")
+        elif suffix in differ and why[suffix]:
+            verdict = FileVerdict(suffix, "wrong", why[suffix])
+        else:
+            verdict = FileVerdict(suffix, "sound")
+        if verdict.state != "sound" and task.execute:
+            verdict = replace(verdict, clean=write_scratch(fs, task, suffix, data))
+        verdicts.append(verdict)
+    return tuple(verdicts)
+
+
+def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | None:
+    """A broker at work may trim the file meanwhile; whoever executes is alone with it."""
+    try:
+        return fs.read_bytes(task.path(suffix), whole=task.execute)
+    except FileNotFoundError:
+        return None
+
+
+def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
+    """A durable file that is to take the place of the segment's file of this suffix, with its owner and mode."""
+    like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
+    name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
+    path = os.path.join(task.partition_path, name)
+    try:
+        fs.write_file(path, data, fs.stat(like))
+    except BaseException:
+        if fs.exists(path):
+            fs.unlink(path)
+        raise
+    digest = file_digest()
+    digest.update(data)
+    return CleanFile(suffix, name, len(data), digest.hexdigest())

@@ -1,0 +1,383 @@
+"""The story of one partition that is made ready for a broker: what forbids it, its tasks, what they found, the end.
+
+`segment_tasks` says what is to be read, by any number of tasks; `settle` takes what they found and judges the
+transaction indexes; `cut` cuts a torn tail, after which all is looked at anew; `install` gives new index files their
+names; `mend_rest` makes snapshots and leader epochs right, which follow from the log too. For an executing run its
+caller holds the locks; for any other nothing is written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.format.index import TXN_ENTRY, encode_txn_index, parse_txn_index
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import FileSystem
+from keytail.log.lock import refuse_lost
+from keytail.log.partition import PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.stride import SegmentReader
+from keytail.log.transactions import read_aborted
+from keytail.rebuild_index.aborted import asked_offsets, right_entries
+from keytail.rebuild_index.epochs import plan_epochs, write_plan
+from keytail.rebuild_index.indexes import (
+    FileVerdict,
+    SegmentResult,
+    SegmentTask,
+    read_if_there,
+    refuse_changed_segment,
+    write_scratch,
+)
+from keytail.rebuild_index.snapshots import (
+    SnapshotRow,
+    make_snapshots,
+    put_snapshot,
+    survey_snapshots,
+    wanted_snapshots,
+)
+from keytail.rebuild_index.tail import Cut, cut_tail, plan_cut, torn_tail
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """A partition that is to be looked at, and the settings that hold for it.
+
+    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset). `is_in_use`: a broker
+    may be writing to it, so that the end of its last segment is not judged.
+    """
+
+    facts: PartitionFacts
+    index_interval_bytes: int
+    segment_index_bytes: int
+    known_entries: np.ndarray
+    rebuild_all: bool = False
+    execute: bool = False
+    truncate: bool = False
+    is_in_use: bool = False
+    run_id: str = ""
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(segment.log_bytes for segment in self.facts.segments)
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """What was found in a partition, segment by segment, ascending. `torn`: where it is to be cut."""
+
+    segments: tuple[SegmentResult, ...]
+    torn: Cut | None = None
+
+    @property
+    def wrong(self) -> tuple[tuple[SegmentResult, FileVerdict], ...]:
+        """Each file that is missing or wrong, with its segment."""
+        return tuple((s, verdict) for s in self.segments for verdict in s.files if verdict.state != "sound")
+
+    @property
+    def log_end_offset(self) -> int:
+        """Behind the last batch, as far as the log is whole."""
+        whole = next((n for n, segment in enumerate(self.segments) if segment.damage is not None), -1)
+        return self.segments[whole].next_offset
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What was found about snapshots and leader epochs, in sentences: what is wrong or was made right, and what
+    cannot be made right."""
+
+    wrong: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    files: int = 0  # that were missing or wrong
+
+
+def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
+    """Why the partition must be left alone, each with what to do; empty if nothing forbids it."""
+    reasons = list(facts.problems)
+    if remote_storage_enable:
+        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
+    if facts.log_end_offset < facts.log_start_offset:
+        reasons.append(
+            f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
+            "a broker that starts here deletes the whole log"
+        )
+    return reasons
+
+
+def plan_partition(
+    fs: FileSystem,
+    facts: PartitionFacts,
+    *,
+    index_interval_bytes: int,
+    segment_index_bytes: int,
+    rebuild_all: bool = False,
+    execute: bool = False,
+    truncate: bool = False,
+    is_in_use: bool = False,
+    run_id: str = "",
+) -> PartitionPlan:
+    """Reads the transaction indexes, which are small, and nothing of the logs."""
+    return PartitionPlan(
+        facts=facts,
+        index_interval_bytes=index_interval_bytes,
+        segment_index_bytes=segment_index_bytes,
+        known_entries=read_aborted(fs, facts.path, facts.segments, 0),
+        rebuild_all=rebuild_all,
+        execute=execute,
+        truncate=truncate,
+        is_in_use=is_in_use,
+        run_id=run_id,
+    )
+
+
+def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
+    """A task for each segment, ascending."""
+    facts, asked = plan.facts, asked_offsets(plan.known_entries)
+    ends = [segment.base_offset for segment in facts.segments[1:]] + [names.MAX_OFFSET]
+    return [
+        SegmentTask(
+            partition_path=facts.path,
+            base_offset=segment.base_offset,
+            log_bytes=segment.log_bytes,
+            log_mtime_ns=segment.log_mtime_ns,
+            end_offset=end,
+            log_start_offset=facts.log_start_offset,
+            index_interval_bytes=plan.index_interval_bytes,
+            segment_index_bytes=plan.segment_index_bytes,
+            asked_offsets=asked,
+            # What a broker recovers at its start it also cuts where it stops being valid.
+            torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
+            is_in_use=plan.is_in_use and end == names.MAX_OFFSET,
+            rebuild_all=plan.rebuild_all,
+            execute=plan.execute,
+            run_id=plan.run_id,
+        )
+        for segment, end in zip(facts.segments, ends, strict=True)
+    ]
+
+
+def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]) -> PartitionResult:
+    """The results of all segments together, transaction indexes included, as far as the log is whole.
+
+    Raises the damage of a segment that no broker would cut.
+    """
+    tasks = segment_tasks(plan)
+    torn = None
+    damaged = next((n for n, result in enumerate(results) if result.damage is not None), None)
+    if damaged is not None and not tasks[damaged].is_in_use:
+        torn = _torn(fs, plan, damaged, results[damaged])
+    whole = len(results) if damaged is None else damaged + 1
+    results = [result if n < whole else replace(result, files=()) for n, result in enumerate(results)]
+    entries = right_entries(
+        [result.rows for result in results[:whole]],
+        plan.known_entries,
+        plan.facts.segments[0].base_offset,
+        plan.facts.log_start_offset,
+    )
+    settled: list[SegmentResult] = []
+    for task, result in zip(tasks, results, strict=True):
+        a, b = np.searchsorted(entries["last_offset"], [task.base_offset, task.end_offset])
+        verdict = None
+        if len(settled) < whole and not task.is_in_use:
+            verdict = _judge_txn_index(fs, task, entries[a:b])
+        files = (*result.files, verdict) if verdict is not None else result.files
+        settled.append(replace(result, files=files, rows=result.rows[:0]))
+    return PartitionResult(tuple(settled), torn)
+
+
+def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Cut:
+    """Where a broker would cut the log; raises the damage where it would not."""
+    facts = plan.facts
+    assert result.damage is not None
+    try:
+        tail = torn_tail(fs, facts.path, facts.segments[number], result.next_offset, result.damage)
+        return plan_cut(facts, tail, [entry.name for entry in fs.scan(facts.path)])
+    except Refused as refusal:
+        raise result.damage from refusal
+
+
+def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
+    """Cut the log; the plan of the partition as it is then."""
+    facts = plan.facts
+    cut_tail(fs, facts, torn, hosted=hosted)
+    [log_dir] = survey_log_dirs(fs, [facts.log_dir])
+    entry = next(entry for entry in log_dir.partitions if entry.path == facts.path)
+    surveyed = survey_partition(fs, log_dir, entry)
+    if surveyed.problems:
+        raise Refused("; ".join(surveyed.problems), path=facts.path)
+    return replace(plan, facts=surveyed, known_entries=read_aborted(fs, facts.path, surveyed.segments, 0))
+
+
+def cut_sentence(torn: Cut, done: bool) -> str:
+    """What a cut takes away, or would take away."""
+    lost = "no offset that is known"
+    if torn.lost_end > torn.next_offset:
+        lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
+    text = (
+        f"torn: {torn.tail.what} (segment {torn.tail.base_offset}, byte position {torn.tail.byte_position}, offset "
+        f"{torn.next_offset}); {'cut' if done else 'a broker that starts cuts'} there, {torn.cut_bytes} bytes"
+    )
+    if torn.removed_segments:
+        text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
+    text += f"; lost: {lost}"
+    if torn.acknowledged_until is not None:
+        text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
+    return text if done else f"{text}. --truncate cuts it ahead"
+
+
+def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
+    """None where no such file is, and none has to be."""
+    wanted = encode_txn_index(entries)
+    data = read_if_there(fs, task, names.TXN_INDEX)
+    served = entries[entries["last_offset"] >= task.log_start_offset]
+    if data is None:
+        if not len(served):
+            return None
+        verdict = FileVerdict(names.TXN_INDEX, "missing", f"there is no such file, and the log says {_count(served)}")
+    else:
+        why = _why_wrong(task, data, served)
+        if not why and task.rebuild_all and data != wanted:
+            why = "is not what a recovery writes"
+        verdict = FileVerdict(names.TXN_INDEX, "wrong" if why else "sound", why)
+    if verdict.state != "sound" and task.execute and wanted:
+        return replace(verdict, clean=write_scratch(fs, task, names.TXN_INDEX, wanted))
+    return verdict
+
+
+def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
+    """What lies below the log start offset is not served, and need not be right."""
+    if len(data) % TXN_ENTRY.itemsize:
+        return f"its size of {len(data)} bytes is not a multiple of {TXN_ENTRY.itemsize}"
+    there = parse_txn_index(data)
+    last = there["last_offset"]
+    if len(there) and (last[0] < task.base_offset or last[-1] >= task.end_offset or (np.diff(last) <= 0).any()):
+        return "its entries do not rise within the offsets of the segment"
+    there = there[last >= task.log_start_offset]
+    if np.array_equal(there, served):
+        return ""
+    differs = {entry.tobytes() for entry in there} ^ {entry.tobytes() for entry in served}
+    first = min(int(np.frombuffer(entry, served.dtype)["last_offset"][0]) for entry in differs)
+    return f"it has {_count(there)}, the log says {_count(served)}; they differ first at the marker at offset {first}"
+
+
+def _count(entries: np.ndarray) -> str:
+    return f"{len(entries)} aborted transaction{'s' if len(entries) != 1 else ''}"
+
+
+def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> None:
+    """Give every new file its name, and remove transaction indexes that should not be.
+
+    Where a `.index` is missing a broker makes all three anew; where it is there and the `.timeindex` is not, it
+    takes an empty one for it. So the `.index` comes last.
+    """
+    tasks = {task.base_offset: task for task in segment_tasks(plan)}
+    for task in tasks.values():
+        refuse_changed_segment(fs, task)
+    wrong = result.wrong
+    for _, verdict in wrong:
+        _check_scratch(fs, plan.facts.path, verdict)
+    refuse_lost(fs, plan.facts.path)
+    for is_last in (False, True):
+        for segment, verdict in wrong:
+            if (verdict.suffix == names.INDEX) == is_last:
+                path = tasks[segment.base_offset].path(verdict.suffix)
+                if verdict.clean is not None:
+                    fs.rename(os.path.join(plan.facts.path, verdict.clean.name), path)
+                else:
+                    fs.unlink(path)
+        if wrong:
+            fs.fsync_dir(plan.facts.path)
+
+
+def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
+    """Snapshots and leader epochs, of a log that is whole and nobody writes to: say what is wrong, or make it right."""
+    if plan.is_in_use or result.torn is not None:
+        return Rest()
+    rest = _mend_snapshots(fs, plan, result.log_end_offset)
+    epochs_path = os.path.join(plan.facts.path, names.LEADER_EPOCHS)
+    seen = [epoch for segment in result.segments for epoch in segment.epochs]
+    epochs = plan_epochs(read_epochs(fs, epochs_path), seen, result.log_end_offset)
+    if epochs.problem:
+        why = f"{names.LEADER_EPOCHS} contradicts the log and stays as it is: {epochs.problem}"
+        return replace(rest, refused=(*rest.refused, why))
+    # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves it.
+    stays = result.log_end_offset if plan.facts.clean_shutdown else -1
+    behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]
+    if not epochs.added and not behind:
+        return rest
+    if plan.execute:
+        write_plan(fs, plan.facts.path, epochs)
+    parts = [
+        f"{what} {', '.join(f'{epoch} from {start} on' for epoch, start in entries)}"
+        for what, entries in (("lacked epoch", epochs.added), ("had at or above the log end epoch", behind))
+        if entries
+    ]
+    return replace(rest, wrong=(*rest.wrong, f"{names.LEADER_EPOCHS} {' and '.join(parts)}"), files=rest.files + 1)
+
+
+def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) -> Rest:
+    facts = plan.facts
+    wanted = wanted_snapshots(
+        [segment.base_offset for segment in facts.segments],
+        facts.log_start_offset,
+        log_end_offset,
+        clean_shutdown=facts.clean_shutdown,
+    )
+    survey = survey_snapshots(fs, facts.path, facts.snapshots, wanted)
+    if not survey.to_make:
+        return Rest()
+    like = fs.stat(os.path.join(facts.path, names.segment_file(facts.segments[-1].base_offset, names.LOG)))
+    made, not_made = [], []
+    reader = SegmentReader(fs)
+    for row, data in make_snapshots(fs, reader, facts.path, facts.segments, facts.log_start_offset, survey):
+        if row.problem:
+            not_made.append(row)
+            continue
+        made.append(row)
+        if plan.execute:
+            refuse_lost(fs, facts.path)
+            put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.run_id, attempt="driver")
+    wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
+    refused = [
+        f"producer snapshots missing or damaged at {at} are not made anew: {why}"
+        for why, at in _offsets_by(not_made, lambda row: row.problem)
+    ]
+    return Rest(tuple(wrong), tuple(refused), len(made))
+
+
+def _offsets_by(rows: Sequence[SnapshotRow], key: Callable[[SnapshotRow], str]) -> list[tuple[str, str]]:
+    """Each value of `key`, with the offsets of its rows in words."""
+    offsets: dict[str, list[str]] = {}
+    for row in rows:
+        offsets.setdefault(key(row), []).append(str(row.offset))
+    return [(value, f"offset{'s' if len(some) > 1 else ''} {', '.join(some)}") for value, some in offsets.items()]
+
+
+def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) -> None:
+    if verdict.clean is None:
+        return
+    path = os.path.join(partition_path, verdict.clean.name)
+    size_bytes = fs.stat(path).size_bytes
+    if size_bytes != verdict.clean.size_bytes:
+        raise KeytailError(
+            f"the new index has {size_bytes} bytes here, its task wrote {verdict.clean.size_bytes}",
+            path=path,
+            remedy="Are the log dirs mounted alike on driver and executors? Nothing was replaced",
+        )
+
+
+def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> int:
+    """What this run has written in the partition's directory and not used; how many files. LockLost where the log
+    dir's lock is lost: the next run removes them."""
+    refuse_lost(fs, partition_path)
+    removed = 0
+    for entry in fs.scan(partition_path):
+        name = names.parse_file_name(entry.name)
+        if name.kind == "scratch" and name.run_id == run_id:
+            fs.unlink(os.path.join(partition_path, name.name))
+            removed += 1
+    return removed

@@ -1,0 +1,104 @@
+"""What a report is made from: the facts of one run, whatever its verb. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from keytail.compact.detail import Detail
+
+Kind = Literal["good", "left", "bad"]
+
+_BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "interrupted"})
+_LEFT = frozenset({"skipped", "suspect", "would-rebuild"})
+
+
+def kind_of(status: str) -> Kind:
+    """`left`: nothing is broken, but somebody may want to know."""
+    if status in _BAD:
+        return "bad"
+    return "left" if status in _LEFT else "good"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a partition, and what helps."""
+
+    severity: str
+    what: str
+    where: str = ""
+    broker: str = ""
+    remedy: str = ""
+    start_loses: bool = False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One row of a verb. A number that nobody counted is None. `row` is what --output json has of it."""
+
+    name: str
+    topic: str
+    log_dir: str
+    status: str
+    why: str = ""
+    remedy: str = ""
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    segments_before: int | None = None
+    segments_after: int | None = None
+    tombstones_removed: int | None = None
+    markers_removed: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    expected_s: float | None = None
+    held_by: str = ""  # why tombstones and markers stay
+    findings: tuple[Finding, ...] = ()
+    detail: Detail = field(default_factory=Detail)
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.status)
+
+    @property
+    def reclaimed_bytes(self) -> int | None:
+        if self.bytes_before is None or self.bytes_after is None:
+            return None
+        return self.bytes_before - self.bytes_after
+
+    @property
+    def seconds(self) -> float | None:
+        if self.start_ms is None or self.end_ms is None:
+            return None
+        return max(self.end_ms - self.start_ms, 0) / 1000
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run, or what a ledger has of several.
+
+    `ended_early` says why the run did not come to its end, empty where it did. `arguments` are the command line as it
+    was given: whoever shows them hides secrets (masking.py). `settings` are those that were given, of keys that keytail
+    knows. `notes` are sentences about the whole.
+    """
+
+    title: str
+    verb: str
+    execute: bool
+    partitions: tuple[Partition, ...]
+    start_ms: int
+    end_ms: int | None
+    now_ms: int
+    arguments: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    user: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    exit_status: int | None = None
+    ended_early: str = ""
+    next_step: str = ""
+    notes: tuple[str, ...] = ()
+    runs: tuple[Mapping[str, str], ...] = ()  # of a ledger

@@ -1,0 +1,132 @@
+"""What a page says of keys: the hottest of the run, and how many keys were written how often. Pure.
+
+A key of two partitions is two keys: each has records of its own to compact.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from keytail.compact.key_counts import HOTTEST, MOST_COUNTED, HotKey, KeyCounts, key_text, size_text
+from keytail.report.facts import Partition, Report
+
+Cell = tuple[str, Any]
+TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # heads, how many columns are words, rows
+
+
+class Size(NamedTuple):
+    """`keys` keys have up to `most` records each, and more than half of that; together `records`."""
+
+    text: str
+    most: int
+    keys: int
+    records: int
+
+
+def by_size(found: Sequence[Partition]) -> list[Size]:
+    """Up to the largest that any key has; empty where nothing was counted."""
+    counted = [counts for _, counts in _counted(found)]
+    keys = [sum(of_size) for of_size in zip(*(one.keys for one in counted), strict=True)]
+    records = [sum(of_size) for of_size in zip(*(one.records for one in counted), strict=True)]
+    sizes = max((size + 1 for size, number in enumerate(keys) if number), default=0)
+    return [Size(size_text(size), 1 << size, keys[size], records[size]) for size in range(sizes)]
+
+
+def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
+    """Of all partitions, those with most records first; of 10,000 partitions most are never looked at."""
+    of_each = ([(one, hot) for hot in counts.hottest] for one, counts in _counted(found))
+    merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
+    return list(islice(merged, most))
+
+
+def about(report: Report) -> dict[str, Any]:
+    sizes = by_size(report.partitions)
+    return {
+        "is_counted": bool(sizes),
+        "is_plan": not report.execute and report.verb in ("plan", "compact") and bool(report.partitions),
+        "sentence": _sentence(report.partitions, sizes),
+        "are_shown": any(hot.key is not None for _, hot in hottest(report.partitions)),
+    }
+
+
+def tables(found: Sequence[Partition]) -> dict[str, TableOf]:
+    return {"hot_keys": _hot_keys(found), "key_sizes": _sizes(found), "topic_keys": _by_topic(found)}
+
+
+def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
+    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    if not keys:
+        return ""
+    partitions = sum(sum(counts.keys) > 0 for _, counts in _counted(found))
+    older = records - keys
+    return (
+        f"{records:,} records of {keys:,} keys in {partitions:,} partition{'' if partitions == 1 else 's'}: "
+        f"{older:,} of them ({100 * older / records:.0f}\u00a0%) have a newer one of their key."
+    )
+
+
+def _hot_keys(found: Sequence[Partition]) -> TableOf:
+    heads = ("key", "hash of the key", "partition", "records", "of its partition", "the last at offset")
+    rows = []
+    for one, hot in hottest(found):
+        assert one.detail.key_counts is not None
+        share = 100 * hot.records / sum(one.detail.key_counts.records)
+        rows.append(
+            [
+                (key_text(hot), None),
+                (hot.digest, None),
+                (one.name, None),
+                (_records(hot.records), hot.records),
+                (f"{share:.1f}\u00a0%", round(share, 3)),
+                (f"{hot.offset:,}", hot.offset),
+            ]
+        )
+    return heads, 3, rows
+
+
+def _records(number: int) -> str:
+    return f"{number:,}" + (" or more" if number >= MOST_COUNTED else "")
+
+
+def _sizes(found: Sequence[Partition]) -> TableOf:
+    sizes = by_size(found)
+    keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+    rows: list[list[Cell]] = [
+        [
+            (one.text, one.most),
+            (f"{one.keys:,}", one.keys),
+            (f"{100 * one.keys / keys:.1f}\u00a0%", one.keys),
+            (f"{one.records:,}", one.records),
+            (f"{100 * one.records / records:.1f}\u00a0%", one.records),
+        ]
+        for one in sizes
+    ]
+    return ("records a key", "keys", "of all", "records", "of all"), 1, rows
+
+
+def _by_topic(found: Sequence[Partition]) -> TableOf:
+    """The topics with most records first; nothing of a single one, of which the rest says all."""
+    topics: dict[str, list[Partition]] = defaultdict(list)
+    for one, counts in _counted(found):
+        if sum(counts.keys):
+            topics[one.topic].append(one)
+    rows: list[tuple[int, list[Cell]]] = []
+    for topic, those in topics.items() if len(topics) > 1 else ():
+        sizes = by_size(those)
+        keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
+        top = hottest(those, 1)
+        hot: list[Cell] = [("", None), ("", -1)]
+        if top:
+            hot = [(key_text(top[0][1]) or top[0][1].digest, None), (_records(top[0][1].records), top[0][1].records)]
+        numbers = [(f"{records:,}", records), (f"{keys:,}", keys), (f"{records / keys:.1f}", records / keys)]
+        rows.append((records, [(topic, None), hot[0], *numbers, hot[1]]))
+    heads = ("topic", "its hottest key", "records", "keys", "records a key", "of the hottest")
+    return heads, 2, [row for _, row in sorted(rows, key=lambda pair: (-pair[0], pair[1][0][0]))]
+
+
+def _counted(found: Iterable[Partition]) -> list[tuple[Partition, KeyCounts]]:
+    return [(one, one.detail.key_counts) for one in found if one.detail.key_counts is not None]

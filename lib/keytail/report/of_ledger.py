@@ -1,0 +1,79 @@
+"""Runs as their ledger has them, as a report. It knows nothing of what tasks alone have told: phases, segments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from keytail.cli.rows import human_seconds
+from keytail.errors import UsageProblem
+from keytail.ledger import history
+from keytail.ledger.history import PartitionRow, RunRow
+from keytail.ledger.of_run import LedgerFlags
+from keytail.report.facts import Report
+from keytail.report.of_rows import partitions
+from keytail.undo.command import time_text
+
+_EXIT = {"done": 0, "partly": 3, "failed": 1}
+
+
+def report_of_ledger(
+    flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
+) -> Report:
+    """Of one run, the newest where none is named, or of all since a time. UsageProblem where there is none."""
+    if since_ms is None:
+        return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
+    runs, rows = history.runs_since(flags, since_ms, master=master)
+    if not runs:
+        raise UsageProblem("the ledger has no run since then", path=flags.path)
+    return of_runs(runs, rows)
+
+
+def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
+    ended_early = run.error or run.status if run.status == history.INTERRUPTED else ""
+    return Report(
+        title=f"{run.command}, run {run.run_id}",
+        verb=run.command,
+        execute=True,
+        partitions=partitions(rows),
+        start_ms=run.start_ms or 0,
+        end_ms=run.end_ms,
+        now_ms=run.now_ms or run.start_ms or 0,
+        arguments=("keytail", *run.arguments),
+        settings=dict(run.config),
+        host=run.host,
+        versions=dict(run.versions),
+        exit_status=_EXIT.get(run.status),
+        ended_early=ended_early,
+        notes=(run.error,) if run.error and not ended_early else (),
+    )
+
+
+def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
+    """What several did, a partition once for each run that did something with it."""
+    first = runs[0].start_ms or 0
+    hosts = sorted({run.host for run in runs})
+    commands = sorted({run.command for run in runs})
+    return Report(
+        title=f"{len(runs)} run{'' if len(runs) == 1 else 's'} since {time_text(first)}",
+        verb=commands[0] if len(commands) == 1 else "history",
+        execute=True,
+        partitions=partitions(rows),
+        start_ms=first,
+        end_ms=None,
+        now_ms=time.time_ns() // 1_000_000,
+        host=", ".join(hosts),
+        runs=tuple(_told(run) for run in runs),
+    )
+
+
+def _told(run: RunRow) -> dict[str, str]:
+    return {
+        "run": run.run_id,
+        "begun": "" if run.start_ms is None else time_text(run.start_ms),
+        "took": human_seconds(run.start_ms, run.end_ms),
+        "host": run.host,
+        "command": run.command,
+        "status": run.status,
+        "why": run.error,
+    }

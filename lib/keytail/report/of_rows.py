@@ -1,0 +1,98 @@
+"""The rows of a verb as facts of a report: what each row has, by the names that all verbs share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from keytail.audit.table import WHAT
+from keytail.cli.rows import NOT_TOLD
+from keytail.compact.detail import Detail
+from keytail.report.facts import Finding, Partition
+
+_SAME = (
+    "records_before", "records_after", "segments_before", "segments_after", "tombstones_removed", "markers_removed",
+    "start_ms", "end_ms", "expected_s",
+)  # fmt: skip
+_MOST_EXAMPLES = 20
+
+
+def partitions(rows: Iterable[Any]) -> tuple[Partition, ...]:
+    return tuple(map(partition, rows))
+
+
+def partition(row: Any) -> Partition:
+    """Of any verb's row that has a name and a status."""
+    known: dict[str, Any] = {name: getattr(row, name, None) for name in _SAME}
+    before, after = _bytes(row)
+    problem = getattr(row, "problem", None)
+    remedy = (problem.remedy if problem is not None else None) or ""
+    why = row.error
+    if remedy and remedy in why:
+        why = why.replace(f". {remedy}", "").replace(remedy, "").rstrip()
+    return Partition(
+        name=row.name,
+        topic=row.topic or "",
+        log_dir=getattr(row, "log_dir", ""),
+        status=row.status,
+        why=why,
+        remedy=remedy,
+        bytes_before=before,
+        bytes_after=after,
+        held_by=_held_by(row),
+        findings=tuple(_findings(row)),
+        detail=getattr(row, "detail", None) or Detail(),
+        row={name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD},
+        **known,
+    )
+
+
+def _bytes(row: Any) -> tuple[int | None, int | None]:
+    replicas = getattr(row, "replicas", None)
+    if replicas:
+        return sum(one["bytes"] or 0 for one in replicas), None
+    if hasattr(row, "bytes"):
+        return row.bytes, None
+    return getattr(row, "bytes_before", None), getattr(row, "bytes_after", None)
+
+
+def _held_by(row: Any) -> str:
+    replica = getattr(row, "removal_limit_replica", None)
+    if replica is None:
+        return ""
+    return f"replica {replica} has not been cleaned further than offset {row.removal_limit_offset}"
+
+
+def _findings(row: Any) -> Iterator[Finding]:
+    for one in getattr(row, "findings", ()):  # of verify
+        yield Finding(
+            one["severity"], one["what"], _place(one), one["broker"] or "", one["remedy"] or "", one["start_loses"]
+        )
+    for segment in _segments(row):  # of rebuild-index
+        if segment.status != "sound":
+            severity = "error" if segment.status == "damaged" else "warning"
+            where = os.path.join(row.name, f"{segment.base_offset:020d}.log")
+            yield Finding(severity, f"index files {segment.status}: {segment.error}", where)
+    for text in getattr(row, "notes", ()):
+        yield Finding("note", text)
+    for name, count in (getattr(row, "divergences", None) or {}).items():  # of audit
+        offsets = ", ".join([str(one["offset"]) for one in row.examples if one["kind"] == name][:_MOST_EXAMPLES])
+        where = f"{count:,}, such as at offset {offsets}" if offsets else f"{count:,}"
+        yield Finding("error", f"{name}: {WHAT[name]}", where)
+    for gap in getattr(row, "not_compared", ()):
+        where = f"{gap['path']}, byte position {gap['byte_position']}"
+        yield Finding("error", f"could not be compared: {gap['what']}", where)
+
+
+def _segments(row: Any) -> tuple[Any, ...]:
+    segments = getattr(row, "segments", ())
+    return segments if isinstance(segments, tuple) else ()
+
+
+def _place(finding: Mapping[str, Any]) -> str:
+    where = [str(finding["path"])] if finding.get("path") else []
+    for name, key in (("byte position", "byte_position"), ("offset", "offset")):
+        if finding.get(key) is not None:
+            where.append(f"{name} {finding[key]}")
+    return ", ".join(where)

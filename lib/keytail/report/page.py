@@ -1,0 +1,395 @@
+"""`page(report)`: the report of a run as one HTML page, which needs no other file and no network. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.util
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from keytail.acting_user import as_caller
+from keytail.cli.rows import change, human_bytes, human_time
+from keytail.durations import duration_text
+from keytail.errors import UsageProblem
+from keytail.report import keys, sums
+from keytail.report.facts import Partition, Report
+from keytail.report.masking import masked, masked_arguments, shown
+
+HERE = Path(__file__).parent
+TOPICS_DRAWN = 20
+MAPS_DRAWN = 6
+MOST_ROWS = 500  # of a table; the raw rows have all
+MOST_REASONS = 100
+MOST_NAMES = 2000  # of one reason
+MOST_SLOWEST = 15
+NEEDED = ("jinja2", "matplotlib")
+
+
+@as_caller()
+def refuse_without_packages() -> None:
+    """UsageProblem where those are missing that only reports need."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageProblem(
+            f"a report needs {' and '.join(missing)}, which this Python does not have",
+            remedy="Install it with: pip install 'keytail[report]'",
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """`numbers`: which columns are numbers. A cell is its text, and what it is sorted by if not that."""
+
+    name: str
+    heads: tuple[str, ...]
+    numbers: frozenset[int]
+    rows: list[list[tuple[str, Any]]]
+    total: int
+
+    @property
+    def more(self) -> int:
+        return self.total - len(self.rows)
+
+
+def page(report: Report) -> str:
+    """The whole page. Everything in it that comes from names or errors is escaped and without secrets."""
+    import jinja2  # noqa: PLC0415 (optional)
+    from markupsafe import Markup  # noqa: PLC0415 (the same)
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) or not isinstance(value, str) else shown(value),
+    )  # fmt: skip
+    environment.filters |= {"ticks": lambda text: Markup(_with_code(text))}
+    script = (HERE / "page.js").read_text()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    level, sentence = sums.verdict(report)
+    return environment.get_template("page.html").render(
+        report=report,
+        style=Markup((HERE / "page.css").read_text()),
+        script=Markup(script),
+        digest=digest,
+        level=level,
+        sentence=sentence,
+        next_step=sums.next_step(report),
+        tiles=_tiles(report),
+        reasons=sums.reasons(report.partitions)[:MOST_REASONS],
+        most_names=MOST_NAMES,
+        drawn=_drawings(report, Markup),
+        tables=_tables(report),
+        times=_times(report),
+        horizons=_horizons(report),
+        keys=keys.about(report),
+        command=shlex.join(masked_arguments(report.arguments)),
+        raw=Markup(_raw(report.partitions)),
+    )
+
+
+def _with_code(text: str) -> str:
+    """Of a sentence with `commands` between backticks."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(shown(text)))
+
+
+# The first screen
+
+
+def _tiles(report: Report) -> list[tuple[str, str]]:
+    found = report.partitions
+    statuses = Counter(one.status for one in found)
+    tiles = [(status, f"{number:,}") for status, number in statuses.most_common()]
+    changed = [one for one in found if one.reclaimed_bytes]
+    if changed and report.execute:
+        before, after = (sum(getattr(one, name) or 0 for one in changed) for name in ("bytes_before", "bytes_after"))
+        tiles.insert(0, ("log bytes of what changed", change(human_bytes(before), human_bytes(after))))
+    counted = [one for one in found if one.records_before is not None and one.records_after is not None]
+    removed = sum((one.records_before or 0) - (one.records_after or 0) for one in counted)
+    if removed:
+        tiles.append(("records removed", f"{removed:,}"))
+    if report.end_ms is not None:
+        seconds = (report.end_ms - report.start_ms) / 1000
+        tiles.append(("the run took", human_time(seconds)))
+    return tiles
+
+
+def _times(report: Report) -> dict[str, str]:
+    """Of the whole run: begun, ended, and how fast it read."""
+    times = {"begun": _time(report.start_ms)}
+    if report.end_ms is not None:
+        times["ended"] = _time(report.end_ms)
+    known = [one for one in report.partitions if one.start_ms is not None and one.end_ms is not None]
+    if known:
+        first, last = min(one.start_ms or 0 for one in known), max(one.end_ms or 0 for one in known)
+        size = sum(one.bytes_before or 0 for one in known)
+        times["first partition begun"], times["last partition ended"] = _time(first), _time(last)
+        if last > first and size:
+            per_second = human_bytes(int(size * 1000 / (last - first)))
+            times["throughput"] = f"{human_bytes(size)} of logs in {human_time((last - first) / 1000)}: {per_second}/s"
+    return times
+
+
+def _horizons(report: Report) -> dict[str, Any]:
+    """Of tombstones and markers: what went, what waits, and until when."""
+    found = [one for one in report.partitions if one.detail.horizon_batches is not None]
+    waiting = [one for one in found if one.detail.horizon_batches]
+    firsts = [one.detail.first_horizon_ms for one in waiting if one.detail.first_horizon_ms is not None]
+    lasts = [one.detail.last_horizon_ms for one in waiting if one.detail.last_horizon_ms is not None]
+    gone = [one for one in report.partitions if one.tombstones_removed is not None]
+    return {
+        "is_known": bool(found),
+        "tombstones": sum(one.tombstones_removed or 0 for one in gone),
+        "markers": sum(one.markers_removed or 0 for one in gone),
+        "batches": sum(one.detail.horizon_batches or 0 for one in waiting),
+        "partitions": len(waiting),
+        "first": _time(min(firsts)) if firsts else "",
+        "last": _time(max(lasts)) if lasts else "",
+    }
+
+
+# Tables
+
+
+def _tables(report: Report) -> dict[str, Table]:
+    found = report.partitions
+    tables = {
+        "topics": _topics(found),
+        "dirty": _dirty(found),
+        "phases": _phases(found),
+        "slowest": _slowest(found),
+        "horizons": _waiting(found),
+        **{name: _table(name, *table) for name, table in keys.tables(found).items()},
+        "partitions": _partitions(found),
+    }
+    return {name: table for name, table in tables.items() if table.rows}
+
+
+def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
+    """The first `words` columns are words. Cells are texts, or pairs of a text and a number to sort by. Empty columns
+    are left out."""
+    cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MOST_ROWS]]
+    having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
+    return Table(
+        name,
+        tuple(heads[n] for n in having),
+        frozenset(at for at, n in enumerate(having) if n >= words),
+        [[row[n] for n in having] for row in cells],
+        len(rows) if total is None else total,
+    )
+
+
+def _size(number: int | None) -> tuple[str, Any]:
+    return human_bytes(number), -1 if number is None else number
+
+
+def _number(number: int | None) -> tuple[str, Any]:
+    return ("", -1) if number is None else (f"{number:,}", number)
+
+
+def _seconds(seconds: float | None) -> tuple[str, Any]:
+    return ("", -1) if seconds is None else (_short_time(seconds), round(seconds, 3))
+
+
+def _short_time(seconds: float) -> str:
+    return human_time(seconds) if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _topics(found: Sequence[Partition]) -> Table:
+    topics = sums.by_topic(found)
+    is_changed = any(one.reclaimed_bytes for one in topics)
+    heads = ("topic", "partitions", "not done", "log bytes", "after", "reclaimed", "dirty", "records", "after")
+    rows = [
+        [
+            one.topic,
+            _number(one.partitions),
+            _number(one.not_done or None),
+            _size(one.bytes_before),
+            _size(one.bytes_after if is_changed else None),
+            _size(one.reclaimed_bytes if is_changed else None),
+            _size(one.dirty_bytes),
+            _number(one.records_before),
+            _number(one.records_after),
+        ]
+        for one in topics
+    ]
+    return _table("topics", heads, 1, rows)
+
+
+def _dirty(found: Sequence[Partition]) -> Table:
+    known = [(one, ratio) for one in found if (ratio := sums.dirty_ratio(one)) is not None]
+    known.sort(key=lambda item: -(item[0].detail.dirty_bytes or 0))
+    heads = ("partition", "status", "dirty ratio", "due above", "dirty", "clean")
+    rows = [
+        [
+            one.name,
+            one.status,
+            (f"{ratio:.2f}", ratio),
+            "" if one.detail.minimum_dirty_ratio is None else f"{one.detail.minimum_dirty_ratio:g}",
+            _size(one.detail.dirty_bytes),
+            _size(one.detail.clean_bytes),
+        ]
+        for one, ratio in known
+    ]
+    return _table("dirty", heads, 2, rows)
+
+
+def _phases(found: Sequence[Partition]) -> Table:
+    rows = []
+    for phase, seconds, size in sums.phases(found):
+        per_second = int(size / seconds) if seconds else None
+        speed, number = _size(per_second)
+        rows.append([phase, _seconds(seconds), _size(size), (f"{speed}/s" if speed else "", number)])
+    return _table("phases", ("phase", "of all tasks", "logs", "a second of a task"), 1, rows)
+
+
+def _slowest(found: Sequence[Partition]) -> Table:
+    timed = sorted((one for one in found if one.seconds is not None), key=lambda one: -(one.seconds or 0))
+    rows = []
+    for one in timed[:MOST_SLOWEST]:
+        phases = ", ".join(
+            f"{name} {_short_time(took)}" for name, took in one.detail.phases_s.items() if took >= 0.001
+        )
+        speed = human_bytes(int((one.bytes_before or 0) / one.seconds)) + "/s" if one.seconds else ""
+        rows.append([one.name, phases, _seconds(one.seconds), _size(one.bytes_before), speed])
+    heads = ("partition", "of it in tasks", "took", "log bytes", "speed")
+    return _table("slowest", heads, 2, rows)
+
+
+def _waiting(found: Sequence[Partition]) -> Table:
+    waiting = [one for one in found if one.detail.horizon_batches]
+    waiting.sort(key=lambda one: one.detail.first_horizon_ms or 0)
+    rows = []
+    for one in waiting:
+        detail = one.detail
+        kept = detail.delete_retention_ms
+        rows.append(
+            [
+                one.name,
+                one.held_by,
+                _number(detail.horizon_batches),
+                (_time(detail.first_horizon_ms), detail.first_horizon_ms),
+                (_time(detail.last_horizon_ms), detail.last_horizon_ms),
+                "" if kept is None else duration_text(kept),
+            ]
+        )
+    heads = ("partition", "held back by", "batches", "the first may go", "the last", "delete.retention.ms")
+    return _table("horizons", heads, 2, rows)
+
+
+def _partitions(found: Sequence[Partition]) -> Table:
+    """Those that are not done first, then those with most bytes."""
+    order = {"bad": 0, "left": 1, "good": 2}
+    ranked = sorted(found, key=lambda one: (order[one.kind], -(one.reclaimed_bytes or 0), -(one.bytes_before or 0)))
+    many_dirs = len({one.log_dir for one in found}) > 1
+    heads = ("partition", "log dir", "status", "log bytes", "segments", "records", "keys mapped", "records a key",
+             "expected", "took")  # fmt: skip
+    rows = [
+        [
+            one.name,
+            one.log_dir if many_dirs else "",
+            one.status,
+            (change(human_bytes(one.bytes_before), human_bytes(one.bytes_after)), one.bytes_before or 0),
+            _change(one.segments_before, one.segments_after),
+            _change(one.records_before, one.records_after),
+            _number(one.detail.keys),
+            _ratio(one.detail.dirty_records, one.detail.keys),
+            _seconds(one.expected_s),
+            _seconds(one.seconds),
+        ]
+        for one in ranked[:MOST_ROWS]
+    ]
+    return _table("partitions", heads, 3, rows, len(ranked))
+
+
+def _ratio(number: int | None, of: int | None) -> tuple[str, Any]:
+    return (f"{number / of:.1f}", number / of) if number is not None and of else ("", -1)
+
+
+def _change(before: int | None, after: int | None) -> tuple[str, Any]:
+    return change(_number(before)[0], _number(after)[0]), -1 if before is None else before
+
+
+# Pictures
+
+
+def _drawings(report: Report, markup: Any) -> dict[str, Any]:
+    from keytail.report import drawings  # noqa: PLC0415 (optional)
+
+    found = report.partitions
+    drawn: dict[str, Any] = {"maps": []}
+    topics = [one for one in sums.by_topic(found)[:TOPICS_DRAWN] if one.bytes_before]
+    is_known = any((one.bytes_after if report.execute else one.dirty_bytes) is not None for one in topics)
+    if topics and is_known:
+        drawn["is_plan"] = not report.execute
+        drawn["topics"] = markup(drawings.topics(topics, is_plan=not report.execute))
+    ratios = [ratio for one in found if (ratio := sums.dirty_ratio(one)) is not None]
+    if ratios:
+        minima = {one.detail.minimum_dirty_ratio for one in found if one.detail.minimum_dirty_ratio is not None}
+        drawn["dirty"] = markup(drawings.dirty_ratios(ratios, minima.pop() if len(minima) == 1 else None))
+    if phases := sums.phases(found):
+        drawn["phases"] = markup(drawings.phases(phases))
+    if sizes := keys.by_size(found):
+        drawn["key_sizes"] = markup(drawings.key_sizes(sizes))
+    mapped = sums.that_matter(found, MAPS_DRAWN)
+    drawn["legend"] = drawings.legend(mapped)
+    for number, one in enumerate(mapped):
+        drawn["maps"].append((one.name, _about_map(one), markup(drawings.segment_map(one, number, report.now_ms))))
+    return drawn
+
+
+def _about_map(one: Partition) -> str:
+    segments = sum(part.segments for part in one.detail.parts)
+    size = sum(part.log_bytes for part in one.detail.parts)
+    text = f"{human_bytes(size)} in {sums.count(segments, 'segment')}"
+    counted = [part for part in one.detail.parts if part.records is not None]
+    if counted:
+        records = sum(part.records or 0 for part in counted)
+        kept = sum(part.records_kept or 0 for part in counted)
+        if records:
+            text += f"; of {records:,} records {kept:,} were live ({100 * kept / records:.0f}\u00a0%)"
+    return text
+
+
+# Raw rows
+
+
+def _raw(found: Sequence[Partition]) -> str:
+    """A JSON array with a row a line, without what is not known, escaped as the text of an element."""
+    lines = [json.dumps(_without_secrets(_known(one.row))) for one in found]
+    return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
+
+
+def _known(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value not in (None, "", (), {})}
+
+
+def _without_secrets(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, str):
+        return masked(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {masked(str(name)): _without_secrets(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(inner) for inner in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return _without_secrets(asdict(value))
+    return masked(str(value))
+
+
+def _time(time_ms: int | None) -> str:
+    if time_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # delete.retention.ms may be 2^63 - 1
+        return "never" if time_ms > 0 else ""

@@ -1,0 +1,240 @@
+"""What the numbers of a run add up to: the verdict, reasons, topics, phases. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from keytail.cli.rows import human_bytes
+from keytail.report.facts import Kind, Partition, Report
+
+Level = Literal["good", "left", "bad"]
+_NUMBERS = re.compile(r"\d[\d.,]*")
+_ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "interrupted": 2, "refused": 2,
+          "would-rebuild": 3, "suspect": 3, "warning": 3}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Partitions of which the same is to be said, but for their names and numbers; `example` is what is said of the
+    first one, and `where` its place."""
+
+    status: str
+    kind: Kind
+    example: str
+    where: str
+    broker: str
+    remedy: str
+    names: tuple[str, ...]
+    count: int
+    differ: bool
+
+
+@dataclass(frozen=True)
+class TopicSums:
+    topic: str
+    partitions: int = 0
+    not_done: int = 0
+    bytes_before: int = 0
+    bytes_after: int | None = None
+    dirty_bytes: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+
+    @property
+    def reclaimed_bytes(self) -> int | None:
+        return None if self.bytes_after is None else self.bytes_before - self.bytes_after
+
+
+def count(number: int, what: str) -> str:
+    """As `1 partition` or `3 partitions`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def verdict(report: Report) -> tuple[Level, str]:
+    """The run in a sentence or two, and how it is to be looked at."""
+    found = report.partitions
+    bad = sum(one.kind == "bad" for one in found)
+    said = _SAID.get(report.verb, _about_change)(report) if found else "Nothing is known of any partition."
+    if bad and report.verb not in ("verify", "audit"):
+        said += f" {count(bad, 'partition')} {'is' if bad == 1 else 'are'} not done."
+    if report.ended_early:
+        said = f"The run did not come to its end: {report.ended_early.rstrip('.')}. {said}"
+    if bad or report.ended_early or (not found and report.exit_status):
+        return "bad", said
+    is_odd = any(one.status in ("suspect", "would-rebuild") for one in found)
+    return ("left" if is_odd else "good"), said
+
+
+def next_step(report: Report) -> str:
+    """What the run itself said, or where the page has it."""
+    if report.next_step:
+        return report.next_step
+    if any(one.kind == "bad" for one in report.partitions):
+        verify = "; `keytail verify` says what a broker does with damage, and what helps"
+        more = "" if report.verb == "verify" else verify
+        return f"What to do is told with each reason below{more}."
+    looked = report.verb in ("verify", "audit") and report.partitions and not report.ended_early
+    return "Nothing is to be done." if looked and verdict(report)[0] == "good" else ""
+
+
+def _about_verify(report: Report) -> str:
+    found = report.partitions
+    statuses = Counter(one.status for one in found)
+    everything, size = count(len(found), "partition"), human_bytes(_sum(found, "bytes_before"))
+    wrong = len(found) - statuses["sound"]
+    if not wrong:
+        return f"Nothing wrong was found in {everything}, {size}."
+    stopped = [one for one in found if not one.row.get("live")]
+    losing = sum(any(finding.start_loses for finding in one.findings) for one in stopped)
+    loses = f" A broker that starts now would lose or hide records of {losing:,}." if losing else ""
+    has = "has" if wrong == 1 else "have"
+    return f"{wrong:,} of {everything} {has} findings ({_statuses(statuses, 'sound')}); {size} were read.{loses}"
+
+
+def _about_audit(report: Report) -> str:
+    statuses = Counter(one.status for one in report.partitions)
+    everything = count(len(report.partitions), "partition")
+    if statuses["alike"] == len(report.partitions):
+        return f"The replicas of {everything} are alike."
+    return f"The replicas of {statuses['alike']:,} of {everything} are alike ({_statuses(statuses, 'alike')})."
+
+
+def _about_rebuild(report: Report) -> str:
+    statuses = Counter(one.status for one in report.partitions)
+    everything = count(len(report.partitions), "partition")
+    made = statuses["rebuilt"] if report.execute else statuses["would-rebuild"]
+    if not made:
+        return f"No index file of {everything} was {'made anew' if report.execute else 'found wrong'}."
+    return f"Index files of {made:,} of {everything} {'were made anew' if report.execute else 'are missing or wrong'}."
+
+
+def _about_change(report: Report) -> str:
+    """Of `compact`, and of plans."""
+    found = report.partitions
+    everything = count(len(found), "partition")
+    due = [one for one in found if one.status == "would-compact"]
+    if not report.execute and not due:
+        return f"No compaction is due in {everything}. Nothing was changed."
+    if not report.execute:
+        dirty = sum(one.detail.dirty_bytes or 0 for one in due)
+        of_it = f", {human_bytes(dirty)} of it dirty" if dirty else ""
+        size = human_bytes(_sum(due, "bytes_before"))
+        return f"{len(due):,} of {everything} would be compacted: {size} to read{of_it}. Nothing was changed."
+    changed = [one for one in found if one.status == "compacted" or one.reclaimed_bytes]
+    if not changed:
+        return f"Nothing was changed in {everything}."
+    reclaimed, before = _sum(found, "reclaimed_bytes"), _sum(found, "bytes_before")
+    share = f" ({100 * reclaimed / before:.0f} %)" if before else ""
+    done = f"{sum(one.status == 'compacted' for one in found):,} of {everything} compacted"
+    return f"Reclaimed {human_bytes(reclaimed)} of {human_bytes(before)}{share}: {done}."
+
+
+_SAID: dict[str, Callable[[Report], str]] = {
+    "verify": _about_verify,
+    "audit": _about_audit,
+    "rebuild-index": _about_rebuild,
+}
+
+
+def _statuses(statuses: Counter[str], without: str) -> str:
+    return ", ".join(f"{number:,} {status}" for status, number in statuses.most_common() if status != without)
+
+
+def _sum(found: Iterable[Partition], name: str) -> int:
+    return sum(getattr(one, name) or 0 for one in found)
+
+
+def reasons(found: Sequence[Partition]) -> list[Reason]:
+    """Everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
+    groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
+    says: dict[tuple[str, str, str, str], tuple[str, str]] = {}
+    for one in found:
+        for status, what, where, broker, remedy in _said(one):
+            key = (status, _without_names(what, one), _without_names(broker, one), _without_names(remedy, one))
+            groups[key].append((one, what, where))
+            says.setdefault(key, (broker, remedy))
+    made = []
+    for key, those in groups.items():
+        names = tuple(dict.fromkeys(one.name for one, _, _ in those))
+        broker, remedy = says[key]
+        _, what, where = those[0]
+        kind: Kind = "bad" if key[0] == "error" else "left" if key[0] in ("warning", "note") else those[0][0].kind
+        made.append(
+            Reason(key[0], kind, what, where, broker, remedy, names, len(those), len({w for _, w, _ in those}) > 1)
+        )
+    return sorted(made, key=lambda reason: (_ORDER.get(reason.status, 9), -len(reason.names)))
+
+
+def _said(one: Partition) -> Iterable[tuple[str, str, str, str, str]]:
+    for finding in one.findings:
+        yield finding.severity, finding.what, finding.where, finding.broker, finding.remedy
+    wrong = any(finding.severity in ("error", "warning") for finding in one.findings)
+    if one.why and not (wrong and one.status in ("damaged", "suspect", "differs", "corrupt", "would-rebuild")):
+        yield one.status, one.why, "", "", one.remedy
+    if one.held_by:
+        yield "note", f"tombstones and markers stay: {one.held_by}", "", "", ""
+
+
+def _without_names(text: str, one: Partition) -> str:
+    """What is equal for partitions of which the same is said."""
+    if one.log_dir:
+        text = text.replace(one.log_dir, "DIR")
+    if one.topic:
+        text = text.replace(one.name, "PARTITION").replace(one.topic, "TOPIC")
+    return _NUMBERS.sub("#", text)
+
+
+def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
+    """The topics with most reclaimed, else dirty, else all bytes first."""
+    groups: dict[str, list[Partition]] = defaultdict(list)
+    for one in found:
+        if one.topic:
+            groups[one.topic].append(one)
+    made = []
+    for topic, those in groups.items():
+        counted = [one for one in those if one.records_before is not None and one.records_after is not None]
+        sizes_after = [one.bytes_after for one in those if one.bytes_after is not None]
+        dirty = [one.detail.dirty_bytes for one in those if one.detail.dirty_bytes is not None]
+        made.append(
+            TopicSums(
+                topic,
+                len(those),
+                sum(one.kind == "bad" for one in those),
+                _sum(those, "bytes_before"),
+                sum(sizes_after) if len(sizes_after) == len(those) else None,
+                sum(dirty) if dirty else None,
+                _sum(counted, "records_before") if counted else None,
+                _sum(counted, "records_after") if counted else None,
+            )
+        )
+    return sorted(made, key=lambda one: (-(one.reclaimed_bytes or 0), -(one.dirty_bytes or 0), -one.bytes_before,
+                                         one.topic))  # fmt: skip
+
+
+def dirty_ratio(one: Partition) -> float | None:
+    clean, dirty = one.detail.clean_bytes, one.detail.dirty_bytes
+    if clean is None or dirty is None or clean + dirty == 0:
+        return None
+    return dirty / (clean + dirty)
+
+
+def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
+    """Of each phase: its seconds, of all tasks together, and the bytes of the logs of which it is known."""
+    seconds: dict[str, float] = {}
+    size: Counter[str] = Counter()
+    for one in found:
+        for phase, took in one.detail.phases_s.items():
+            seconds[phase] = seconds.get(phase, 0.0) + took
+            size[phase] += one.bytes_before or 0
+    return [(phase, took, size[phase]) for phase, took in seconds.items()]
+
+
+def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
+    """Of those whose segments are known, the ones with most to gain or gained."""
+    drawn = [one for one in found if len(one.detail.parts) and sum(part.log_bytes for part in one.detail.parts)]
+    return sorted(drawn, key=lambda one: (-(one.reclaimed_bytes or 0), -(one.detail.dirty_bytes or 0),
+                                          -(one.bytes_before or 0)))[:most]  # fmt: skip

@@ -1,0 +1,157 @@
+"""`--report FILE.html`: the page of a run, written whole when its verb has ended, however that was.
+
+What goes wrong with the page never changes what the run did: it is told, and the exit status is 1 only where it would
+have been 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import pwd
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from keytail.acting_user import as_caller
+from keytail.cli import rows as show
+from keytail.cli.stopping import Stopped
+from keytail.cli.whole_file import refuse_file, write_whole
+from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.ledger.of_run import given_settings, versions
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.ended import SparkEnded
+from keytail.telling import say
+
+if TYPE_CHECKING:
+    from keytail.cli.selection import Configuration
+    from keytail.report.facts import Report
+
+
+@dataclass
+class Page:
+    """What a verb says of its run for the page; `rows` as far as they are known."""
+
+    verb: str
+    title: str = ""
+    execute: bool = False
+    now_ms: int | None = None
+    configuration: Configuration | None = None
+    next_step: str = ""
+    rows: list[Any] = field(default_factory=list)
+
+    def heard(self, row: Any) -> None:
+        """Of a verb that tells its rows as they end."""
+        self.rows.append(row)
+
+    def done(self, rows: Sequence[Any], next_step: str = "") -> None:
+        """All rows, in their order."""
+        self.rows, self.next_step = list(rows), next_step
+
+
+@contextlib.contextmanager
+def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
+    """The page is written as the context ends: by the verb's exit, by a stop, or by an error that ends the run.
+
+    UsageProblem, before anything is done, for a path in a log dir, where no file can be made, or where packages are
+    missing. A run that ends by wrong usage has no page.
+    """
+    if path is None:
+        yield page
+        return
+    from keytail.report.page import refuse_without_packages  # noqa: PLC0415 (--help stays fast)
+
+    refuse_file(fs, path, log_dirs, "--report")
+    refuse_without_packages()
+    start_ms = _now_ms()
+    try:
+        yield page
+    except typer.Exit as ended:
+        if not _write(path, page, start_ms, ended.exit_code) and not ended.exit_code:
+            raise typer.Exit(1) from None
+        raise
+    except Stopped as stop:
+        page.rows = list(stop.rows) if stop.rows is not None else page.rows
+        _write(path, page, start_ms, stop.exit_status, f"interrupted by {signal.Signals(stop.number).name}")
+        raise
+    except SparkEnded as ended:
+        page.rows = list(ended.rows) if ended.rows is not None else page.rows
+        _write(path, page, start_ms, 1, ended.what)
+        raise
+    except UsageProblem:
+        raise
+    except (KeytailError, OSError) as problem:
+        _write(path, page, start_ms, 1, in_words(problem))
+        raise
+
+
+def _write(path: str, told: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
+    """Whether the page is there. Whatever keeps it from being made is told, and nothing else."""
+    try:
+        write_page(path, report_of(told, start_ms, exit_status, ended_early))
+    except Exception as problem:  # a page is never worth a run
+        what = repr(problem)
+        if isinstance(problem, KeytailError):
+            what = in_words(problem)
+        elif isinstance(problem, OSError):
+            what = problem.strerror or str(problem)
+        show.tell(f"[bold red]keytail:[/] {escape(f'the report could not be written ({path}): {what}')}", "error")
+        return False
+    say(f"keytail: the report is {path}")
+    return True
+
+
+@as_caller()
+def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: str = "") -> Report:
+    from keytail.report.facts import Report  # noqa: PLC0415 (--help stays fast)
+    from keytail.report.of_rows import partitions  # noqa: PLC0415 (the same)
+
+    again = "Run the same command again to go on." if ended_early else ""
+    return Report(
+        title=told.title or told.verb,
+        verb=told.verb,
+        execute=told.execute,
+        partitions=partitions(told.rows),
+        start_ms=start_ms,
+        end_ms=_now_ms(),
+        now_ms=told.now_ms or start_ms,
+        arguments=(os.path.basename(sys.argv[0]), *sys.argv[1:]),
+        settings=given_settings(told.configuration) if told.configuration is not None else {},
+        host=os.uname().nodename,
+        user=_user(),
+        versions=_versions(),
+        exit_status=exit_status,
+        ended_early=ended_early,
+        next_step=told.next_step.replace("given above", "given below") or again,  # on a page the reasons follow
+    )
+
+
+@as_caller()
+def write_page(path: str, report: Report) -> None:
+    """Whole or not at all."""
+    from keytail.report.page import page  # noqa: PLC0415 (--help stays fast)
+
+    text = page(report)
+    write_whole(path, lambda file: file.write(text))
+
+
+def _versions() -> Mapping[str, str]:
+    return {**versions(), "system": f"{platform.system()} {platform.release()}"}
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,77 @@
+"""What segments hold, read by tasks: a few segments each, one answer a segment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keytail.errors import REPORT_IT, KeytailError
+from keytail.format import names
+from keytail.log.contents import SegmentContents, contents_of
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.stride import SegmentReader
+from keytail.run.tasks import explained, run_bundle
+
+# Of one task: some tenths of a second.
+TASK_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class SegmentPlace:
+    """One segment of one partition directory."""
+
+    partition_path: str
+    base_offset: int
+
+
+Answer = SegmentContents | KeytailError
+
+
+def read_contents(
+    spark: Any, places: Sequence[SegmentPlace], fs: FileSystem = LOCAL, stopped: Callable[[], bool] = lambda: False
+) -> list[Answer]:
+    """Of each place, in their order: what it holds, or why that cannot be told."""
+    parts = list(_parts(places, fs))
+    answers: list[Answer] = []
+    outcomes = run_bundle(spark, parts, _read_on_worker, name="ledger: segments", stopped=stopped)
+    for part, outcome in zip(parts, outcomes, strict=True):
+        problem = outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
+        answers += outcome.value if outcome.value is not None else [problem] * len(part)
+    return answers
+
+
+def _read_on_worker(places: Sequence[SegmentPlace], attempt: str) -> list[Answer]:
+    reader = SegmentReader(LOCAL)
+    return [_read(place, reader) for place in places]
+
+
+def _read(place: SegmentPlace, reader: SegmentReader) -> Answer:
+    try:
+        return contents_of(LOCAL, place.partition_path, place.base_offset, reader)
+    except KeytailError as problem:
+        return problem
+    except OSError as problem:
+        return explained(problem)
+
+
+def _parts(places: Sequence[SegmentPlace], fs: FileSystem) -> Iterator[list[SegmentPlace]]:
+    part: list[SegmentPlace] = []
+    size = 0
+    for place in places:
+        log_bytes = _size(place, fs)
+        if part and size + log_bytes > TASK_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(place)
+        size += log_bytes
+    if part:
+        yield part
+
+
+def _size(place: SegmentPlace, fs: FileSystem) -> int:
+    try:
+        return fs.stat(os.path.join(place.partition_path, names.segment_file(place.base_offset, names.LOG))).size_bytes
+    except OSError:  # the task says so
+        return 0

@@ -1,0 +1,208 @@
+"""What a Spark session needs to read and write Delta tables: jars, and settings that Delta asks for.
+
+The jars of the installed delta-spark are among Spark's own (an image can have them there), or come from a Maven
+repository at the first start (Spark's Ivy keeps them), or from a folder. spark-submit has made its JVM before keytail
+runs: there they are for its own flags or its conf to name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from keytail.acting_user import as_caller
+from keytail.errors import KeytailError, UsageProblem
+
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+SETTINGS = {
+    "spark.sql.extensions": EXTENSION,
+    "spark.sql.catalog.spark_catalog": CATALOG,
+    # Delta rebuilds a table's state in so many tasks after every commit: 50 took 5 s on two cores, one takes 0.9 s.
+    # A state of a million files still fits into one.
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+# What Delta's jars name as their own needs and Spark brings itself, in newer versions: 66 of 80 MB. Its catalog of
+# another vendor is not used.
+_SPARKS_OWN = (
+    "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core",
+    "org.apache.logging.log4j:log4j-slf4j2-impl",
+    "org.apache.parquet:parquet-hadoop",
+    "org.locationtech.jts:jts-core",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.slf4j:slf4j-api",
+    "io.delta:delta-kernel-unitycatalog",
+    "io.unitycatalog:unitycatalog-client",
+    "io.unitycatalog:unitycatalog-hadoop",
+)
+LOCK = ".keytail.lock"
+_LONGEST_WAIT_S = 300
+_NEEDED = ("delta-spark_", "delta-storage-")
+# Lines of Ivy at work, which finds or fetches what it was told to.
+IVY_NOISE = re.compile(
+    rb"::|\t|\s+found |downloading |Ivy Default Cache set to|The jars for the packages stored in|"
+    rb"\S+ added as a dependency|.* :: resolving|\s*$"
+)
+
+
+@as_caller()
+def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
+    """Of a session that keytail starts itself; `jars` is a folder of Delta's jars, None: they are among Spark's own, or
+    come from Maven, as do other `packages` then."""
+    return {**SETTINGS, **(_from_folder(jars) if jars else _from_maven(packages))}
+
+
+def in_sparks_jars() -> str | None:
+    """Where among Spark's own jars Delta's are, of the version that is installed; None: they are not there."""
+    home = os.environ.get("SPARK_HOME")
+    if home is None:
+        import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
+
+        home = os.path.dirname(pyspark.__file__)
+    _, artifact, version = coordinates().split(":")
+    found = glob.glob(os.path.join(glob.escape(home), "jars", f"*{artifact}-{version}.jar"))
+    return found[0] if found else None
+
+
+def coordinates() -> str:
+    """The Maven package of the installed delta-spark for the installed Spark, as `io.delta:NAME:VERSION`."""
+    from delta import configure_spark_with_delta_pip  # noqa: PLC0415 (brings in pyspark.sql)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (as the line above)
+
+    builder = SparkSession.Builder()
+    configure_spark_with_delta_pip(builder)
+    return str(builder._options["spark.jars.packages"])
+
+
+def _from_maven(packages: tuple[str, ...]) -> dict[str, str]:
+    if in_sparks_jars() is not None:
+        return {"spark.jars.packages": ",".join(packages)} if packages else {}
+    return {
+        "spark.jars.packages": ",".join((coordinates(), *packages)),
+        "spark.jars.excludes": ",".join(_SPARKS_OWN),
+    }
+
+
+def _from_folder(folder: str) -> dict[str, str]:
+    jars = sorted(glob.glob(os.path.join(glob.escape(os.path.abspath(folder)), "*.jar")))
+    missing = [start for start in _NEEDED if not any(start in os.path.basename(jar) for jar in jars)]
+    if missing:
+        raise UsageProblem(
+            f"--delta-jars {folder} has no *{missing[0]}*.jar",
+            remedy=f"Put there {coordinates()} and what it depends on (delta-storage, delta-kernel-api and "
+            "-defaults), as `python -m keytail.run.delta_jars DIR` does where a Maven repository can be reached",
+        )
+    return {"spark.jars": ",".join(jars)}
+
+
+def require_delta(spark: Any) -> None:
+    """UsageProblem where a session of spark-submit's making cannot write Delta tables."""
+    conf = spark.sparkContext.getConf()
+    wanted = [key for key in ("spark.sql.extensions", "spark.sql.catalog.spark_catalog") if not conf.get(key)]
+    try:
+        spark.sparkContext._jvm.java.lang.Class.forName(
+            EXTENSION, False, spark.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        )
+        has_jars = True
+    except Exception:
+        has_jars = False
+    if has_jars and not wanted:
+        return
+    flags = [] if has_jars else [f"--packages {coordinates()} (or --jars with Delta's jars)"]
+    flags += [f"--conf {key}={SETTINGS[key]}" for key in wanted]
+    raise UsageProblem(
+        "Delta tables are asked for, and spark-submit has started Spark without "
+        + ("its jars" if not has_jars else "its settings"),
+        remedy=f"Give spark-submit {' '.join(flags)}; conf/spark-delta.conf has them as a --properties-file",
+    )
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """No other process of ours commits to tables below `folder`, where that is a directory of a mounted file system.
+
+    Delta commits by a rename that must not replace a file. Hadoop's renames on local file systems look first and
+    rename then: of two commits at once one would be lost, or both. Elsewhere (HDFS, object stores with the log store
+    that Delta asks for) it is Delta's own matter. KeytailError where the lock cannot be had for minutes.
+    """
+    parts = urlsplit(folder)
+    if parts.scheme not in ("", "file"):
+        yield
+        return
+    path = unquote(parts.path) if parts.scheme else folder
+    with as_caller():
+        os.makedirs(path, exist_ok=True)
+        fd = _open_lock(os.path.join(path, LOCK))
+    try:
+        last_s = time.monotonic() + _LONGEST_WAIT_S
+        while not _locked(fd):
+            if time.monotonic() > last_s:
+                raise KeytailError(
+                    f"another run has kept the lock of the tables for {_LONGEST_WAIT_S} s",
+                    path=os.path.join(path, LOCK),
+                    remedy="Look what it waits for; its end gives the lock free",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open_lock(path: str) -> int:
+    """A descriptor of the lock file, made where there is none. KeytailError for anything but a regular file."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except OSError as problem:
+        if problem.errno == errno.ELOOP:
+            raise _no_lock_file(path) from problem
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_lock_file(path)
+    return fd
+
+
+def _no_lock_file(path: str) -> KeytailError:
+    return KeytailError(
+        "the lock of the tables is not a regular file", path=path, remedy="Find out what it is, and remove it"
+    )
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def jars_problem(withheld: bytes) -> UsageProblem | None:
+    """What a start that failed says of jars that could not be had; None: that was not why."""
+    lines = [line.strip() for line in withheld.decode(errors="replace").splitlines()]
+    lost = [line for line in lines if "UNRESOLVED" in line or ("not found" in line and ":: " in line)]
+    if not lost:
+        return None
+    name = re.search(r"[\w.]+#[\w.-]+;[\w.-]+", " ".join(lost))
+    what = f" ({name.group(0).replace('#', ':').replace(';', ':')})" if name else ""
+    return UsageProblem(
+        f"Delta's jars could not be had from a Maven repository{what}",
+        remedy="Let this host reach one (spark.jars.repositories or spark.jars.ivySettings name another), fetch them "
+        "elsewhere and give their folder as --delta-jars, or leave out the flag that needs Delta",
+    )

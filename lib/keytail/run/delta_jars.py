@@ -1,0 +1,41 @@
+"""`python -m keytail.run.delta_jars DIR` fetches Delta's jars into a folder, for hosts that reach no Maven.
+
+For `--delta-jars DIR`, or into Spark's own folder of jars, as conf/Dockerfile does. Needs a Java, and Maven Central or
+the repository whose address is a second argument.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import sys
+import tempfile
+
+from keytail.errors import KeytailError
+from keytail.run.delta import session_settings
+from keytail.run.session import end_jvm, local_session
+
+
+def fetch(folder: str, repository: str | None = None) -> list[str]:
+    """The names of the jars that are in `folder` now. UsageProblem where they cannot be had."""
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
+        settings = {**session_settings(None), "spark.jars.ivy": ivy}
+        if repository:
+            settings["spark.jars.repositories"] = repository
+        try:
+            local_session("local[1]", "Delta's jars", settings).stop()
+        finally:
+            end_jvm()
+        jars = glob.glob(os.path.join(glob.escape(ivy), "jars", "*.jar"))
+        for jar in jars:
+            shutil.copy(jar, folder)
+    return sorted(map(os.path.basename, jars))
+
+
+if __name__ == "__main__":
+    try:
+        print(*fetch(*sys.argv[1:3]), sep="\n")
+    except KeytailError as problem:
+        sys.exit(str(problem))

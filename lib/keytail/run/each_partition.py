@@ -1,0 +1,55 @@
+"""One function of each chosen partition: here for a few of them, in processes beside this one for many.
+
+Listing a partition takes the processor as long as the disk, so threads would wait for each other; and where the
+storage is far away, more processes than cores wait for it at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from keytail.cli.selection import Chosen, uncollected
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
+
+A = TypeVar("A")
+
+# Below it the processes cost what they save.
+MANY = 2000
+_A_TASK = 250
+_PROCESSES_A_CORE = 2
+_MOST_PROCESSES = 32
+
+
+def of_each(chosen: Chosen, function: Callable[[LogDirFacts, PartitionEntry], A], fs: FileSystem = LOCAL) -> list[A]:
+    """The answers, in the order of the partitions. They are pickled where there are many; what `function` refers to is
+    not. Only a `function` that changes nothing may be given: it is called again where a process is lost."""
+    partitions = chosen.partitions
+    cores = len(os.sched_getaffinity(0))
+    is_main = threading.current_thread() is threading.main_thread()
+    if len(partitions) < MANY or fs is not LOCAL or not is_main:
+        return [function(log_dir, entry) for log_dir, entry in partitions]
+
+    import keytail.log.producers  # noqa: F401, PLC0415 (brings in the kernels: once, and not in each process)
+    from keytail.run.processes import Processes  # noqa: PLC0415 (a few partitions need none)
+    from keytail.run.tasks import attempt_one  # noqa: PLC0415 (the same)
+
+    def of_some(first: int, attempt: str) -> list[A]:
+        return [function(log_dir, entry) for log_dir, entry in partitions[first : first + _A_TASK]]
+
+    answers: list[A] = []
+    firsts = range(0, len(partitions), _A_TASK)
+    count = min(_PROCESSES_A_CORE * cores, _MOST_PROCESSES)
+    with uncollected(), Processes(count, lambda n, a: attempt_one(of_some, n, a)) as workers:
+        for outcome in workers.run(firsts):
+            if outcome is None or outcome.value is None:
+                raise (outcome and outcome.problem) or KeytailError(
+                    "a process that listed partitions was killed, twice",
+                    remedy="Mostly for want of memory (see the kernel's log)",
+                )
+            answers += outcome.value
+    return answers

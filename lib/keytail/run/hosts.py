@@ -1,0 +1,77 @@
+"""What all hosts of a run must have in common: the same files at the same paths.
+
+A path is only a name, and another host may have other files there: none, where a mount is missing; an older copy; or
+a copy that cannot be told from the files by names, sizes and times, into which it then writes. Cleaning and index
+tasks look at each of their sources (log/partition.refuse_changed); here is what else has to be asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.run.storage import refuse_shared_storage
+
+_MOUNT = "Mount the log dirs on that host as on all others, or keep it out of the run"
+
+
+@dataclass(frozen=True)
+class SeenLogs:
+    """The `.log` files of a partition, as one host sees them: what a listing says of all of them together."""
+
+    segments: int
+    size_bytes: int
+    digest: bytes  # of names, sizes and modification times
+
+    def __str__(self) -> str:
+        return f"{self.segments} segments of {self.size_bytes} bytes"
+
+
+def seen_logs(fs: FileSystem, partition_path: str) -> SeenLogs:
+    """OSError where there is no such directory."""
+    logs = sorted(
+        (entry.name, entry.size_bytes, entry.mtime_ns)
+        for entry in fs.scan(partition_path)
+        if entry.is_regular and entry.name.endswith(names.LOG)
+    )
+    digest = hashlib.blake2b(repr(logs).encode(), digest_size=16).digest()
+    return SeenLogs(len(logs), sum(size for _, size, _ in logs), digest)
+
+
+def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) -> None:
+    """Refused on a host that sees other segments than the driver did."""
+    host = os.uname().nodename
+    try:
+        here = seen_logs(fs, partition_path)
+    except FileNotFoundError as missing:
+        raise Refused(f"there is no such directory on host {host}", path=partition_path, remedy=_MOUNT) from missing
+    if here != by_driver:
+        alike = (here.segments, here.size_bytes) == (by_driver.segments, by_driver.size_bytes)
+        more = ", by other names, sizes or times" if alike else ""
+        raise Refused(
+            f"the segments are not those that the driver saw: {here} on host {host}, {by_driver} on the driver's{more}",
+            path=partition_path,
+            remedy="Make sure that nothing writes to the directory and every host sees the same files",
+        )
+
+
+def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: str) -> None:
+    """Refused when a file that a task on `host` has written is not here: it has another directory at this path."""
+    for name in written:
+        if not fs.exists(os.path.join(directory, name)):
+            raise Refused(
+                f"host {host} has written {name}, which is not here: it has other files at this path",
+                path=directory,
+                remedy=f"Remove what that host now has there by names that end in {names.SCRATCH}. {_MOUNT}",
+            )
+
+
+def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
+    """Refused on a host that has the log dir over the network, whatever it is to the driver: on the server of the
+    storage it looks like a local one, and brokers on other hosts have it open all the same."""
+    refuse_shared_storage(fs, [log_dir], os.uname().nodename)

@@ -1,0 +1,200 @@
+"""Child processes of this one that do what Spark's Python workers would, where the work is not worth a session.
+
+They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. One that dies, as by
+the hand of the kernel when memory runs out, takes its task with it and nothing else. None outlives the driver, however
+that ends. What tasks are, and what becomes of a lost one, is left to run/tasks.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+_FORK, _END = b"f", b"e"
+_PID_BYTES = 8
+_LONGEST_END_S = 10.0
+
+
+class Processes:
+    """`count` workers; a context manager. Make it in the main thread, before other threads begin.
+
+    `function` may be given here, with all that it refers to, or to `run`, which has to pickle it.
+    """
+
+    def __init__(self, count: int, function: Callable[[Any, str], Any] | None = None) -> None:
+        self.count = count
+        self.is_cancelled = False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()  # of the control socket
+        self._numbers = iter(range(2**63))
+        driver = os.getpid()
+        self._forker = os.fork()
+        if self._forker == 0:
+            _be_child(lambda: _fork_on_demand(theirs, function), keep=theirs.fileno(), parent=driver)
+        theirs.close()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"worker-{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        payloads: Sequence[P],
+        function: Callable[[P, str], R] | None = None,
+        before_again: Callable[[P], object] = lambda payload: None,
+    ) -> list[R | None]:
+        """`function(payload, attempt)` of each, begun in order, answers in order; from any thread.
+
+        A worker that dies of one is replaced, and `before_again(payload)` is called before it is tried once more. None
+        where its worker died again, or all was cancelled. What `function` raises ends its worker: let it raise nothing.
+        """
+        jobs = [_Job(function, payload, before_again) for payload in payloads]
+        for job in jobs:
+            self._jobs.put(job)
+        return [job.answer.result() for job in jobs]
+
+    def cancel(self) -> None:
+        """Kill what runs, begin nothing more; whoever waits gets None."""
+        self.is_cancelled = True
+        self._end_workers()
+
+    def close(self) -> None:
+        """All processes have ended when this returns, and with them their share of the driver's locks."""
+        self.is_cancelled = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._end_workers()
+        self._control.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._forker, 0)
+        for thread in self._threads:
+            thread.join(_LONGEST_END_S)
+
+    def _serve(self) -> None:
+        """One worker's jobs, in a thread of the driver."""
+        worker: Connection | None = None
+        while (job := self._jobs.get()) is not None:
+            answer: Any = None
+            for attempt in range(2):
+                if self.is_cancelled:
+                    break
+                try:
+                    if attempt:
+                        job.before_again(job.payload)
+                    worker = worker or self._new_worker()
+                    worker.send_bytes(pickle.dumps((job.function, job.payload, f"h{next(self._numbers)}")))
+                    answer = pickle.loads(worker.recv_bytes())
+                    break
+                except (EOFError, OSError):  # it has died
+                    if worker is not None:
+                        worker.close()
+                    worker = None
+                except BaseException as problem:
+                    job.answer.set_exception(problem)
+                    break
+            if not job.answer.done():
+                job.answer.set_result(answer)
+        if worker is not None:
+            worker.close()
+
+    def _new_worker(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with self._lock:
+            socket.send_fds(self._control, [_FORK], [theirs.fileno()])
+            theirs.close()
+            if len(self._control.recv(_PID_BYTES)) != _PID_BYTES:
+                raise EOFError
+        return Connection(ours.detach())
+
+    def _end_workers(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._control.send(_END)
+            self._control.recv(_PID_BYTES)
+
+
+class _Job:
+    def __init__(self, function: Any, payload: Any, before_again: Callable[[Any], object]) -> None:
+        self.function, self.payload, self.before_again = function, payload, before_again
+        self.answer: Future[Any] = Future()
+
+
+def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
+    """After a fork by `parent`: `main`, with the descriptor `keep` and no other of the parent's, then the end.
+
+    Descriptors go first: until then the child has a share of the driver's locks, also of one that has been killed.
+    """
+    try:
+        os.closerange(3, keep)
+        os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+        _end_with_parent(parent)
+        for number in (signal.SIGINT, signal.SIGTERM):  # they come to the whole group; the driver sees to it
+            signal.signal(number, signal.SIG_IGN)
+        gc.freeze()  # what the driver has made is not looked at again, and so its pages stay shared
+        main()
+    finally:
+        os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _fork_on_demand(control: socket.socket, function: Any) -> None:
+    """The one child that forks: it has no threads, so that none can hold a lock that a fork would copy held."""
+    workers: set[int] = set()
+    forker = os.getpid()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        for pid in [pid for pid in workers if os.waitpid(pid, os.WNOHANG)[0]]:
+            workers.remove(pid)
+        if request == _FORK:
+            [descriptor] = descriptors
+            pid = os.fork()
+            if pid == 0:
+                jobs = Connection(descriptor)
+                _be_child(partial(_work, jobs, function), keep=descriptor, parent=forker)
+            os.close(descriptor)
+            workers.add(pid)
+            control.send(pid.to_bytes(_PID_BYTES, "big"))
+            continue
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        for pid in workers:
+            os.waitpid(pid, 0)
+        workers.clear()
+        if not request:  # the driver has closed its end, or died
+            return
+        control.send(bytes(_PID_BYTES))
+
+
+def _work(jobs: Connection, function: Any) -> None:
+    while True:
+        given, payload, attempt = pickle.loads(jobs.recv_bytes())
+        jobs.send_bytes(pickle.dumps((given or function)(payload, attempt)))

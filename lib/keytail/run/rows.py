@@ -1,0 +1,89 @@
+"""The result row of verbs that change a partition: what was done to it, or why nothing was.
+
+A value without behaviour but its own exit status rule; how rows look is the app's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from keytail.errors import CorruptLog, KeytailError, Refused
+
+if TYPE_CHECKING:
+    from keytail.compact.detail import Detail
+
+DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """One partition. Sizes are of `.log` files; a number that nobody counted is None, not 0."""
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    first_dirty_offset: int | None = None
+    end_dirty_offset: int | None = None
+    segments_before: int | None = None
+    segments_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    records_before: int | None = None
+    records_after: int | None = None
+    tombstones_removed: int | None = None
+    markers_removed: int | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    way: str | None = None  # these three of a plan, where the partition is due
+    expected_s: float | None = None
+    expected_scratch_bytes: int | None = None
+    removal_limit_offset: int | None = None  # these two where --replica was given and one of them hosts it
+    removal_limit_replica: str | None = None
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it, for the exit status
+    detail: Detail | None = field(default=None, compare=False, repr=False)  # for a report
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    def __reduce__(self) -> tuple:
+        """They come from other processes by the hundred thousand; dataclasses' own way takes twice as long."""
+        return ResultRow, _values_of(self)
+
+    def unchanged(self, status: str, error: str) -> ResultRow:
+        """This row with a status, for a partition of which nothing was changed."""
+        return replace(
+            self,
+            status=status,
+            error=error,
+            segments_after=self.segments_before,
+            bytes_after=self.bytes_before,
+            records_after=self.records_before,
+        )
+
+
+_values_of = attrgetter(*(field.name for field in fields(ResultRow)))
+
+
+def status_of(problem: KeytailError) -> str:
+    if isinstance(problem, CorruptLog):
+        return "corrupt"
+    return "refused" if isinstance(problem, Refused) else "failed"
+
+
+def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
+    """0 when every row is done, 3 when some are or the ledger lacks what was done, 1 when none is.
+
+    `named` are partitions that the user asked for by name: of those a skipped one counts as refused.
+    """
+    rows = list(rows)
+    done = [row.status in DONE and not (row.status == "skipped" and row.name in named) for row in rows]
+    if all(done):
+        return 0 if all(row.recorded for row in rows) else 3
+    return 3 if any(done) else 1

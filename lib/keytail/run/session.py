@@ -1,0 +1,400 @@
+"""The Spark session that keytail's jobs run in.
+
+Sets in code what correctness and safety need (interpreter of the workers, no speculation, worker reuse, no module from
+the current directory) and, only for a session that the command line starts itself, what a session on one machine needs.
+Tuning belongs to conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from keytail.acting_user import as_caller, popen_as_caller
+from keytail.errors import KeytailError
+from keytail.limits import MAX_RECORD_VARIABLE
+from keytail.run.delta import IVY_NOISE, jars_problem
+from keytail.run.ended import (
+    HELD_BACK_S,
+    SparkEnded,
+    await_signal,
+    has_ended,
+    is_of_spark,
+    quiet_py4j,
+    raise_if_ended,
+    signal_of,
+    text_of,
+)
+from keytail.run.isolation import LocalDirs, configured_parents, environment_of_children, safe_environment
+from keytail.run.java import require_java
+from keytail.run.processes import Processes
+
+_log = logging.getLogger(__name__)
+
+# What is being replaced takes milliseconds to finish; a disk that hangs must not keep a run from ending.
+_LONGEST_STOP_S = 20.0
+# Set once a stop has begun.
+_unheard = threading.Event()
+# Of the JVM that this process has started.
+_local_dirs: list[LocalDirs] = []
+
+# A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
+CORRECTNESS = {
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Python puts the current directory first on sys.path otherwise: a `pyspark` there would run in every worker.
+    "spark.executorEnv.PYTHONSAFEPATH": "1",
+}
+
+# The driver's JVM only hands out ids and collects small cells: the first compiler tier and the serial
+# collector start it about 1.5 s sooner (measured on 2 cores) and leave cores to the Python workers.
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Its ports take serialized Java objects, from any local user without this. Spark makes the secret, a new one for
+    # each JVM, which never leaves it: on one machine nothing else needs it.
+    "spark.authenticate": "true",
+    "spark.log.structuredLogging.enabled": "false",
+}
+_LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
+_QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# Lines that a healthy start prints on standard error, from before any logging configuration is read; and what a VACUUM
+# of Delta prints.
+_START_NOISE = re.compile(
+    rb"WARNING: Using incubator modules|Picked up (_?JAVA|JDK_JAVA)_|Using Spark's default log4j|"
+    rb"Setting default log level|To adjust logging level use|Deleted \d+ files and directories in a total of"
+)
+
+
+def local_session(
+    master: str = "local[*]",
+    app_name: str = "keytail",
+    extra: Mapping[str, str] | None = None,
+    *,
+    rows_in_jvm: bool = False,
+) -> Any:
+    """The session of a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]` stays on
+    127.0.0.1. With `rows_in_jvm` its JVM has records to work on, and is made for that, not for a quick start.
+
+    Its JVM keeps its files in a private directory, which `end_jvm` removes, or the end of this process."""
+    require_java()
+    local = master.startswith("local")
+    if local:
+        # Workers must be this interpreter, whatever the environment names: they import keytail and numpy.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = dict(LOCAL) if local else {}
+    environment, java_options = {}, [f'"-Dlog4j2.configurationFile={_QUIET_LOGGING.as_uri()}"']
+    if local:
+        java_options.insert(0, _ROWS_JAVA_OPTIONS if rows_in_jvm else _LOCAL_JAVA_OPTIONS)
+    if not _has_jvm():
+        with as_caller():
+            dirs = LocalDirs(configured_parents())
+        _local_dirs.append(dirs)
+        environment = safe_environment(dirs.paths)
+        java_options.append(f'"-Djava.io.tmpdir={dirs.paths[0]}"')
+    settings["spark.driver.extraJavaOptions"] = " ".join(java_options)
+    settings |= extra or {}
+    before = _children()
+    withheld: list[bytes] = []
+    try:
+        noise = IVY_NOISE if "spark.jars.packages" in settings else None
+        with environment_of_children(environment), _without_start_noise(noise) as withheld:
+            return _build(app_name, settings, master)
+    except BaseException as problem:
+        # An interrupted start keeps no handle of its JVM, which then may wait for ever.
+        for pid in _children() - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if environment:
+            _remove_local_dirs()
+        if isinstance(problem, KeytailError):
+            if (jars := jars_problem(b"".join(withheld))) is not None:
+                raise jars from problem
+            _write(2, b"".join(withheld))  # a healthy start would not have said it
+        raise
+
+
+def _children() -> set[int]:
+    """Processes that this one has started; none where the kernel does not list them."""
+    pids: set[int] = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids.update(map(int, listing.read_text().split()))
+    return pids
+
+
+def _has_jvm() -> bool:
+    """Whether this process is a driver already: of a JVM that it started, or of spark-submit's."""
+    return "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None
+
+
+def end_jvm() -> None:
+    """End the JVM that this process started, whose session has stopped or been given up, and remove its files."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
+        SparkContext._gateway = SparkContext._jvm = None  # the next session starts a JVM of its own
+    _remove_local_dirs()
+
+
+@atexit.register
+@as_caller()
+def _remove_local_dirs() -> None:
+    while _local_dirs:
+        _local_dirs.pop().remove()
+
+
+def session_of_run(
+    run: contextlib.ExitStack,
+    master: str | None,
+    *,
+    submitted: bool,
+    extra: Mapping[str, str] | None = None,
+    rows_in_jvm: bool = False,
+) -> Any:
+    """spark-submit's session where there is one, else one on `master`, as `local_session` has it; stopped with `run`.
+
+    A cluster calls a submitted application that never makes one failed. Where the session ends beneath the run, what
+    fails by that is SparkEnded, or the signal that comes with it. What fails by a signal is the signal.
+    """
+    if submitted:
+        spark = submitted_session()
+    else:
+        spark = local_session(master or "local[*]", extra=extra, rows_in_jvm=rows_in_jvm)
+        run.callback(end_jvm)
+    run.callback(_stop, spark)
+    run.push(partial(_raise_ended, spark))  # the first of all to see what ends the run
+    return spark
+
+
+def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: Any) -> None:
+    if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
+        raise stop from None
+    if isinstance(problem, SparkEnded):
+        if problem.rows is None:  # else it has been waited for
+            await_signal()
+    elif isinstance(problem, Exception) and is_of_spark(problem) and has_ended(spark):
+        await_signal()
+        raise_if_ended(spark, problem)
+
+
+@as_caller()
+def _stop(spark: Any) -> None:
+    """Its JVM may have ended before it: the signal that stops a run goes to spark-submit's too."""
+    _unheard.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of that
+        try:
+            spark.stop()
+        except Exception:
+            _log.info("Spark's JVM has ended before its session", exc_info=True)
+
+
+def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
+    """Cancel all jobs until nobody waits for one any more; who waits must not begin another."""
+    _unheard.set()
+    last_s = time.monotonic() + _LONGEST_STOP_S
+    if isinstance(spark, Processes):
+        spark.cancel()
+        spark = None
+    if spark is not None:
+        with contextlib.suppress(Exception):  # its JVM may have ended
+            spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
+    while is_one_alive() and time.monotonic() < last_s:
+        if spark is not None:
+            with contextlib.suppress(Exception):  # its JVM may have ended
+                spark.sparkContext.cancelAllJobs()
+        time.sleep(0.1)
+
+
+def submitted_session(app_name: str = "keytail") -> Any:
+    """The session of a job under spark-submit, which has already chosen master, memory and logging."""
+    try:
+        spark = _build(app_name, {}, None)
+    except KeytailError:
+        await_signal()
+        raise
+    _hear(spark)
+    return spark
+
+
+def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
+
+    quiet_py4j()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
+    executors = {}
+    if limit := os.environ.get(MAX_RECORD_VARIABLE):
+        executors[f"spark.executorEnv.{MAX_RECORD_VARIABLE}"] = limit
+    for key, value in {**settings, **executors, **CORRECTNESS}.items():
+        builder = builder.config(key, value)
+    try:
+        return _in_a_thread(partial(_launched, builder.getOrCreate))
+    except Exception as problem:
+        raise KeytailError(
+            f"Spark did not start: {first_line(problem)}",
+            remedy="Spark's own messages stand above. Check JAVA_HOME, --master and free memory",
+        ) from problem
+
+
+@as_caller()
+def _launched(get_or_create: Callable[[], Any]) -> Any:
+    """Spark's JVM reads packages and writes tables as the user that started this process."""
+    import pyspark.java_gateway as gateway  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
+
+    gateway.Popen = popen_as_caller
+    return get_or_create()
+
+
+def _in_a_thread(make: Callable[[], Any]) -> Any:
+    """What `make` returns or raises. In the main thread Spark would put a handler of its own on SIGINT, and a signal
+    would interrupt it anywhere; so it interrupts only the waiting for it."""
+    made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put((make(), None))
+        except Exception as problem:
+            made.put((None, problem))
+
+    threading.Thread(target=work, name="starts Spark", daemon=True).start()
+    value, problem = made.get()
+    if problem is not None:
+        raise problem
+    return value
+
+
+def concurrent_tasks(spark: Any) -> int:
+    """How many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
+    if isinstance(spark, Processes):
+        return spark.count
+    context = spark.sparkContext
+    if context.master.startswith("local"):
+        return max(1, context.defaultParallelism)
+    return max(1, int(context.getConf().get("spark.executor.cores", "1")))
+
+
+def parallel_tasks(spark: Any) -> int:
+    """How many tasks run at a time, on all machines together, as far as that is known."""
+    if isinstance(spark, Processes):
+        return spark.count
+    return max(concurrent_tasks(spark), spark.sparkContext.defaultParallelism)
+
+
+def first_line(problem: BaseException) -> str:
+    lines = text_of(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__
+
+
+@contextlib.contextmanager
+def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
+    """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
+
+    Those of them that match `also` are collected in what is given.
+
+    What it writes to standard output goes to standard error too. The JVM inherits the descriptors when it is launched
+    and keeps them: the pipe stays until the process ends. Once a stop has begun nothing is passed on: what is cancelled
+    or shut down fails, with long words that no logging level holds.
+    """
+    if _has_jvm():
+        yield []
+        return
+    _unheard.clear()
+    started = threading.Event()
+    withheld: list[bytes] = []
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    real_out, real = os.dup(1), os.dup(2)
+    os.dup2(writer, 1)  # standard output is for rows
+    os.dup2(writer, 2)
+    os.close(writer)
+    threading.Thread(target=_pass_on, args=(reader, real, started, also, withheld), daemon=True).start()
+    try:
+        yield withheld
+    finally:
+        started.set()
+        sys.stderr.flush()
+        os.dup2(real_out, 1)
+        os.close(real_out)
+        os.dup2(real, 2)
+
+
+def _hear(spark: Any) -> None:
+    """Have spark-submit's JVM, whose standard error is not of our making, write it through us, as our own does.
+
+    Where that cannot be had it writes on where it did. What it logs comes this way too, if its appender follows.
+    """
+    _unheard.clear()
+    reader, writer = os.pipe()
+    real, started = os.dup(2), threading.Event()
+    started.set()
+    threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
+    with contextlib.suppress(Exception):  # no /proc, or a JVM that ends already
+        java = spark.sparkContext._jvm.java
+        stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
+        java.lang.System.setErr(java.io.PrintStream(stream, True))
+    os.close(writer)  # the thread ends with the JVM, or now
+
+
+def _pass_on(
+    reader: int,
+    real: int,
+    started: threading.Event,
+    also: re.Pattern[bytes] | None = None,
+    withheld: list[bytes] | None = None,
+) -> None:
+    """While the JVM starts at once, then with some delay: the signal that ends a run may come to it and to its workers
+    a moment before it comes to the driver."""
+    begun = b""  # of a line
+    while data := os.read(reader, 1 << 16):
+        if started.is_set() and not _unheard.is_set():
+            _unheard.wait(HELD_BACK_S)
+        if _unheard.is_set():
+            begun = b""
+            continue
+        whole, newline, begun = (begun + data).rpartition(b"\n")
+        for line in (whole + newline).splitlines(keepends=True):
+            if _START_NOISE.match(line):
+                continue
+            if also is not None and withheld is not None and not started.is_set() and also.match(line):
+                withheld.append(line)
+                continue
+            _write(real, line)
+    os.close(reader)
+    if begun and not _unheard.is_set():
+        _write(real, begun)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Where nobody can read it any more it is lost: a JVM whose pipe is not emptied would wait for that, for ever."""
+    with contextlib.suppress(OSError):
+        os.write(fd, data)

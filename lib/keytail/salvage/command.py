@@ -1,0 +1,311 @@
+"""The verb `salvage`: the good batches of damaged partitions, in a directory elsewhere, with a list of what is lost.
+
+The source is only read, and no lock is taken: a file of the log dir would be made for it. Where a broker holds the
+lock the partition is refused. Without `execute` nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from keytail.acting_user import as_caller
+from keytail.cli import rows as show
+from keytail.cli.metadata import with_metadata
+from keytail.cli.outside import refuse_unwritable
+from keytail.cli.progress import Reporter
+from keytail.cli.selection import Choice, Configuration, choose
+from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import is_held
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.rows import status_of
+from keytail.run.watching import telling
+
+if TYPE_CHECKING:
+    from keytail.salvage.partition import Loss, OpenTransaction, Salvage
+
+_BAD = ("refused", "corrupt", "failed")
+_MOST_LINES = 40
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `salvage` is told."""
+
+    choice: Choice
+    to: str
+    configuration: Configuration = field(default_factory=Configuration)
+    execute: bool = False
+
+
+@dataclass(frozen=True)
+class SalvageRow:
+    """One partition. `status`: `would-salvage`, `salvaged`, `refused`, `failed`.
+
+    `losses` and `transactions` are those of salvage/partition.py; `to` is the directory that was made.
+    `last_batch_end` is the offset behind the last good batch, `log_end_offset` where the new log ends.
+    """
+
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    to: str = ""
+    segments: int = 0
+    segments_kept: int = 0
+    bytes: int = 0
+    bytes_kept: int = 0
+    batches: int = 0
+    records: int = 0
+    log_start_offset: int | None = None
+    last_batch_end: int | None = None
+    log_end_offset: int | None = None
+    gaps: int = 0
+    gap_offsets: int = 0
+    left_out: int = 0
+    losses: tuple[Loss, ...] = ()
+    transactions: tuple[OpenTransaction, ...] = ()
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(loss.certain for loss in self.losses)
+
+
+def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
+    """A row for each chosen partition, in the order of the log dirs."""
+    chosen = choose(fs, request.choice)
+    with as_caller():
+        target = os.path.realpath(request.to)
+    _check_target(fs, target, request.choice.log_dirs)
+    configuration = with_metadata(fs, request.choice.log_dirs, request.configuration)
+    if request.execute and chosen.partitions and not fs.exists(target):
+        fs.mkdir(target, fs.stat(os.path.dirname(target)))
+        fs.fsync_dir(os.path.dirname(target))
+    run_id = secrets.token_hex(4)
+    rows = []
+    sizes = [(os.path.basename(entry.path), _log_bytes(fs, entry.path)) for _, entry in chosen.partitions]
+    with Reporter("salvage", sizes) as reporter:
+        reporter.watch()
+        for log_dir, entry in chosen.partitions:
+            start_ms = time.time_ns() // 1_000_000
+            try:
+                with telling(entry.path, "here", "salvage"):
+                    row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
+            except (KeytailError, OSError, MemoryError) as problem:
+                status = status_of(problem) if isinstance(problem, KeytailError) else "failed"
+                row = SalvageRow(
+                    entry.topic, entry.partition, entry.log_dir, status, in_words(problem), start_ms=start_ms
+                )
+            rows.append(row)
+            reporter.done(row.name, row.status, row.bytes, row.error)
+    return rows
+
+
+def _log_bytes(fs: FileSystem, path: str) -> int:
+    try:
+        return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
+    except OSError:  # its row will say why
+        return 0
+
+
+def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
+    for log_dir in map(os.path.realpath, log_dirs):
+        if os.path.commonpath([target, log_dir]) in (target, log_dir):
+            raise UsageProblem(
+                "--to is inside of a log dir, or holds one",
+                path=target,
+                remedy="Give a directory elsewhere: a broker does not start on a log dir with other directories in it",
+            )
+    refuse_unwritable(target, "--to")
+    if fs.exists(target):
+        if not fs.stat(target).is_dir:
+            raise UsageProblem("--to is no directory", path=target)
+        if fs.scan(target):
+            raise UsageProblem("--to is not empty", path=target, remedy="Give an empty directory, or a new name")
+    elif not fs.exists(os.path.dirname(target)):
+        raise UsageProblem("the directory that --to is to be made in does not exist", path=os.path.dirname(target))
+
+
+def _one(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    configuration: Configuration,
+    request: Request,
+    target: str,
+    run_id: str,
+    start_ms: int,
+) -> SalvageRow:
+    from keytail.salvage.partition import Settings, salvage_partition  # noqa: PLC0415 (brings in the kernels)
+    from keytail.salvage.write import NewPartition  # noqa: PLC0415 (brings in the kernels)
+
+    if is_held(log_dir.path, fs):
+        raise Refused(
+            "the log dir is in use, or its lock cannot be asked for",
+            path=log_dir.path,
+            remedy="Stop the broker, or copy the log dir while it is stopped",
+        )
+    values = configuration.of(entry.topic).values()
+    settings = Settings(
+        index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]
+        segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]
+    )
+    new = None
+    if request.execute:
+        new = NewPartition(fs, target, entry, run_id=run_id, topic_id=_topic_id(configuration, entry.topic))
+    found = salvage_partition(fs, log_dir, entry, settings, new)
+    return _row(entry, found, start_ms)
+
+
+def _topic_id(configuration: Configuration, topic: str) -> str | None:
+    cluster = configuration.cluster
+    if cluster is None or cluster.metadata is None or topic not in cluster.metadata.topics:
+        return None
+    return cluster.metadata.topics[topic].topic_id
+
+
+def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
+    return SalvageRow(
+        topic=entry.topic,
+        partition=entry.partition,
+        log_dir=entry.log_dir,
+        status="salvaged" if found.to else "would-salvage",
+        to=found.to,
+        segments=found.segments,
+        segments_kept=found.segments_kept,
+        bytes=found.bytes,
+        bytes_kept=found.bytes_kept,
+        batches=found.batches,
+        records=found.records,
+        log_start_offset=found.log_start_offset,
+        last_batch_end=found.last_batch_end,
+        log_end_offset=found.log_end_offset,
+        gaps=found.gaps,
+        gap_offsets=found.gap_offsets,
+        left_out=found.left_out,
+        losses=tuple(found.losses),
+        transactions=tuple(found.transactions),
+        notes=tuple(found.notes),
+        start_ms=start_ms,
+        end_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def exit_status(rows: Sequence[SalvageRow]) -> int:
+    """0: all that can be read is written, or nothing is lost. 1: a dry run found losses, or nothing could be done. 3:
+    some could not be, or something was left out that can be read."""
+    bad = [row for row in rows if row.status in _BAD]
+    if bad:
+        return 3 if len(bad) < len(rows) else 1
+    if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
+        return 1
+    return 3 if any(row.status == "salvaged" and row.left_out for row in rows) else 0
+
+
+def print_table(rows: Sequence[SalvageRow], title: str) -> None:
+    """A line for each partition, then what each has lost, then totals."""
+    console = show.output_console()
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("partition", overflow="fold")
+    table.add_column("status")
+    for name in ("segments", "log size", "batches", "records", "offsets", "losses", "took"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        is_known = row.log_end_offset is not None
+        table.add_row(
+            escape(row.name),
+            show.styled(row.status),
+            show.change(str(row.segments), str(row.segments_kept)) if is_known else "",
+            show.change(show.human_bytes(row.bytes), show.human_bytes(row.bytes_kept)) if is_known else "",
+            f"{row.batches:,}" if is_known else "",
+            f"{row.records:,}" if is_known else "",
+            f"{row.log_start_offset}..{row.log_end_offset}" if is_known else "",
+            str(sum(loss.certain for loss in row.losses)) if is_known else "",
+            show.human_seconds(row.start_ms, row.end_ms),
+        )
+    console.print(table)
+    show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error])
+    for row in rows:
+        lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes]
+        if row.gaps:
+            lines.append(f"{row.gap_offsets:,} offsets in {row.gaps:,} gaps between good batches: as compaction leaves")
+        if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
+            lines.append(
+                f"the last good batch ends before offset {row.last_batch_end}; an empty segment makes the log end at "
+                f"{row.log_end_offset} as it did, so that no offset is given twice"
+            )
+        for line in lines[:_MOST_LINES]:
+            console.print(f"{escape(row.name)}: {escape(line)}", soft_wrap=True)
+        if len(lines) > _MOST_LINES:
+            console.print(f"{escape(row.name)}: {len(lines) - _MOST_LINES} more lines; --output json has all")
+    counts = Counter(row.status for row in rows)
+    found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
+    console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}.", soft_wrap=True)
+
+
+def _loss_line(loss: Loss) -> str:
+    where = f", {loss.file} bytes {loss.start_byte} to {loss.end_byte - 1}" if loss.end_byte else ""
+    if not where and loss.file:
+        where = f", {loss.file}"
+    offsets = "no offset"
+    if loss.end_offset is None:
+        offsets = f"offsets from {loss.first_offset} on"
+    elif loss.end_offset > loss.first_offset:
+        offsets = f"offsets {loss.first_offset} to {loss.end_offset - 1}"
+    word = "lost" if loss.certain else "not lost as far as is known"
+    return f"{word}: {offsets} ({loss.kind}{where}: {loss.why})"
+
+
+def _transaction_line(open_one: OpenTransaction) -> str:
+    where = "at the end of the log" if open_one.at_offset is None else f"where offset {open_one.at_offset} is lost"
+    return (
+        f"transaction of producer {open_one.producer_id}, epoch {open_one.producer_epoch}, from offset "
+        f"{open_one.first_offset} on, is open {where}"
+    )
+
+
+def next_steps(rows: Sequence[SalvageRow], execute: bool) -> str:
+    """What the operator does now; SALVAGE.md has the reasons."""
+    done = [row for row in rows if row.status == "salvaged"]
+    if not execute:
+        return "This was a dry run: nothing was written. Another replica, if one is intact, is better than what is "\
+            "left here; to write it, run the same command with --execute."
+    if not done:
+        return ""
+    lines = [
+        "What to do now. If another replica is intact, use that one: delete this partition's directory and let the "
+        "broker fetch it again. Else, with the broker stopped:"
+    ]
+    for row in done:
+        lines.append(f"  1. move {os.path.join(row.log_dir, row.name)} out of its log dir, and keep it")
+        lines.append(f"  2. move {row.to} to {os.path.join(row.log_dir, row.name)}, owner and mode as before")
+    lines += [
+        "  3. leave the checkpoints of the log dir as they are: log start and log end are as they were, unless a line "
+        "above says otherwise",
+        "  4. keytail verify, then start the broker",
+    ]
+    if any(one.at_offset is None for row in done for one in row.transactions):
+        lines.append(
+            "  5. end the transactions that are open at the end of a log and whose producer is gone, or no "
+            "read_committed consumer gets past them: kafka-transactions.sh abort --topic T --partition P "
+            "--start-offset FIRST"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,290 @@
+"""The story of a damaged partition of which the good batches are saved: what there is, what is lost, the new log.
+
+Out of place: nothing of the source is changed, and what is written gets its name last (`write.py`). SALVAGE.md
+says what is good, what is called lost, and what an operator does with the result. The caller makes sure that nobody
+writes to the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.format.batch import BATCH_TABLE
+from keytail.log.checkpoint import read_epochs
+from keytail.log.fs import FileSystem
+from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.log.producers import ProducerStates
+from keytail.salvage.scan import ZEROS, FileScan, Hole, scan_file
+from keytail.salvage.sources import LogFile, Sources, find_sources
+from keytail.salvage.write import NewPartition
+
+_MAX_SPAN = 2**31
+# Beyond it no log ends, but a checkpoint's number may.
+_LAST_BELIEVED_OFFSET = 2**62
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for the new partition's indexes."""
+
+    index_interval_bytes: int
+    segment_index_bytes: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Something that is not in the result. `kind`: `damaged` (bytes that are no good batch), `missing-segment` (its
+    index files are there, its log is not), `tail` and `head` (checkpoints know of more than the files have), `gap`
+    (between two segments), `repeated` and `zeros` (bytes that held nothing).
+
+    Bytes [start_byte, end_byte) of `file`. What is lost has offsets within [first_offset, end_offset), and need not
+    have all of them; an `end_offset` of None is not known. `certain`: something was there that is gone.
+    """
+
+    kind: str
+    file: str
+    start_byte: int
+    end_byte: int
+    first_offset: int
+    end_offset: int | None
+    certain: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """A transaction without its marker where a loss begins (`at_offset`), or at the end of the log (None)."""
+
+    producer_id: int
+    producer_epoch: int
+    first_offset: int
+    at_offset: int | None
+
+
+@dataclass
+class Salvage:
+    """What was found, and, where `to` is set, written. The log start is that of the first segment kept."""
+
+    losses: list[Loss] = field(default_factory=list)
+    transactions: list[OpenTransaction] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    segments: int = 0
+    segments_kept: int = 0
+    bytes: int = 0
+    bytes_kept: int = 0
+    batches: int = 0
+    records: int = 0
+    gaps: int = 0  # between batches that touch
+    gap_offsets: int = 0
+    left_out: int = 0  # batches that can be read, or could be, and were not taken
+    log_start_offset: int | None = None
+    log_end_offset: int | None = None
+    last_batch_end: int | None = None  # behind the last good batch
+    to: str = ""
+
+    @property
+    def certain(self) -> list[Loss]:
+        return [loss for loss in self.losses if loss.certain]
+
+
+def salvage_partition(
+    fs: FileSystem,
+    log_dir: LogDirFacts,
+    entry: PartitionEntry,
+    settings: Settings,
+    new: NewPartition | None,
+) -> Salvage:
+    """Looks at every byte of the partition, and with `new` makes the partition there from what is good.
+
+    Raises KeytailError where there is nothing to save, OSError where the directory cannot be listed or `new` not be
+    written.
+    """
+    sources = find_sources(fs, entry.path)
+    result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
+    story = _Story(fs, entry.path, sources, result, new)
+    for number in range(len(sources.logs)):
+        story.take(number)
+    if story.last_offset < 0 and not any(log.size_bytes == 0 for log in sources.logs):
+        raise KeytailError("no good batch was found", path=entry.path, remedy="Take the partition from a replica")
+    key = (entry.topic, entry.partition)
+    known_end = _known_end(fs, log_dir, entry, sources)
+    story.end(log_dir.log_starts.get(key), known_end)
+    if new is not None:
+        result.notes += new.finish(sources.snapshots, settings.index_interval_bytes, settings.segment_index_bytes)
+        result.to = new.final_path
+    return result
+
+
+def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sources: Sources) -> int:
+    """The log end offset was at least this, says whatever knows of it without being the log."""
+    key = (entry.topic, entry.partition)
+    checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
+    known = [offsets.get(key, 0) for offsets in checkpoints]
+    known += [log.base_offset for log in sources.logs[-1:]] + [*sources.lost_bases, *sources.snapshots]
+    with contextlib.suppress(KeytailError, OSError):  # the new partition's is made from the log then
+        known += [start for _, start in read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))]
+    return max(offset for offset in [0, *known] if offset <= _LAST_BELIEVED_OFFSET)
+
+
+class _Story:
+    """Goes through the files in the order of their bases."""
+
+    def __init__(
+        self, fs: FileSystem, path: str, sources: Sources, result: Salvage, new: NewPartition | None
+    ) -> None:
+        self._fs, self._path, self._sources, self._result, self._new = fs, path, sources, result, new
+        self._producers = ProducerStates()
+        self._followed = 0  # the producers are known up to this offset
+        self._noted: set[tuple[int, int]] = set()
+        self._last_base = -1
+        self.last_offset = -1
+
+    def take(self, number: int) -> None:
+        """Look at file `number`, and write what is good of it."""
+        source, following = self._sources.logs[number], self._sources.logs[number + 1 :]
+        low = source.base_offset
+        high = min(low + _MAX_SPAN, following[0].base_offset if following else names.MAX_OFFSET)
+        result, path = self._result, os.path.join(self._path, source.name)
+        result.bytes += source.size_bytes
+        self._missing_before(low)
+        try:
+            scan = scan_file(self._fs, path, source.size_bytes, low, high)
+        except OSError as problem:
+            why = problem.strerror or str(problem)
+            result.left_out += problem.errno != errno.EIO  # with other rights it might be read
+            hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
+            scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
+        result.left_out += scan.left_out + scan.gave_up
+        if scan.left_out:
+            result.notes.append(
+                f"{source.name}: {scan.left_out} batches whose checksum is right are left out; the losses say why"
+            )
+        if scan.gave_up:
+            result.notes.append(
+                f"{source.name}: so much looks like batches and is none that the search ended before the file did"
+            )
+        self._count(scan.table, low)
+        limit = following[0].base_offset if following else None
+        losses = [self._loss(source, hole, limit) for hole in scan.holes]
+        self._follow(scan.table, [loss.first_offset for loss in losses if loss.certain])
+        result.losses += losses
+        is_kept = len(scan.table) > 0 or source.size_bytes == 0
+        if is_kept:
+            result.segments_kept += 1
+            if result.log_start_offset is None:
+                result.log_start_offset = low
+            self._last_base = low
+            if self._new is not None:
+                self._new.add_segment(low, scan.runs(), self._fs.stat(path))
+
+    def _missing_before(self, base: int) -> None:
+        """Segments without a log, and offsets that no segment's batches have, between the last one and `base`."""
+        result = self._result
+        behind = max(self.last_offset + 1, self._last_base) if self._last_base >= 0 else -1
+        lost = [one for one in self._sources.lost_bases if behind <= one < base]
+        for one, end in itertools.pairwise([*lost, base]):
+            why = "of this segment only index files are left"
+            if one in self._sources.not_taken:
+                why = "its log is no regular file, and is not taken"
+            result.losses.append(Loss("missing-segment", names.segment_file(one, names.LOG), 0, 0, one, end, True, why))
+            self._follow(np.empty(0, BATCH_TABLE), [one])
+        tail_is_lost = bool(result.losses) and result.losses[-1].end_offset == base
+        if 0 <= behind < base and not lost and not tail_is_lost:
+            why = "no batch between two segments has these offsets: compacted away, or a segment is missing"
+            result.losses.append(Loss("gap", "", 0, 0, behind, base, False, why))
+
+    def _loss(self, source: LogFile, hole: Hole, limit: int | None) -> Loss:
+        """`limit` is the base of the next segment, if there is one."""
+        first = source.base_offset if hole.last_before is None else hole.last_before + 1
+        end = limit if hole.first_after is None else hole.first_after
+        kind = "damaged"
+        if hole.is_empty and hole.first_after in (None, first):
+            kind, end = "repeated", first
+        elif hole.why == ZEROS and end is None:
+            kind = "zeros"  # a file that was made larger ahead
+        nothing = end is not None and end <= first
+        certain = kind == "damaged" and not nothing
+        return Loss(kind, source.name, hole.start, hole.end, first, end, certain, hole.why)
+
+    def _count(self, table: np.ndarray, base_offset: int) -> None:
+        result = self._result
+        result.bytes_kept += int(table["size_bytes"].sum(dtype=np.int64))
+        result.batches += len(table)
+        result.records += int(table["record_count"].sum(dtype=np.int64))
+        if len(table):
+            self.last_offset = int(table["last_offset"][-1])
+            ends = np.concatenate(([base_offset - 1], table["last_offset"][:-1]))
+            end_bytes = np.concatenate(([0], (table["position"] + table["size_bytes"])[:-1]))
+            between = table["base_offset"] - ends - 1
+            touch = table["position"] == end_bytes
+            plain = between[touch & (between > 0)]
+            result.gaps += len(plain)
+            result.gap_offsets += int(plain.sum())
+
+    def _follow(self, table: np.ndarray, losses: Sequence[int]) -> None:
+        """The producers up to each loss, and behind the table."""
+        for offset in losses:
+            self._producers.replay(table, self._followed, offset)
+            self._followed = max(self._followed, offset)
+            self._note_open(offset)
+        end = int(table["last_offset"][-1]) + 1 if len(table) else self._followed
+        self._producers.replay(table, self._followed, end)
+        self._followed = max(self._followed, end)
+        self._producers.completed.clear()
+
+    def _note_open(self, at_offset: int | None) -> None:
+        for producer_id, state in sorted(self._producers.states.items()):
+            first = state.txn_first_offset
+            is_new = (producer_id, first) not in self._noted or at_offset is None
+            if first >= 0 and is_new:
+                self._noted.add((producer_id, first))
+                self._result.transactions.append(OpenTransaction(producer_id, state.epoch, first, at_offset))
+
+    def end(self, log_start: int | None, known_end: int) -> None:
+        """What is known of the two ends of the log."""
+        result = self._result
+        result.last_batch_end = end = max(self.last_offset + 1, self._last_base)
+        first = result.log_start_offset
+        if log_start is not None and first is not None and log_start < first and not _begins_with_loss(result):
+            why = "the log start offset lies below the first segment that is there"
+            result.losses.insert(0, Loss("head", "", 0, 0, log_start, first, True, why))
+        began = max(self._sources.logs[0].base_offset, log_start or 0)
+        if first is not None and first > began:
+            result.notes.append(
+                f"the log began at offset {began} and begins at {first} now: groups that are below begin where "
+                "auto.offset.reset says"
+            )
+        for number, loss in enumerate(result.losses):
+            if loss.end_offset is None:
+                known = known_end if known_end > loss.first_offset else None
+                kind = "damaged" if known is not None else loss.kind
+                certain = kind == "damaged"
+                result.losses[number] = Loss(
+                    kind, loss.file, loss.start_byte, loss.end_byte, loss.first_offset, known, certain, loss.why
+                )
+        reached = max([end, *(log.base_offset for log in self._sources.logs[-1:])])
+        if known_end > reached and not any(loss.end_offset == known_end and loss.certain for loss in result.losses):
+            why = "a checkpoint or a snapshot knows of a log end up to here"
+            result.losses.append(Loss("tail", "", 0, 0, reached, known_end, True, why))
+        if self._last_base < 0 or known_end > end:
+            result.segments_kept += 1
+            if self._new is not None:
+                self._new.add_empty_segment(max(known_end, end))
+        result.log_end_offset = max(known_end, end)
+        if log_start is not None and first is not None:
+            result.log_start_offset = max(log_start, first)
+        if any(loss.certain for loss in result.losses):
+            self._note_open(None)
+
+
+def _begins_with_loss(result: Salvage) -> bool:
+    return bool(result.losses) and result.losses[0].end_offset == result.log_start_offset and result.losses[0].certain

@@ -1,0 +1,199 @@
+"""The directory that salvage makes: segments, then all that follows from them, then the name.
+
+As long as it is not done the directory has a name that is no partition's, so that a half-made one is never taken for
+one: no broker starts on it. Everything is durable before the rename that ends it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.format.producers import check_snapshot, encode_snapshot
+from keytail.log.checkpoint import read_epochs, write_epochs
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.metadata import read_topic_id
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
+from keytail.log.producers import load_producers
+from keytail.log.stride import SegmentReader
+from keytail.rebuild_index.epochs import plan_epochs
+from keytail.rebuild_index.indexes import SegmentResult, index_segment
+from keytail.rebuild_index.partition import PartitionPlan, install, mend_rest, plan_partition, segment_tasks, settle
+from keytail.rebuild_index.snapshots import put_snapshot
+
+UNFINISHED = ".unfinished"
+
+
+class NewPartition:
+    """One partition in the making: `add_segment` in the order of bases, then `finish`."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, source: PartitionEntry, *, run_id: str, topic_id: str | None
+    ) -> None:
+        """`topic_id` is for a source that does not tell its own. Nothing is made before the first segment."""
+        self._fs, self._directory, self._source = fs, directory, source
+        self._run_id, self._topic_id = run_id, topic_id
+        name = names.partition_dir(source.topic, source.partition)
+        self.final_path = os.path.join(directory, name)
+        self.path = f"{self.final_path}.{run_id}{UNFINISHED}"
+        self._is_made = False
+        self._bases: list[int] = []
+        self._last_like: FileStat | None = None
+
+    def _make(self) -> None:
+        if self._is_made:
+            return
+        if self._fs.exists(self.final_path):
+            raise Refused("there is such a partition already", path=self.final_path, remedy="Give an empty --to")
+        like = self._like(self._fs.stat(self._source.path)) or self._fs.stat(self._directory)
+        self._fs.mkdir(self.path, like)
+        self._is_made = True
+
+    def _like(self, stat: FileStat) -> FileStat | None:
+        """None where files cannot get the owner that `stat` has: whoever puts them in place gives them theirs."""
+        try:
+            self._fs.refuse_unless_like(stat)
+        except Refused:
+            return None
+        return stat
+
+    def add_segment(self, base_offset: int, runs: Iterable[np.ndarray], source: FileStat) -> None:
+        """The segment's `.log` of these bytes, with the time and owner of the file they come from."""
+        self._make()
+        path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
+        fd = self._fs.create(path, self._like(source))
+        try:
+            for run in runs:
+                self._fs.write(fd, run)
+            self._fs.set_mtime_ns(path, source.mtime_ns)
+            self._fs.fsync(fd)
+        finally:
+            self._fs.close(fd)
+        self._bases.append(base_offset)
+        self._last_like = source
+
+    def add_empty_segment(self, base_offset: int) -> None:
+        """So that the log ends there."""
+        self._make()
+        like = self._last_like or self._fs.stat(self._source.path)
+        path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
+        self._fs.write_file(path, b"", self._like(like))
+        self._bases.append(base_offset)
+
+    def finish(
+        self, snapshots: Sequence[int], index_interval_bytes: int, segment_index_bytes: int
+    ) -> list[str]:
+        """Indexes, snapshots and small files; everything durable; the name. Sentences on what could not be made."""
+        notes = self._copy_metadata()
+        self._copy_snapshots(snapshots)
+        plan = self._plan(index_interval_bytes, segment_index_bytes)
+        results = [index_segment(self._fs, task) for task in segment_tasks(plan)]
+        for result in results:
+            if result.damage is not None:
+                raise KeytailError(
+                    f"what was written is not what was read: {result.damage}",
+                    path=self.path,
+                    remedy="Mostly a disk that changes bytes: see the kernel's log, and write elsewhere",
+                )
+        notes += self._put_epochs(results)
+        settled = settle(self._fs, plan, results)
+        install(self._fs, plan, settled)
+        notes += mend_rest(self._fs, plan, settled).refused
+        notes += self._put_last_snapshot(plan, settled.log_end_offset)
+        self._fs.fsync_dir(self.path)
+        self._fs.rename(self.path, self.final_path)
+        self._fs.fsync_dir(self._directory)
+        return notes
+
+    def _plan(self, index_interval_bytes: int, segment_index_bytes: int) -> PartitionPlan:
+        """As of any partition, in a log dir of which nothing else is known."""
+        source = self._source
+        log_dir = LogDirFacts(self._directory, (), (), False, {}, {}, {}, {})
+        entry = PartitionEntry(source.topic, source.partition, self._directory, self.path)
+        return plan_partition(
+            self._fs,
+            survey_partition(self._fs, log_dir, entry),
+            index_interval_bytes=index_interval_bytes,
+            segment_index_bytes=segment_index_bytes,
+            execute=True,
+            run_id=self._run_id,
+        )
+
+    def _copy_metadata(self) -> list[str]:
+        """`partition.metadata`, without which a broker takes the directory for a stray one."""
+        target = os.path.join(self.path, names.PARTITION_METADATA)
+        source = os.path.join(self._source.path, names.PARTITION_METADATA)
+        like = self._like(self._fs.stat(self._source.path))
+        try:
+            if read_topic_id(self._fs, self._source.path) is not None:
+                self._fs.write_file(target, self._fs.read_bytes(source), self._like(self._fs.stat(source)))
+                return []
+            why = f"the source has no {names.PARTITION_METADATA}"
+        except (KeytailError, OSError) as problem:
+            why = f"{names.PARTITION_METADATA} cannot be read ({problem})"
+        if self._topic_id is not None:
+            self._fs.write_file(target, f"version: 0\ntopic_id: {self._topic_id}".encode(), like)
+            return [f"{why}; made anew with the topic id of the metadata log"]
+        return [
+            f"{why}: the new directory has none, and a broker sets it aside as stray. Write it with the topic id that "
+            "kafka-topics.sh --describe shows: 'version: 0', a new line, 'topic_id: ' and the id, without a new line"
+        ]
+
+    def _copy_snapshots(self, snapshots: Sequence[int]) -> None:
+        """Those that are right: they know of batches that the log has lost."""
+        for offset in snapshots:
+            name = names.segment_file(offset, names.SNAPSHOT)
+            path = os.path.join(self._source.path, name)
+            try:
+                data = self._fs.read_bytes(path)
+                check_snapshot(data)
+                like = self._fs.stat(path)
+            except (ValueError, OSError):
+                continue
+            if offset <= self._bases[-1] or offset in self._bases:
+                self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
+
+    def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
+        """The producers at the log end, as a broker that recovers the log finds them.
+
+        Without any snapshot a broker that was stopped cleanly knows no producers, nor which transactions are open.
+        """
+        snapshots = [
+            name.base_offset
+            for name in (names.parse_file_name(entry.name) for entry in self._fs.scan(self.path))
+            if name.suffix == names.SNAPSHOT and name.base_offset is not None
+        ]
+        facts = plan.facts
+        if log_end_offset in snapshots or log_end_offset <= facts.log_start_offset:
+            return []
+        producers = load_producers(
+            self._fs, SegmentReader(self._fs), self.path, facts.segments, snapshots, facts.log_start_offset,
+            log_end_offset, clean_shutdown=False, expiration_ms=names.MAX_OFFSET, now_ms=0,
+        )  # fmt: skip
+        data = encode_snapshot(producers.entries())
+        last_log = os.path.join(self.path, names.segment_file(facts.segments[-1].base_offset, names.LOG))
+        like = self._fs.stat(last_log)
+        put_snapshot(self._fs, self.path, log_end_offset, data, like=like, run_id=self._run_id, attempt="end")
+        if snapshots:
+            return []
+        return [f"no snapshot is left: the producers at the log end are the {len(producers.states)} that the log shows"]
+
+    def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
+        """The source's leader epochs, where the log does not contradict them; newer ones are added later."""
+        seen = [epoch for result in results for epoch in result.epochs]
+        path = os.path.join(self._source.path, names.LEADER_EPOCHS)
+        try:
+            entries = read_epochs(self._fs, path)
+            problem = plan_epochs(entries, seen, names.MAX_OFFSET).problem
+        except (KeytailError, OSError) as error:
+            entries, problem = [], str(error)
+        if problem:
+            return [f"{names.LEADER_EPOCHS} is made anew from the log: {problem}"]
+        if entries:
+            like = self._like(self._fs.stat(path))
+            write_epochs(self._fs, os.path.join(self.path, names.LEADER_EPOCHS), entries, like)
+        return []

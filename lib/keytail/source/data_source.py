@@ -1,0 +1,103 @@
+"""Partition logs as Spark data sources: `kafka-log`, a row a record, and `kafka-log-batches`, a row a batch.
+
+    spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
+
+The files are read, never changed, by the tasks of the query, without a broker: of stopped brokers, copies, and closed
+segments of running ones. The modules `pyspark_kafka_log` and `pyspark_kafka_log_batches` let Spark find both by
+itself; `register` is for a session that does not look. Options, and what is read: SOURCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DataType, StructType
+
+from keytail.acting_user import User, working_as
+from keytail.source.options import SourceOptions, parse_options
+from keytail.source.schema import BATCH_COLUMNS, RECORD_COLUMNS, check_asked, schema_of
+
+if TYPE_CHECKING:
+    from keytail.source.plan import Piece
+
+
+@dataclass
+class _Share(InputPartition):
+    """What one task reads."""
+
+    pieces: tuple[Piece, ...]
+    user: User  # whom the task works as where it is root
+
+    def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
+        super().__init__(None)
+        self.pieces, self.user = pieces, user
+
+
+class _LogSource(DataSource):
+    """No pushFilters: in pyspark 4.2 it makes a second query on the same frame wrong. Options say what is read."""
+
+    columns: Mapping[str, DataType]
+    of_records: bool
+
+    def schema(self) -> StructType:
+        options = parse_options(self.options, records=self.of_records)
+        return schema_of(self.columns, options.columns, headers=options.include_headers or not self.of_records)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_options(self.options, records=self.of_records)
+        check_asked(self.columns, schema)
+        return _LogReader(options, schema, self.of_records)
+
+
+class KafkaLogSource(_LogSource):
+    columns = RECORD_COLUMNS
+    of_records = True
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka-log"
+
+
+class KafkaLogBatchesSource(_LogSource):
+    columns = BATCH_COLUMNS
+    of_records = False
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka-log-batches"
+
+
+class _LogReader(DataSourceReader):
+    def __init__(self, options: SourceOptions, schema: StructType, of_records: bool) -> None:
+        self._options, self._schema, self._of_records = options, schema, of_records
+
+    # What reads logs brings in the kernels: every session on a machine with keytail imports this module.
+
+    def partitions(self) -> list[InputPartition]:
+        from keytail.log.fs import LOCAL  # noqa: PLC0415
+        from keytail.log.owner import owner_of  # noqa: PLC0415
+        from keytail.source.plan import plan_read  # noqa: PLC0415
+
+        user = owner_of(LOCAL, self._options.log_dirs)
+        with working_as(user):
+            # Without any Spark makes up one of its own.
+            return [_Share(pieces, user) for pieces in plan_read(LOCAL, self._options)] or [_Share((), user)]
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        from keytail.log.fs import LOCAL  # noqa: PLC0415
+        from keytail.source.columns import batch_tables, record_batches  # noqa: PLC0415
+
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        read = record_batches if self._of_records else batch_tables
+        with working_as(partition.user):
+            yield from read(LOCAL, partition.pieces, schema)
+
+
+def register(spark: Any) -> None:
+    """Make both known to a session. Where keytail is installed Spark finds them without."""
+    for source in (KafkaLogSource, KafkaLogBatchesSource):
+        spark.dataSource.register(source)

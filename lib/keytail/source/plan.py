@@ -1,0 +1,167 @@
+"""What a read of the `kafka-log` data sources is made of: for each partition the offsets, and slices of the log.
+
+Made in the process in which Spark plans a query. Reads listings, checkpoints, indexes, and, where a time or a
+transaction has to be found, the batches around it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from keytail.errors import Refused, UsageProblem, of_system
+from keytail.log.fs import FileSystem
+from keytail.log.listed import again_beside_a_broker
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_log_dirs, survey_partition
+from keytail.log.readable import Readable, readable
+from keytail.log.slices import LogSlice, slices_of
+from keytail.log.transactions import read_aborted
+from keytail.lookup.steps import lookup_time
+from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
+
+# What opening a file costs beside reading it, as Spark counts it: many small partitions share a task.
+_OPENING_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A slice with whose it is."""
+
+    topic: str
+    partition: int
+    slice: LogSlice
+
+
+def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
+    """What each task reads, in order of topics, partitions and offsets."""
+    surveyed = survey_log_dirs(fs, options.log_dirs)
+    chosen = sorted(
+        ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
+         if options.takes(entry.topic, entry.partition)),
+        key=lambda one: (one[1].topic, one[1].partition),
+    )  # fmt: skip
+    _check_named(options, [entry for _, entry in chosen], surveyed)
+    pieces = [
+        Piece(entry.topic, entry.partition, piece)
+        for log_dir, entry in chosen
+        for piece in _plan_live(fs, options, log_dir, entry)
+    ]
+    return list(_shared_out(pieces, options.slice_bytes))
+
+
+def _shared_out(pieces: Iterable[Piece], most_bytes: int) -> Iterable[tuple[Piece, ...]]:
+    taken: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        cost = piece.slice.size_bytes + min(_OPENING_BYTES, most_bytes // 8)
+        if taken and size + cost > most_bytes:
+            yield tuple(taken)
+            taken, size = [], 0
+        taken.append(piece)
+        size += cost
+    if taken:
+        yield tuple(taken)
+
+
+def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
+    """What is asked for by name must be there; where offsets are given a partition, all partitions must have some."""
+    found = {(entry.topic, entry.partition) for entry in chosen}
+    topics = {topic for topic, _ in found}
+    lacking = [topic for topic in options.topics if topic not in topics]
+    lacking += [f"{topic}-{number}" for topic, number in sorted(options.partitions - found)]
+    if lacking or not found:
+        there = sorted({entry.topic for facts in surveyed for entry in facts.partitions})
+        what = f"{', '.join(lacking)} in none of the log dirs" if lacking else "no topic matches topicPattern"
+        shown = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
+        raise UsageProblem(f"{what} {', '.join(options.log_dirs)}", remedy=f"The topics there are: {shown}")
+    for which, bound in (("starting", options.start), ("ending", options.end)):
+        if bound.of and bound.of.keys() != found:
+            different = sorted(bound.of.keys() ^ found)
+            topic, number = different[0]
+            verb = "names" if different[0] in bound.of else "does not name"
+            raise UsageProblem(
+                f"the option of {which} offsets {verb} {topic}-{number}, and all partitions that are read have to be "
+                "named in it, and no others",
+                remedy=f"Use {EARLIEST} for the earliest and {LATEST} for the latest offset",
+            )
+
+
+def _plan_live(
+    fs: FileSystem, options: SourceOptions, log_dir: LogDirFacts, entry: PartitionEntry
+) -> list[LogSlice]:
+    def look() -> list[LogSlice]:
+        return _plan(fs, options, survey_partition(fs, log_dir, entry))
+
+    try:
+        return again_beside_a_broker(look, clean_shutdown=log_dir.clean_shutdown)
+    except OSError as error:
+        raise of_system(error) from error
+
+
+def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list[LogSlice]:
+    if facts.problems:
+        raise Refused(
+            "; ".join(facts.problems),
+            path=facts.path,
+            remedy="`keytail verify` lists what is wrong with the partition",
+        )
+    now_ms = time.time_ns() // 1_000_000
+    limit = readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
+    start = _start(fs, options, facts, limit)
+    end = _end(fs, options, facts, limit)
+    aborted = None
+    if options.committed:
+        aborted = read_aborted(fs, facts.path, facts.segments, facts.log_start_offset)
+    return slices_of(fs, facts, start, end, options.slice_bytes, aborted)
+
+
+def _asked(bound: Bound, facts: PartitionFacts) -> int:
+    return bound.offset if bound.offset is not None else bound.of[facts.topic, facts.partition]
+
+
+def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+    asked = _asked(options.start, facts)
+    if options.start.timestamps:
+        found = _offset_of(fs, facts, asked, limit)
+        if found is None and options.start_without_match == "error":
+            raise UsageProblem(
+                f"no record of {facts.topic}-{facts.partition} is at or after the starting time {asked}",
+                path=facts.path,
+                remedy="Set startingOffsetsByTimestampStrategy to latest to read nothing of such a partition",
+            )
+        return limit.end_offset if found is None else found
+    if asked == EARLIEST:
+        return facts.log_start_offset
+    if asked < facts.log_start_offset and options.fail_on_data_loss:
+        raise UsageProblem(
+            f"{facts.topic}-{facts.partition} begins at offset {facts.log_start_offset}, behind the starting offset "
+            f"{asked}: what lay between is gone",
+            path=facts.path,
+            remedy="Begin there, or set failOnDataLoss to false to read what is left",
+        )
+    return max(asked, facts.log_start_offset)
+
+
+def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: Readable) -> int:
+    asked = _asked(options.end, facts)
+    if options.end.timestamps:
+        found = _offset_of(fs, facts, asked, limit)
+        return limit.end_offset if found is None else found
+    if asked == LATEST:
+        return limit.end_offset
+    if asked > limit.end_offset and options.fail_on_data_loss:
+        why = "".join(f"; {note}" for note in limit.notes)
+        raise UsageProblem(
+            f"{facts.topic}-{facts.partition} can be read up to offset {limit.end_offset}, before the ending offset "
+            f"{asked}{why}",
+            path=facts.path,
+            remedy="End there, or set failOnDataLoss to false to read what there is",
+        )
+    return min(asked, limit.end_offset)
+
+
+def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
+    """The first offset at or after a time, of what can be read."""
+    found = lookup_time(fs, facts, timestamp_ms).record
+    return None if found is None or found.offset >= limit.end_offset else found.offset

@@ -1,0 +1,321 @@
+"""The verb `undo`: partitions as they were before a run that kept its originals, and what becomes of those.
+
+No Spark is needed. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
+held from before the first look to after the last file. Listing and forgetting touch no log dir, and so a broker may
+run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from keytail.cli.progress import Reporter
+from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_words
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.lock import hold
+from keytail.log.owner import work_as_owner
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs, survey_partition
+from keytail.log.recover import recover
+from keytail.run.rows import status_of
+from keytail.run.storage import refuse_shared_storage
+from keytail.undo.manifest import Manifest
+from keytail.undo.originals import Entry, entries, entry_directories, forget, refuse_foreign
+from keytail.undo.partition import bytes_to_copy, check_originals, decide, look, restore
+
+# Of each partition that is there, by log dir and name.
+Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
+
+BAD = ("refused", "corrupt", "failed")
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that `undo` is told. Without a run what is kept is listed.
+
+    `log_dirs` are where the partitions are now, if they were moved since; by default where the run found them.
+    """
+
+    originals: str
+    run_id: str | None = None
+    log_dirs: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    execute: bool = False
+    forget: bool = False
+    shared_storage: bool = False
+
+
+@dataclass(frozen=True)
+class UndoRow:
+    """One partition of a run.
+
+    `status`: `would-undo`, `undone`, `clean` (nothing is to be undone), `would-forget`, `forgotten`, `refused`,
+    `corrupt`, `failed`. `differences` are the reasons of a refusal, a sentence each. `held_bytes` become free when
+    the partition is forgotten.
+    """
+
+    run_id: str
+    topic: str
+    partition: int
+    log_dir: str
+    status: str
+    error: str = ""
+    differences: tuple[str, ...] = ()
+    segments_before: int | None = None
+    segments_after: int | None = None
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    cleaner_checkpoint_before: int | None = None
+    cleaner_checkpoint_after: int | None = None
+    held_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run whose originals are kept.
+
+    `state`: `kept`, `undone`, `partly undone`, `unfinished` (of a partition of it nothing can be undone).
+    """
+
+    run_id: str
+    kept_ms: int | None
+    state: str
+    partitions: tuple[str, ...]
+    held_bytes: int
+
+
+def kept_runs(request: Request, fs: FileSystem = LOCAL) -> list[KeptRun]:
+    """What is kept, oldest first."""
+    by_run: dict[str, list[Entry]] = {}
+    for entry in _entries(fs, request):
+        by_run.setdefault(entry.run_id, []).append(entry)
+    runs = [
+        KeptRun(
+            run_id,
+            min((entry.manifest.kept_ms for entry in of_run if entry.manifest), default=None),
+            _state(of_run),
+            tuple(entry.name for entry in of_run),
+            sum(entry.held_bytes for entry in of_run),
+        )
+        for run_id, of_run in by_run.items()
+    ]
+    return sorted(runs, key=lambda run: (run.kept_ms or 0, run.run_id))
+
+
+def _state(of_run: Sequence[Entry]) -> str:
+    if any(entry.manifest is None for entry in of_run):
+        return "unfinished"
+    undone = sum(entry.manifest is not None and entry.manifest.undone_ms is not None for entry in of_run)
+    return "undone" if undone == len(of_run) else "partly undone" if undone else "kept"
+
+
+def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
+    """A row for each partition of the run that was asked for, in the order of their names."""
+    chosen = _chosen(request, _entries(fs, request))
+    if request.forget:
+        return [_forget(fs, entry, request.execute) for entry in chosen]
+    noted = {entry.manifest.log_dir for entry in chosen if entry.manifest is not None}
+    with contextlib.ExitStack() as run:
+        present = request.log_dirs or tuple(log_dir for log_dir in sorted(noted) if fs.exists(log_dir))
+        work_as_owner(fs, present)
+        if request.execute and present:
+            if not request.shared_storage:
+                refuse_shared_storage(fs, present)
+            run.enter_context(hold(present, fs))
+        places = {
+            (entry.log_dir, os.path.basename(entry.path)): (listing, entry)
+            for listing in survey_log_dirs(fs, present)
+            for entry in listing.partitions
+        }
+        rows = []
+        with Reporter("undo", [(entry.name, 0) for entry in chosen]) as reporter:
+            for entry in chosen:
+                row = _undo(fs, _where_it_is(entry, places, request.log_dirs), places, request.execute)
+                rows.append(row)
+                reporter.done(row.name, row.status, row.bytes_after or 0, row.error)
+        return rows
+
+
+def _entries(fs: FileSystem, request: Request) -> list[Entry]:
+    try:
+        originals = os.path.realpath(request.originals)
+        # Whoever owns an entry can edit what it says: it is believed with no more than that user's rights.
+        work_as_owner(fs, request.log_dirs, (originals, *entry_directories(fs, originals)))
+        return entries(fs, originals)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageProblem(
+            "--originals is no directory",
+            path=request.originals,
+            remedy="Give the directory that --keep-originals was given",
+        ) from error
+
+
+def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
+    of_run = [entry for entry in found if entry.run_id == request.run_id]
+    if not of_run:
+        runs = ", ".join(dict.fromkeys(entry.run_id for entry in found)) or "none"
+        raise UsageProblem(
+            f"of run {request.run_id} nothing is kept here", path=request.originals, remedy=f"Kept are runs: {runs}"
+        )
+    for name in request.partitions:
+        if name not in {entry.name for entry in of_run}:
+            raise UsageProblem(
+                f"--partitions names {name}, of which run {request.run_id} kept nothing", path=request.originals
+            )
+    return [entry for entry in of_run if not request.partitions or entry.name in request.partitions]
+
+
+def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
+    """With the log dir that has the partition now, where others than the noted one are given."""
+    of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
+    if entry.manifest is None or not of_name:
+        return entry
+    return replace(entry, manifest=replace(entry.manifest, log_dir=of_name[0]))
+
+
+def _row(entry: Entry) -> UndoRow:
+    topic, _, partition = entry.name.rpartition("-")
+    log_dir = entry.manifest.log_dir if entry.manifest is not None else ""
+    return UndoRow(entry.run_id, topic, int(partition), log_dir, "clean", held_bytes=entry.held_bytes)
+
+
+@contextlib.contextmanager
+def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
+    """What is raised becomes the status of the last of `rows`."""
+    try:
+        yield
+    except KeytailError as problem:
+        rows[-1] = replace(rows[-1], status=status_of(problem), error=str(problem))
+    except OSError as problem:
+        rows[-1] = replace(rows[-1], status="failed", error=f"{in_words(problem)}; {finish}")
+
+
+def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
+    rows = [replace(_row(entry), status="would-forget")]
+    with _explained(rows, "run again to forget the rest"):
+        refuse_foreign(fs, entry.path)
+        if execute:
+            forget(fs, entry.path)
+            rows[-1] = replace(rows[-1], status="forgotten")
+    return rows[-1]
+
+
+def _undo(fs: FileSystem, entry: Entry, places: Places, execute: bool) -> UndoRow:
+    rows = [replace(_row(entry), start_ms=time.time_ns() // 1_000_000)]
+    with _explained(rows, "safe to start the broker; run again to go on"):
+        rows[-1] = _undone(fs, entry, rows[-1], places, execute, rows.append)
+    return replace(rows[-1], end_ms=time.time_ns() // 1_000_000)
+
+
+def _undone(
+    fs: FileSystem,
+    entry: Entry,
+    row: UndoRow,
+    places: Places,
+    execute: bool,
+    so_far: Callable[[UndoRow], object],
+) -> UndoRow:
+    manifest = _manifest(entry)
+    if manifest.undone_ms is not None:
+        return replace(row, error=f"nothing to do: it was undone on {time_text(manifest.undone_ms)}")
+    notes = _resolve(fs, manifest, places, execute)
+    found = look(fs, manifest)
+    decision = decide(manifest, found)
+    row = replace(row, notes=tuple(notes), cleaner_checkpoint_before=found.cleaner_checkpoint)
+    so_far(row)
+    if decision.differences:
+        return replace(
+            row,
+            status="refused",
+            error=f"the partition is not as run {manifest.run_id} left it: {'; '.join(decision.differences)}",
+            differences=decision.differences,
+        )
+    check_originals(fs, manifest, entry.path, decision.parts)
+    logs = {name: file.size_bytes for name, file in found.files.items() if name.endswith(".log")}
+    before = {kept.name: kept.size_bytes for kept in manifest.files if kept.name.endswith(".log")}
+    row = replace(
+        row,
+        status="clean" if decision.is_done else "would-undo",
+        error="nothing to do: it is as it was before the run" if decision.is_done else "",
+        segments_before=len(logs),
+        bytes_before=sum(logs.values()),
+        segments_after=len(before),
+        bytes_after=sum(before.values()),
+        cleaner_checkpoint_after=decision.cleaner_checkpoint,
+    )
+    _check_room(fs, manifest, bytes_to_copy(fs, manifest, entry.path, decision.parts))
+    if execute:
+        so_far(replace(row, segments_after=None, bytes_after=None))
+        fs.refuse_unless_like(fs.stat(manifest.partition_path))
+        restore(fs, manifest, entry.path, decision, time.time_ns() // 1_000_000)
+        row = row if decision.is_done else replace(row, status="undone")
+    return row
+
+
+def _manifest(entry: Entry) -> Manifest:
+    if entry.problem:
+        raise CorruptLog(entry.problem)
+    if entry.manifest is None:
+        raise Refused(
+            "keeping its originals was not finished, or forgetting them was begun",
+            path=entry.path,
+            remedy="Where keeping was not finished nothing was replaced; --forget removes what is there",
+        )
+    if entry.manifest.run_id != entry.run_id or entry.manifest.name != entry.name:
+        raise CorruptLog(f"the manifest is of run {entry.manifest.run_id}, {entry.manifest.name}", path=entry.path)
+    return entry.manifest
+
+
+def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) -> list[str]:
+    """What an interrupted run left; Refused where the partition is not to be touched."""
+    if (manifest.log_dir, manifest.name) not in places:
+        raise Refused(
+            "the partition is not there any more",
+            path=manifest.partition_path,
+            remedy="If it was moved to another log dir, say with --log-dirs where it is",
+        )
+    listing, place = places[manifest.log_dir, manifest.name]
+    if place.problems:
+        raise Refused("; ".join(place.problems))
+    done: list[str] = []
+    facts = survey_partition(fs, listing, place)
+    if facts.leftovers and execute:
+        done = recover(fs, manifest.partition_path)
+        facts = survey_partition(fs, listing, place)
+    if facts.problems:
+        raise Refused("; ".join(facts.problems))
+    return done
+
+
+def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
+    if needed and needed > (free := fs.free_bytes(manifest.partition_path)):
+        raise Refused(
+            f"copying the originals back needs {needed} bytes, and {free} are free",
+            path=manifest.partition_path,
+            remedy=f"Free {needed - free} bytes more on this file system",
+        )
+
+
+def time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def exit_status(rows: Iterable[UndoRow]) -> int:
+    """3: some could not be done. 1: none could. Else 0."""
+    rows = list(rows)
+    bad = sum(row.status in BAD for row in rows)
+    if bad:
+        return 3 if bad < len(rows) else 1
+    return 0

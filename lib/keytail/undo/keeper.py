@@ -1,0 +1,91 @@
+"""Keeps the originals of a compaction's partitions, each before its first segment is replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from keytail.compact.rounds import source_bytes
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.errors import KeytailError, Refused
+from keytail.log.fs import FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.undo.manifest import read_manifest
+from keytail.undo.originals import Originals, add_groups, entry_path, forget, keep
+from keytail.undo.partition import decide, look
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """What a run's driver does about originals; all of it in the driver."""
+
+    fs: FileSystem
+    originals: Originals
+
+    def copy_bytes(self, task: CleaningTask) -> int:
+        """Upper bound of what keeping a partition writes; hard links write nothing."""
+        if not self.originals.copies:
+            return 0
+        return sum(map(_all_bytes, _sources(task, task.first_uncleanable_offset)))
+
+    def has_room(self, task: CleaningTask, reserved_bytes: int, scratch_bytes: int) -> bool:
+        """Whether the copies fit, beside what is reserved, and scratch where that is on the same file system."""
+        needed = self.copy_bytes(task)
+        return not needed or self._free_bytes() - reserved_bytes >= needed + scratch_bytes
+
+    def refusal(self, task: CleaningTask) -> Refused:
+        need, free = self.copy_bytes(task), self._free_bytes()
+        return Refused(
+            f"copies of the originals need up to {need} bytes beside what else is to be written, and {free} are free",
+            path=self.originals.directory,
+            remedy="Free space there, or keep originals on the log dir's file system, where hard links take none",
+        )
+
+    def keep(self, task: CleaningTask, result: CleaningResult) -> None:
+        """Everything of the partition in its first round, in the others what they are to leave; durable at the end."""
+        if not result.groups:
+            return
+        if task.goes_on:
+            add_groups(self.fs, self._entry(task), result.groups)
+            return
+        sources = _sources(task, result.end_offset)
+        behind = task.segments[len(sources)].base_offset if len(sources) < len(task.segments) else task.log_end_offset
+        keep(
+            self.fs,
+            self.originals,
+            task.partition_path,
+            result.groups,
+            run_id=task.run_id,
+            topic=task.topic,
+            partition=task.partition,
+            source_bases=[segment.base_offset for segment in sources],
+            end_offset=behind,
+            next_checkpoint=result.end_offset,
+            now_ms=time.time_ns() // 1_000_000,
+        )
+
+    def let_go(self, task: CleaningTask) -> None:
+        """Of a partition that failed: if nothing was replaced there is nothing to undo."""
+        with contextlib.suppress(KeytailError, OSError):  # else it stays until it is forgotten
+            entry = self._entry(task)
+            if not self.fs.exists(entry):
+                return
+            manifest = read_manifest(self.fs, entry)
+            decision = decide(manifest, look(self.fs, manifest))
+            if not decision.parts and not decision.differences:
+                forget(self.fs, entry)
+
+    def _entry(self, task: CleaningTask) -> str:
+        return entry_path(self.originals.directory, task.run_id, task.topic, task.partition)
+
+    def _free_bytes(self) -> int:
+        return self.fs.free_bytes(self.originals.directory)
+
+
+def _sources(task: CleaningTask, end_offset: int) -> list[SegmentFacts]:
+    return [segment for segment in task.segments if segment.base_offset < end_offset]
+
+
+def _all_bytes(segment: SegmentFacts) -> int:
+    return source_bytes(segment) + (segment.txn_index_bytes or 0)

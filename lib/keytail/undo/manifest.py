@@ -1,0 +1,188 @@
+"""The manifest of kept originals: what was there, and what was put, or is about to be put, in its place.
+
+JSON, of one version, replaced atomically. What it is good for is originals.py's and undo/partition.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from keytail.errors import CorruptLog, Refused
+from keytail.format import names
+from keytail.format.json_object import parse_object
+from keytail.log.fs import FileSystem
+from keytail.log.replace import GroupOutput, parts
+
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last that can be printed
+
+MANIFEST = "manifest.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeftFile:
+    """A file that the run put into the partition, under its final name. The digest is XXH3-128."""
+
+    name: str
+    size_bytes: int
+    digest_hex: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file as it was before the run."""
+
+    name: str
+    size_bytes: int
+    digest_hex: str
+    mtime_ns: int
+    uid: int
+    gid: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is replaced at once: the segments at these bases, by these files. It is noted before it is done."""
+
+    source_bases: tuple[int, ...]
+    left: tuple[LeftFile, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry is of.
+
+    `end_offset` is the base of the first segment that the run left alone. Of the checkpoints there is what stood in
+    them before; of the leader epochs those that begin below `end_offset`. `next_checkpoint` is what the run sets the
+    cleaner's checkpoint to at its end. `parts` ascend; those of later rounds come later.
+    """
+
+    run_id: str
+    topic: str
+    partition: int
+    log_dir: str
+    kept_ms: int
+    end_offset: int
+    cleaner_checkpoint: int | None
+    next_checkpoint: int
+    log_start_checkpoint: int | None
+    leader_epochs: tuple[tuple[int, int], ...]
+    files: tuple[KeptFile, ...]
+    parts: tuple[Part, ...]
+    undone_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return names.partition_dir(self.topic, self.partition)
+
+    @property
+    def partition_path(self) -> str:
+        return os.path.join(self.log_dir, self.name)
+
+    @cached_property
+    def files_by_base(self) -> dict[int, list[KeptFile]]:
+        """`files` by the base offset that their names say, in their order."""
+        found: dict[int, list[KeptFile]] = {}
+        for kept in self.files:
+            base = names.parse_file_name(kept.name).base_offset
+            assert base is not None
+            found.setdefault(base, []).append(kept)
+        return found
+
+
+def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
+    """What each group is replaced by, in the steps in which that is done."""
+    return tuple(
+        Part(
+            part.source_bases,
+            tuple(
+                LeftFile(names.segment_file(out.base_offset, file.suffix), file.size_bytes, file.digest_hex)
+                for out in part.segments
+                for file in out.files
+            ),
+        )
+        for group in groups
+        for part in parts(group)
+    )
+
+
+def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
+    """Replaces it atomically; durable at the end."""
+    target = os.path.join(path, MANIFEST)
+    temporary = target + names.TEMPORARY
+    if fs.exists(temporary):  # of a run that was killed here
+        fs.unlink(temporary)
+    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
+    fs.put_file(target, text.encode(), fs.stat(path), temporary)
+    fs.fsync_dir(path)
+
+
+def read_manifest(fs: FileSystem, path: str) -> Manifest:
+    """CorruptLog for one that cannot be read or that `write_manifest` never writes, Refused for one of another version.
+    """
+    file = os.path.join(path, MANIFEST)
+    data = fs.read_bytes(file, whole=True)
+    try:
+        fields = parse_object(data)
+        version = fields.pop("version")
+        if version != _VERSION:
+            raise Refused(
+                f"the manifest has version {version}, and this keytail knows {_VERSION}",
+                path=file,
+                remedy="Use the keytail that made it",
+            )
+        fields["files"] = tuple(KeptFile(**kept) for kept in fields["files"])
+        fields["parts"] = tuple(
+            Part(tuple(part["source_bases"]), tuple(LeftFile(**left) for left in part["left"]))
+            for part in fields["parts"]
+        )
+        fields["leader_epochs"] = tuple((epoch, start) for epoch, start in fields["leader_epochs"])
+        manifest = Manifest(**fields)
+        _check(manifest, path)
+        return manifest
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptLog(
+            f"the manifest of kept originals cannot be read: {error}",
+            path=file,
+            remedy="Nothing was changed; the files beside it are what the run replaced",
+        ) from error
+
+
+def _check(manifest: Manifest, path: str) -> None:
+    """ValueError for what keytail never writes.
+
+    The owner of the entry can edit it: no name in it may lead out of the entry and its partition.
+    """
+    run, name = os.path.split(path)
+    if (manifest.name, manifest.run_id) != (name, os.path.basename(run)):
+        raise ValueError("it is of another partition or run than its directory")
+    if not isinstance(manifest.topic, str) or not os.path.isabs(manifest.log_dir) or "\0" in manifest.log_dir:
+        raise ValueError("it names no topic or log dir")
+    files: list[KeptFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
+    for file in files:
+        parsed = names.parse_file_name(file.name)
+        if parsed.kind != "live" or parsed.base_offset is None:
+            raise ValueError("it names a file that is none of a segment")
+    os.fsencode(manifest.log_dir)  # a ValueError where no path has such characters
+    optional = (manifest.cleaner_checkpoint, manifest.log_start_checkpoint, manifest.undone_ms)
+    numbers = [manifest.partition, manifest.kept_ms, manifest.end_offset, manifest.next_checkpoint]
+    numbers += [number for number in optional if number is not None]
+    numbers += [base for part in manifest.parts for base in part.source_bases]
+    numbers += [number for entry in manifest.leader_epochs for number in entry]
+    sizes = [file.size_bytes for file in files]
+    numbers += [*sizes, *(number for kept in manifest.files for number in (kept.mtime_ns, kept.mode))]
+    known = all(isinstance(number, int) and abs(number) <= names.MAX_OFFSET for number in numbers)
+    if not known or min(sizes, default=0) < 0:
+        raise ValueError("it has a number that no file or offset has")
+    if any(not 0 <= time_ms <= _LATEST_MS for time_ms in (manifest.kept_ms, manifest.undone_ms or 0)):
+        raise ValueError("it has a time that no run has")
+    for part in manifest.parts:
+        if part.left and not any(left.name.endswith(names.LOG) for left in part.left):
+            raise ValueError("it has a part that leaves no segment")
+        if any(base >= manifest.end_offset for base in part.source_bases):
+            raise ValueError("it has a part behind the end of what the run replaced")

@@ -1,0 +1,77 @@
+"""Where originals may be kept: `--keep-originals DIR`, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from keytail.acting_user import as_caller
+from keytail.cli import rows as show
+from keytail.cli.outside import refuse_in_log_dirs, refuse_unwritable
+from keytail.errors import UsageProblem
+from keytail.log.fs import FileSystem
+
+if TYPE_CHECKING:
+    from keytail.undo.originals import Originals
+
+
+def originals_of(
+    fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
+) -> Originals | None:
+    """What the flags say. UsageProblem for a directory in which nothing can be kept, Refused for another file system
+    where hard links are wanted."""
+    if directory is None:
+        if copies:
+            raise UsageProblem("--copy-originals says how originals are kept, and --keep-originals where: give both")
+        return None
+    from keytail.undo.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
+
+    with as_caller():
+        path = os.path.realpath(directory)
+    refuse_in_log_dirs(fs, path, log_dirs, "--keep-originals")
+    refuse_unwritable(path, "--keep-originals")
+    parent = os.path.dirname(path)
+    if not fs.exists(parent):
+        raise UsageProblem("the directory that --keep-originals is to be made in does not exist", path=parent)
+    is_there = fs.exists(path)
+    if is_there and not fs.stat(path).is_dir:
+        raise UsageProblem("--keep-originals is no directory", path=path)
+    device = fs.stat(path if is_there else parent).device
+    if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
+        raise other_file_system(path)
+    return Originals(path, copies)
+
+
+def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
+    """With the owner of the log dir, if it is not there yet."""
+    path = originals.directory
+    if not fs.exists(path):
+        fs.mkdir(path, fs.stat(log_dir))
+        fs.fsync_dir(os.path.dirname(path))
+
+
+def tell(originals: Originals) -> None:
+    """On standard error, of a run that would keep them."""
+    _say(originals, "Originals would be", "ID")
+    if not originals.copies:
+        text = "So a partition that is replaced in rounds (--max-scratch-bytes, or for want of space) frees nothing "
+        text += "between them: it needs room for all that is written of it, whatever --max-scratch-bytes is."
+        show.tell(escape(text))
+
+
+def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
+    """On standard error, if the run has kept any."""
+    if fs.exists(os.path.join(originals.directory, run_id)):
+        _say(originals, f"The originals of run {run_id} are", run_id)
+
+
+def _say(originals: Originals, which: str, run_id: str) -> None:
+    how = "copied to" if originals.copies else "kept as hard links in"
+    frees = "the copies take room" if originals.copies else "nothing that was replaced frees its space"
+    undo = f"keytail undo --originals {originals.directory} --run {run_id}"
+    text = f"{which} {how} {originals.directory}: {frees} until `{undo} --forget --execute`. Without --forget that "
+    text += "puts them back."
+    show.tell(escape(text))

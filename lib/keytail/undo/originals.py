@@ -1,0 +1,348 @@
+"""Keeps the files that a replacement of segments removes, so that it can be undone.
+
+An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
+says what was there and what was put in its place. It is durable before the first file is replaced. The directory of
+the run has a marker file, by which `forget` knows what it may remove. Which files, and what becomes of them later, is
+left to the callers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.kernels.native import file_digest
+from keytail.log.checkpoint import read_epochs, read_offsets
+from keytail.log.fs import NO_LINKS, FileStat, FileSystem
+from keytail.log.replace import GroupOutput
+from keytail.undo.manifest import MANIFEST, KeptFile, Manifest, parts_of, read_manifest, write_manifest
+
+MARKER = "keytail-backup"  # in the directory of a run
+
+_CHUNK_BYTES = 4 << 20
+_NEEDED = (names.LOG, names.INDEX, names.TIME_INDEX)
+
+# Threads of one driver keep partitions of the same run at the same time.
+_directories = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Originals:
+    """Where a run keeps what it replaces. `copies`: not as hard links."""
+
+    directory: str
+    copies: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One partition of one run. Without a manifest its keeping was not finished, or it is half forgotten.
+
+    `held_bytes` are of files that have no other name: what forgetting it frees.
+    """
+
+    run_id: str
+    name: str
+    path: str
+    manifest: Manifest | None
+    problem: str
+    held_bytes: int
+
+
+def entry_path(directory: str, run_id: str, topic: str, partition: int) -> str:
+    return os.path.join(directory, run_id, names.partition_dir(topic, partition))
+
+
+def source_files(fs: FileSystem, partition_path: str, source_bases: Collection[int]) -> list[str]:
+    """Names of the files of these segments, and of the producer snapshots at their bases."""
+    bases = set(source_bases)
+    parsed = [names.parse_file_name(entry.name) for entry in fs.scan(partition_path)]
+    return sorted(file.name for file in parsed if file.kind == "live" and file.base_offset in bases)
+
+
+def keep(
+    fs: FileSystem,
+    originals: Originals,
+    partition_path: str,
+    groups: Iterable[GroupOutput],
+    *,
+    run_id: str,
+    topic: str,
+    partition: int,
+    source_bases: Sequence[int],
+    end_offset: int,
+    next_checkpoint: int,
+    now_ms: int,
+) -> str:
+    """Makes an entry; its path. All of it is durable at the end, and where it fails nothing is left.
+
+    Refused where links cannot be made, and where a segment lacks an index: without it nothing can be put back.
+    """
+    log_dir = os.path.dirname(partition_path)
+    files = source_files(fs, partition_path, source_bases)
+    _refuse_without_indexes(partition_path, source_bases, frozenset(files))
+    key = (topic, partition)
+    path = entry_path(originals.directory, run_id, topic, partition)
+    _make_directory(fs, originals.directory, path, fs.stat(partition_path))
+    try:
+        fs.fsync_dir(os.path.dirname(path))
+        manifest = Manifest(
+            run_id=run_id,
+            topic=topic,
+            partition=partition,
+            log_dir=log_dir,
+            kept_ms=now_ms,
+            end_offset=end_offset,
+            cleaner_checkpoint=read_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT)).get(key),
+            next_checkpoint=next_checkpoint,
+            log_start_checkpoint=read_offsets(fs, os.path.join(log_dir, names.LOG_START_CHECKPOINT)).get(key),
+            leader_epochs=epochs_below(fs, partition_path, end_offset),
+            files=tuple(_keep_file(fs, originals, partition_path, path, name) for name in files),
+            parts=parts_of(groups),
+        )
+        write_manifest(fs, path, manifest)  # which makes the other names of its directory durable, too
+    except BaseException:
+        with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be told
+            forget(fs, path)
+        raise
+    return path
+
+
+def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
+    """Notes what is to be replaced in a further round; durable before it is."""
+    manifest = read_manifest(fs, path)
+    write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *parts_of(groups))))
+
+
+def epochs_below(fs: FileSystem, partition_path: str, end_offset: int) -> tuple[tuple[int, int], ...]:
+    """Leader epochs that begin below `end_offset`, each with its start offset."""
+    entries = read_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS))
+    return tuple(entry for entry in entries if entry[1] < end_offset)
+
+
+def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], files: Collection[str]) -> None:
+    for base in source_bases:
+        for suffix in _NEEDED:
+            name = names.segment_file(base, suffix)
+            if name not in files:
+                raise Refused(
+                    "of a segment without this file the original cannot be put back, and so it is not kept",
+                    path=os.path.join(partition_path, name),
+                    remedy="keytail rebuild-index --execute makes it; then run again",
+                )
+
+
+def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -> None:
+    """That of the entry, and durably those above it that are missing. FileExistsError where there is such an entry."""
+    run = os.path.dirname(path)
+    with _directories:
+        for above in (directory, run):
+            if not fs.exists(above):
+                fs.mkdir(above, like)
+                fs.fsync_dir(os.path.dirname(above))
+        if not fs.exists(os.path.join(run, MARKER)):
+            fs.write_file(os.path.join(run, MARKER), _marker(run), like)
+            fs.fsync_dir(run)
+        fs.mkdir(path, like)
+
+
+def _marker(run: str) -> bytes:
+    """What the marker in the directory of a run says."""
+    return f"keytail backup of run {os.path.basename(run)}\n".encode()
+
+
+def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: str, name: str) -> KeptFile:
+    source, target = os.path.join(partition_path, name), os.path.join(path, name)
+    facts = fs.stat(source)
+    if originals.copies:
+        size_bytes, digest_hex = copy_file(fs, source, target, facts)
+    else:
+        try:
+            fs.link(source, target)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise other_file_system(originals.directory) from error
+            if error.errno in NO_LINKS:
+                raise Refused(
+                    f"the file cannot have a hard link in the directory for originals: {error.strerror}",
+                    path=source,
+                    remedy="Add --copy-originals",
+                ) from error
+            raise
+        # It loses the name under which its writer made it durable, if that did.
+        size_bytes, digest_hex = digest_file(fs, source, sync=True)
+    if size_bytes != facts.size_bytes:
+        raise Refused(
+            f"the file has {size_bytes} bytes, and had {facts.size_bytes} a moment ago",
+            path=source,
+            remedy="Something else writes to the directory; stop it and run again",
+        )
+    return KeptFile(name, size_bytes, digest_hex, facts.mtime_ns, facts.uid, facts.gid, facts.mode)
+
+
+def other_file_system(directory: str) -> Refused:
+    return Refused(
+        "hard links cannot lead to another file system, and the directory for originals is on another one than the "
+        "log dir",
+        path=directory,
+        remedy="Give --keep-originals a directory on the log dir's file system, or add --copy-originals",
+    )
+
+
+def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
+    """A durable copy with owner, mode and time of `like`; size and digest of what was copied."""
+    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    from_fd = fs.open_read(source)
+    try:
+        to_fd = fs.create(target, like)
+        try:
+            try:
+                while count := fs.read_into(from_fd, buffer, position):
+                    part = memoryview(buffer)[:count]
+                    fs.write(to_fd, part)
+                    digest.update(part)
+                    position += count
+                fs.set_mtime_ns(target, like.mtime_ns)  # fsync makes it durable together with the contents
+                fs.fsync(to_fd)
+            finally:
+                fs.close(to_fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fs.unlink(target)
+            raise
+    finally:
+        fs.close(from_fd)
+    return position, digest.hexdigest()
+
+
+def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, str]:
+    """Size and digest of a file. `sync`: it is made durable, too."""
+    digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
+    fd = fs.open_write(path) if sync else fs.open_read(path)
+    try:
+        while count := fs.read_into(fd, buffer, position):
+            digest.update(memoryview(buffer)[:count])
+            position += count
+        if sync:
+            fs.fsync(fd)
+    finally:
+        fs.close(fd)
+    return position, digest.hexdigest()
+
+
+def entries(fs: FileSystem, directory: str) -> list[Entry]:
+    """What is kept in `directory`, by run and partition."""
+    return [_entry(fs, path) for path in entry_directories(fs, directory) if os.path.dirname(path) != directory]
+
+
+def entry_directories(fs: FileSystem, directory: str) -> list[str]:
+    """The directories of runs in `directory`, each followed by those of its entries, in the order of their names."""
+    found = []
+    for run in sorted(fs.scan_names(directory)):
+        if not run.is_dir:
+            continue
+        found.append(os.path.join(directory, run.name))
+        for entry in sorted(fs.scan_names(found[-1])):
+            parsed = names.parse_partition_dir(entry.name)
+            if entry.is_dir and parsed is not None and parsed.kind == "normal":
+                found.append(os.path.join(directory, run.name, entry.name))
+    return found
+
+
+def _entry(fs: FileSystem, path: str) -> Entry:
+    run, name = os.path.split(path)
+    files = [entry.name for entry in fs.scan(path)]
+    facts = [fs.stat(os.path.join(path, file)) for file in files if file != MANIFEST]
+    manifest, problem = None, ""
+    if MANIFEST in files:
+        try:
+            manifest = read_manifest(fs, path)
+        except KeytailError as error:
+            problem = str(error)
+    held = sum(fact.size_bytes for fact in facts if fact.links == 1)
+    return Entry(os.path.basename(run), name, path, manifest, problem, held)
+
+
+def refuse_foreign(fs: FileSystem, path: str) -> None:
+    """Refused unless `keep` has made the entry at `path`: neither it nor any directory above it is a log dir, the
+    directory of its run has our marker (or, made by an older keytail, the entry itself a manifest of this run and
+    partition), and it holds nothing but files that `keep` makes."""
+    _refuse_below_log_dir(fs, path)
+    if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
+        raise Refused(
+            f"keytail did not make this backup: there is neither the file {MARKER} in the directory of the run nor a "
+            f"{MANIFEST} of this run and partition",
+            path=path,
+            remedy="Nothing was removed. Give the directory that --keep-originals was given; if this is an unfinished "
+            "backup of an older keytail, remove it yourself",
+        )
+    for file in fs.scan(path):
+        known = file.name in (MANIFEST, MANIFEST + names.TEMPORARY)
+        if not file.is_regular or not (known or names.parse_file_name(file.name).kind == "live"):
+            raise Refused(
+                "not a file that keytail keeps",
+                path=os.path.join(path, file.name),
+                remedy="Move it away, then run again; nothing was removed",
+            )
+
+
+def _refuse_below_log_dir(fs: FileSystem, path: str) -> None:
+    above = os.path.realpath(path)
+    while above != os.path.dirname(above):
+        if fs.exists(os.path.join(above, names.META_PROPERTIES)):
+            raise Refused(
+                f"{above} is a log dir, by its {names.META_PROPERTIES}, and no backup is kept there",
+                path=path,
+                remedy="Nothing was removed. Give the directory that --keep-originals was given",
+            )
+        above = os.path.dirname(above)
+
+
+def _has_marker(fs: FileSystem, run: str) -> bool:
+    files = [entry for entry in fs.scan(run) if entry.name == MARKER]
+    wanted = _marker(run)
+    return any(
+        file.is_regular and file.size_bytes == len(wanted) and fs.read_bytes(os.path.join(run, MARKER)) == wanted
+        for file in files
+    )
+
+
+def _has_own_manifest(fs: FileSystem, path: str) -> bool:
+    """The entry is of the time before markers, and whole or half forgotten."""
+    if not any(entry.name == MANIFEST and entry.is_regular for entry in fs.scan(path)):
+        return False
+    try:
+        manifest = read_manifest(fs, path)
+    except KeytailError:
+        return False
+    return os.path.join(manifest.run_id, manifest.name) == os.path.join(*path.split(os.sep)[-2:])
+
+
+def forget(fs: FileSystem, path: str) -> None:
+    """Removes an entry, and the directory of its run with the last one. Stopped, it can be called again.
+
+    The manifest is removed last: it names files that are missing. Refused, with nothing removed, where keytail did not
+    make it or it holds something that `keep` does not make.
+    """
+    refuse_foreign(fs, path)
+    for file in sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name)):
+        fs.unlink(os.path.join(path, file.name))
+    run = os.path.dirname(path)
+    with _directories:
+        fs.rmdir(path)
+        fs.fsync_dir(run)
+        if [entry.name for entry in fs.scan(run)] in ([], [MARKER]):
+            _remove_run(fs, run)
+
+
+def _remove_run(fs: FileSystem, run: str) -> None:
+    if fs.exists(os.path.join(run, MARKER)):
+        fs.unlink(os.path.join(run, MARKER))
+    fs.rmdir(run)
+    fs.fsync_dir(os.path.dirname(run))

@@ -1,0 +1,249 @@
+"""The walk over the batches of a partition's segments: the kernel looks, this words what it found.
+
+Batches that may be believed are handed on to whoever compares the log with other files.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from keytail.errors import KeytailError, Refused
+from keytail.format import names
+from keytail.format.legacy import summarize
+from keytail.kernels import verify as kernels
+from keytail.limits import max_record_bytes
+from keytail.log.block_check import check_block
+from keytail.log.window import Window
+from keytail.verify.indexes import Entries
+from keytail.verify.scope import Scope
+
+_BEYOND_ALL = 2**63 - 1
+_ROWS, _RUNS = 16384, 1024
+_KINDS = {
+    kernels.CRC: "checksum",
+    kernels.ORDER: "offset-order",
+    kernels.SEGMENT_RANGE: "offset-range",
+    kernels.NEXT_SEGMENT: "overlap",
+    kernels.CODEC: "codec",
+    kernels.COUNT: "record-count",
+    kernels.RECORD: "record",
+    kernels.RECORD_OFFSET: "record-offset",
+    kernels.RECORD_TIMESTAMP: "record-timestamp",
+    kernels.MAX_TIMESTAMP_OFF: "max-timestamp",
+    kernels.PRODUCER: "producer",
+    kernels.CONTROL_UNREADABLE: "control",
+}
+# A wrong time leaves all else that the batch says believable.
+_HARMLESS = {kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF}
+
+# Given a segment's base, the rows and the runs of batches that were written down (kernels/verify.py).
+Heard = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+class BatchWalk:
+    """Walks the segments of one partition, in order of their bases."""
+
+    def __init__(self, scope: Scope, heard: Heard) -> None:
+        self.scope = scope
+        self._heard = heard
+        self._window = Window(scope.fs)
+        self._state = np.zeros(kernels.STATE_SIZE, dtype=np.int64)
+        self._state[kernels.LAST_OFFSET] = -1
+        self._rows = np.empty((_ROWS, kernels.ROW_COLUMNS), dtype=np.int64)
+        self._runs = np.empty((_RUNS, kernels.RUN_COLUMNS), dtype=np.int64)
+        self._scratch = np.zeros(6, dtype=np.int64)
+        self._base = 0
+        self.bytes_read = 0
+
+    @property
+    def last_offset(self) -> int:
+        """Of all batches so far; -1 before the first."""
+        return int(self._state[kernels.LAST_OFFSET])
+
+    @property
+    def batches(self) -> int:
+        return int(self._state[kernels.BATCHES])
+
+    @property
+    def records(self) -> int:
+        return int(self._state[kernels.RECORDS])
+
+    @property
+    def largest_timestamp_ms(self) -> int:
+        """Of the segment just walked; -1 for none."""
+        return int(self._state[kernels.MAX_TIMESTAMP])
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether something was wrong with a batch; what lies behind it is no longer handed on."""
+        return bool(self._state[kernels.SPOILED])
+
+    @property
+    def without_epoch(self) -> int:
+        """How many batches have no leader epoch."""
+        return int(self._state[kernels.WITHOUT_EPOCH])
+
+    def unmet(self) -> tuple[int, int]:
+        """Which entry of the offset index, and of the time index, no batch has come up to yet."""
+        return int(self._state[kernels.INDEX_AT]), int(self._state[kernels.TIME_AT])
+
+    @property
+    def has_open_entry(self) -> bool:
+        """Whether the last entry of the offset index that a batch came up to names an offset behind all batches."""
+        return bool(self._state[kernels.SET_IS_OPEN])
+
+    def close(self) -> None:
+        self._window.close()
+
+    def segment(self, base: int, next_base: int | None, entries: Entries) -> bool:
+        """Walk the segment at `base`; False where the walk had to stop before its end."""
+        self._base = base
+        log = names.segment_file(base, names.LOG)
+        size_bytes = self.scope.files[log].size_bytes
+        for at, value in (
+            (kernels.FROM, 0),
+            (kernels.STAGE, 0),
+            (kernels.SEGMENT_BASE, base),
+            (kernels.NEXT_BASE, _BEYOND_ALL if next_base is None else next_base),
+            (kernels.MAX_TIMESTAMP, -1),
+            (kernels.INDEX_AT, 0),
+            (kernels.TIME_AT, 0),
+            (kernels.SET_IS_OPEN, 0),
+        ):
+            self._state[at] = value
+        whole = False
+        try:
+            self._window.open(f"{self.scope.path}/{log}", size_bytes)
+            whole = self._walk(log, entries)
+            self.bytes_read += size_bytes
+        except KeytailError as problem:  # it became shorter: a broker truncates its active segment
+            if not self.scope.live:
+                self.scope.findings.add("shrunk", log, problem.byte_position)
+        except OSError as problem:
+            self.scope.unreadable(log, problem)
+        self._hand_on()
+        if not whole and not (self.scope.live and self.scope.is_active(base)):
+            self._state[kernels.SPOILED] = 1
+        return whole
+
+    def _hand_on(self) -> None:
+        rows, runs = int(self._state[kernels.ROWS]), int(self._state[kernels.RUNS])
+        self._heard(self._base, self._rows[:rows], self._runs[:runs])
+        self._state[kernels.ROWS] = self._state[kernels.RUNS] = 0
+
+    def _walk(self, log: str, entries: Entries) -> bool:
+        state, window = self._state, self._window
+        while True:
+            state[kernels.TO], state[kernels.IS_ALL] = window.filled, window.is_all
+            state[kernels.POSITION] = window.position
+            code = kernels.inspect(
+                window.bytes, entries.offsets, entries.positions, entries.times, entries.time_offsets,
+                self._rows, self._runs, self._scratch, state,
+            )  # fmt: skip
+            at = int(state[kernels.FROM])
+            if code == kernels.DONE:
+                return True
+            if code == kernels.NEED_MORE:
+                window.advance(at, int(state[kernels.WANTED_BYTES]))
+                state[kernels.FROM] = 0
+            elif code == kernels.NEED_ROOM:
+                self._hand_on()
+            elif code == kernels.NEED_BLOCK:
+                self._check_block(log, at)
+            elif code == kernels.NEED_WRAPPER:
+                self._check_wrapper(log, at)
+            elif code in kernels.ENDS_THE_WALK:
+                self._end(log, at, code)
+                return False
+            else:
+                self._found(log, code, at, entries)
+
+    def _found(self, log: str, code: int, at: int, entries: Entries) -> None:
+        """Word what the kernel found at index `at` of the window, or in the entry it has just passed."""
+        state = self._state
+        if code in _KINDS:
+            self._add_batch(log, code, at)
+        elif code in (kernels.INDEX_POSITION, kernels.INDEX_OFFSET):
+            i = int(state[kernels.INDEX_AT]) - 1
+            entries.add_offset_entry(self.scope, i, at_batch=code == kernels.INDEX_OFFSET)
+        else:
+            i = int(state[kernels.TIME_AT]) - 1
+            entries.add_time_entry(self.scope, i, at_batch=code == kernels.TIME_ENTRY)
+
+    def _add_batch(self, log: str, code: int, at: int) -> None:
+        facts = {}
+        if code in (kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF):
+            header = self._window.bytes[at : at + 61].tobytes()
+            (stated,) = struct.unpack_from(">q", header, 35)
+            facts = {"timestamp": int(self._state[kernels.FOUND_TIMESTAMP]), "stated": stated}
+        self._add(log, _KINDS[code], at, int(self._state[kernels.FOUND_OFFSET]), **facts)
+        if code not in _HARMLESS:
+            self._state[kernels.SPOILED] = 1
+
+    def _add(self, log: str, kind: str, at: int, offset: int | None = None, **facts: int | str) -> None:
+        position = self._window.position + at
+        recovered = self.scope.is_recovered(self._base)
+        self.scope.findings.add(kind, log, position, offset, recovered=recovered, **facts)
+
+    def _end(self, log: str, at: int, code: int) -> None:
+        """The bytes from here on are no batches; a live broker's active segment may end in half of one."""
+        window = self._window
+        left = window.size_bytes - window.position - at
+        active = self.scope.is_active(self._base)
+        if code == kernels.CUT:
+            if not (self.scope.live and active):
+                self._add(log, "cut-active" if active else "cut", at, left=left)
+        elif code == kernels.MAGIC:
+            self._add(log, "magic", at, magic=int(window.bytes[at + 16]), left=left)
+        else:
+            (size,) = struct.unpack(">i", window.bytes[at + 8 : at + 12].tobytes())
+            zeros = size == 0 and not window.bytes[at : window.filled].any()
+            if zeros and self.scope.live and active:  # a preallocated file
+                return
+            self._add(log, "zeros" if zeros else "size", at, size=size, left=left)
+
+    def _check_block(self, log: str, at: int) -> None:
+        """Open the compressed batch at index `at` and look at its records."""
+        window, state = self._window, self._state
+        header = window.bytes[at : at + 61].tobytes()
+        base, length = struct.unpack_from(">qi", header)
+        last_delta, base_timestamp, max_timestamp = struct.unpack_from(">iqq", header, 23)
+        (count,) = struct.unpack_from(">i", header, 57)
+        data = window.bytes[at + 61 : at + 12 + length].data
+        state[kernels.FOUND_OFFSET] = base
+        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # what lies beyond was found by the walk
+        try:
+            code = check_block(
+                header[22] & 7, data, base=base, last=last, count=count, base_timestamp_ms=base_timestamp,
+                max_timestamp_ms=max_timestamp, attributes=header[22], state=state,
+            )  # fmt: skip
+        except Refused as problem:
+            self._add(log, "not-opened", at, base, reason=problem.what)
+            return
+        except ValueError as problem:
+            self._add(log, "decompress", at, base, reason=str(problem))
+            state[kernels.SPOILED] = 1
+            return
+        if code != 0:
+            self._add_batch(log, code, at)
+
+    def _check_wrapper(self, log: str, at: int) -> None:
+        """Open the compressed message of magic 0 or 1 at index `at` and look at those inside."""
+        window, state = self._window, self._state
+        offset, length = struct.unpack(">qi", window.bytes[at : at + 12].tobytes())
+        try:
+            inside = summarize(window.bytes, at, length + 12, max_record_bytes())
+        except Refused as problem:
+            self._add(log, "not-opened", at, offset, reason=problem.what)
+            return
+        except ValueError as problem:
+            self._add(log, "legacy", at, offset, reason=str(problem))
+            state[kernels.SPOILED] = 1
+            return
+        state[kernels.RECORDS] += inside.record_count
+        if inside.base_offset <= self.last_offset < offset:
+            self._add(log, "offset-order", at, inside.base_offset)
+            state[kernels.SPOILED] = 1

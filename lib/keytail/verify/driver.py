@@ -1,0 +1,85 @@
+"""Verification of many partitions, in tasks of Spark or of Processes, or, of a few bytes, in this process.
+
+Reads only. What is looked at in a partition is inspection/verify's; here is who looks when.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from keytail.log.fs import LOCAL
+from keytail.run.hosts import SeenLogs, refuse_other_logs
+from keytail.run.session import concurrent_tasks, end_jobs
+from keytail.run.tasks import Outcome, attempt_one, run_bundle
+from keytail.run.watching import telling
+from keytail.verify.scope import NO_CLAIMS, Claims
+from keytail.verify.task import VerifyReport, verify_partition
+
+BUNDLE_BYTES = 256 << 20
+BUNDLE_PARTITIONS = 64
+
+
+@dataclass(frozen=True)
+class VerifyTask:
+    """One partition directory, and what its log dir says of it.
+
+    `live`: a broker may be writing to it, so its tail is not judged. Otherwise `seen` is what the driver saw there:
+    a host that sees something else refuses (None: nobody looked).
+    """
+
+    path: str
+    size_bytes: int
+    claims: Claims = NO_CLAIMS
+    live: bool = False
+    seen: SeenLogs | None = None
+
+
+Heard = Callable[[VerifyTask, Outcome[VerifyReport]], None]
+
+
+def verify_on_worker(task: VerifyTask, attempt: str) -> VerifyReport:
+    if task.seen is not None and not task.live:
+        refuse_other_logs(LOCAL, task.path, task.seen)
+    with telling(task.path, attempt, "verify"):
+        return verify_partition(LOCAL, task.path, task.claims, live=task.live)
+
+
+def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
+    for task in tasks:
+        heard(task, attempt_one(verify_on_worker, task, "here"))
+
+
+def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
+    """`heard` is called as each bundle returns, from one thread at a time: the caller's."""
+    threads = concurrent_tasks(spark) + 1
+    stopped = threading.Event()
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
+        bundles = list(_bundles(sorted(tasks, key=lambda task: task.size_bytes, reverse=True)))
+        run = partial(run_bundle, spark, function=verify_on_worker, name="verify", stopped=stopped.is_set)
+        jobs = [pool.submit(run, bundle) for bundle in bundles]
+        try:
+            for bundle, job in zip(bundles, jobs, strict=True):
+                for task, outcome in zip(bundle, job.result(), strict=True):
+                    heard(task, outcome)
+        except BaseException:  # a signal, or Spark has ended: no other begins
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_jobs(spark, lambda: any(job.running() for job in jobs))
+            raise
+
+
+def _bundles(tasks: Sequence[VerifyTask]) -> Iterator[list[VerifyTask]]:
+    bundle: list[VerifyTask] = []
+    for task in tasks:
+        full = len(bundle) == BUNDLE_PARTITIONS or sum(t.size_bytes for t in bundle) + task.size_bytes > BUNDLE_BYTES
+        if bundle and full:
+            yield bundle
+            bundle = []
+        bundle.append(task)
+    if bundle:
+        yield bundle

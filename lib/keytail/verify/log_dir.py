@@ -1,0 +1,26 @@
+"""What is wrong with a log dir itself: what stops a broker before it comes to a partition, said once."""
+
+from __future__ import annotations
+
+import os
+
+from keytail.errors import CorruptLog
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import FileSystem
+from keytail.log.partition import CHECKPOINTS, foreign_dirs
+from keytail.verify.findings import Finding, Findings
+
+
+def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
+    """Its checkpoints and the names of its directories. OSError where it cannot be listed."""
+    findings = Findings(path)
+    for name in foreign_dirs(fs.scan(path)):
+        findings.add("foreign-directory", name)
+    for name in CHECKPOINTS:
+        try:
+            read_offsets(fs, os.path.join(path, name))
+        except CorruptLog as problem:
+            findings.add("checkpoint-unreadable", name, reason=problem.what)
+        except OSError as problem:
+            findings.add("unreadable", name, reason=problem.strerror or str(problem))
+    return tuple(findings.found)

@@ -1,0 +1,110 @@
+"""Segments that are not there: what shows that one was, between two that are.
+
+Offsets without batches are no evidence by themselves, since compaction leaves them (VERIFY.md says what is).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from keytail.dump.segment import LogReader, Part
+from keytail.format import names
+from keytail.format.batch import CONTROL
+from keytail.verify.scope import Scope
+
+_MOST_KEYS = 1_000_000
+_UNFINISHED = ("cleaned", "swap", "deleted", "scratch")
+
+
+class MissingSegments:
+    """Takes what the walk found in each segment, in order; `close` adds the findings."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._ends: list[int] = []  # of each segment the offset behind its last batch
+        self._are_dense = True
+
+    def after_segment(self, base: int, records: int, last_offset: int) -> None:
+        """`records` of the segment at `base`, and the last offset of the log so far."""
+        end = max(last_offset + 1, base)
+        self._ends.append(end)
+        self._are_dense = self._are_dense and records == end - base
+
+    def close(self) -> None:
+        """Once all of the log was walked, of a broker that is stopped."""
+        bases, log_start = self._scope.bases, self._scope.log_start
+        gaps = [
+            (base, max(end, log_start), next_base)
+            for base, end, next_base in zip(bases, self._ends, bases[1:], strict=False)
+            if end < next_base and log_start < next_base
+        ]
+        left = self._left_files()
+        for base, first, next_base in gaps:
+            facts: dict[str, Any] = {"first": first, "last": next_base - 1}
+            shown = [offset for offset in sorted(left) if base < offset and first <= offset < next_base]
+            for offset in shown:
+                self._scope.findings.add("segment-missing", left[offset], offset=offset, **facts)
+            alone = not shown and len(gaps) == 1 and not self._scope.is_recovered(base)
+            if alone and self._was_never_compacted(below=first):
+                log = names.segment_file(next_base, names.LOG)
+                self._scope.findings.add("offsets-missing", log, 0, first, **facts)
+
+    def _left_files(self) -> dict[int, str]:
+        """By offset, what shows that a segment began there. Nothing where a replacement or a start is unfinished."""
+        # The last one of a base counts: .index, if it is left.
+        parsed = [names.parse_file_name(name) for name in sorted(self._scope.files, reverse=True)]
+        if not self._scope.claims.clean_shutdown or any(name.kind in _UNFINISHED for name in parsed):
+            return {}
+        return {
+            name.base_offset: name.name
+            for name in parsed
+            if name.kind == "live" and name.base_offset is not None and self._shows_a_segment(name.suffix)
+        }
+
+    def _shows_a_segment(self, suffix: str) -> bool:
+        """Brokers from 2.8 on, which write partition.metadata, remove a snapshot with the segment that begins there."""
+        if suffix == names.SNAPSHOT:
+            return names.PARTITION_METADATA in self._scope.files
+        return suffix in names.INDEX_SUFFIXES
+
+    def _was_never_compacted(self, below: int) -> bool:
+        """The cleaner has no checkpoint of it, others are known, every offset of each segment has its record, and below
+        the offset `below` there is what a cleaner that came so far would have removed."""
+        claims = self._scope.claims
+        is_known = claims.recovery_point is not None or claims.high_watermark is not None
+        return is_known and claims.cleaner is None and self._are_dense and self._has_removable(below)
+
+    def _has_removable(self, below: int) -> bool:
+        """Whether a record below the offset has no key, or the key of another one. Most logs answer soon; no more than
+        _MOST_KEYS are compared."""
+        seen: set[bytes] = set()
+        reader = LogReader(self._scope.fs)
+        for base in self._scope.bases:
+            log = names.segment_file(base, names.LOG)
+            if base >= below:
+                return False
+            size_bytes = self._scope.files[log].size_bytes
+            for part in reader.parts(f"{self._scope.path}/{log}", 0, size_bytes, deep=True):
+                for key in _keys(part):
+                    if key is None or key in seen:
+                        return True
+                    seen.add(key)
+                if len(seen) > _MOST_KEYS:
+                    return False
+        return False
+
+
+def _keys(part: Part) -> Iterator[bytes | None]:
+    """The keys of data, by digests of 16 bytes."""
+    if part.records is None:
+        return
+    is_data = part.records.batches["attributes"][part.records.records["row"]] & CONTROL == 0
+    keys = part.records.keys()
+    data = keys.data.tobytes()
+    for number in np.flatnonzero(is_data).tolist():
+        start, end = int(keys.offsets[number]), int(keys.offsets[number + 1])
+        yield hashlib.blake2b(data[start:end], digest_size=16).digest() if keys.valid[number] else None

@@ -1,0 +1,107 @@
+"""The names in a partition directory, and who may open what has them: nothing is read.
+
+What a broker does with a name stands in format/NAMES.md, with leftovers of a replacement in log/SWAP.md.
+"""
+
+from __future__ import annotations
+
+import grp
+import pwd
+from collections.abc import Iterable
+from typing import Any
+
+from keytail.format import names
+from keytail.log.fs import DirEntry, FileStat
+from keytail.log.partition import MAX_LOG_BYTES
+from keytail.verify.scope import Scope
+
+_LEFTOVERS = {"cleaned", "deleted", "scratch"}
+
+
+def check_names(scope: Scope) -> None:
+    """Every name that is none of a segment's, and files that are no files."""
+    parsed = [names.parse_file_name(name) for name in sorted(scope.files)]
+    for name in parsed:
+        if name.kind in _LEFTOVERS:
+            scope.findings.add(f"leftover-{name.kind}", name.name, offset=name.base_offset)
+        elif name.kind == "fatal":
+            scope.findings.add("fatal-name", name.name)
+        if name.kind not in ("other", "scratch"):
+            _check_kind_of_file(scope, scope.files[name.name], name.suffix)
+    _check_swaps(scope, parsed)
+    if scope.live:  # what is gone or alone now may not have been so when something else was listed
+        return
+    for name in parsed:
+        is_index = name.kind == "live" and name.suffix not in (names.LOG, names.SNAPSHOT)
+        if is_index and name.base_offset not in scope.bases:
+            scope.findings.add("orphan", name.name, offset=name.base_offset)
+    if not scope.bases:
+        scope.findings.add("no-segment", "")
+
+
+def _check_kind_of_file(scope: Scope, entry: DirEntry, suffix: str) -> None:
+    if not entry.is_regular:
+        scope.findings.add("not-regular", entry.name)
+    elif suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
+        scope.findings.add("too-large", entry.name, size=entry.size_bytes)
+
+
+def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
+    """A `.swap` is taken for finished, unless a `.cleaned` stands at or below it."""
+    parsed = list(parsed)
+    guard = min((n.base_offset for n in parsed if n.kind == "cleaned" and n.base_offset is not None), default=None)
+    covered = {n.base_offset for n in parsed if n.kind == "live" and n.suffix == names.LOG}
+    for name in parsed:
+        if name.kind != "swap" or name.base_offset is None:
+            continue
+        if guard is None or guard > name.base_offset:
+            scope.findings.add("leftover-swap", name.name, offset=name.base_offset)
+        else:
+            kind = "leftover-swap-void" if any(b is not None and b <= name.base_offset for b in covered) else (
+                "leftover-swap-gone"
+            )  # fmt: skip
+            scope.findings.add(kind, name.name, offset=name.base_offset, guard=guard)
+
+
+def check_owners(scope: Scope) -> None:
+    """Whether the user that the directory belongs to, as which a broker runs, can use its files.
+
+    Modes may differ in all else: what a broker made under another umask is as good. One finding for all files of
+    one owner and mode.
+    """
+    try:
+        directory = scope.fs.stat(scope.path)
+    except FileNotFoundError:
+        return
+    seen = set()
+    for entry in sorted(scope.files.values(), key=lambda entry: entry.name):
+        if not entry.is_regular or (entry.uid, entry.gid, entry.mode) in seen:
+            continue
+        facts: dict[str, Any] = {"owner": _who(entry.uid, entry.gid), "user": _who(directory.uid, directory.gid)}
+        if not _may_use(directory, entry):
+            scope.findings.add("access", entry.name, mode=f"{entry.mode:04o}", **facts)
+        elif entry.uid != directory.uid:
+            scope.findings.add("owner", entry.name, **facts)
+        seen.add((entry.uid, entry.gid, entry.mode))
+
+
+def _may_use(directory: FileStat, entry: DirEntry) -> bool:
+    """Whether its mode lets the directory's owner read and write the file."""
+    if directory.uid == 0:
+        return True
+    if entry.uid == directory.uid:
+        return entry.mode & 0o600 == 0o600
+    if entry.gid == directory.gid:
+        return entry.mode & 0o060 == 0o060
+    return entry.mode & 0o006 == 0o006
+
+
+def _who(uid: int, gid: int) -> str:
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    try:
+        return f"{user}:{grp.getgrgid(gid).gr_name}"
+    except KeyError:
+        return f"{user}:{gid}"

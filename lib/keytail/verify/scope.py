@@ -1,0 +1,96 @@
+"""What one look at a partition directory works on: its listing, what the log dir says of it, the findings so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from keytail.format import names
+from keytail.log.fs import DirEntry, FileSystem
+from keytail.log.partition import LogDirFacts
+from keytail.verify.findings import Findings
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the log dir says of a partition. None: its checkpoint has no entry, or nobody asked.
+
+    `clean_shutdown`: there is a .kafka_cleanshutdown, so that a broker that starts recovers nothing.
+    """
+
+    clean_shutdown: bool = True
+    log_start: int | None = None
+    recovery_point: int | None = None
+    high_watermark: int | None = None
+    cleaner: int | None = None
+
+
+NO_CLAIMS = Claims()
+
+
+def claims_of(log_dir: LogDirFacts, topic: str, partition: int) -> Claims:
+    """What `log_dir` says of one of its partitions."""
+    key = (topic, partition)
+    return Claims(
+        clean_shutdown=log_dir.clean_shutdown,
+        log_start=log_dir.log_starts.get(key),
+        recovery_point=log_dir.recovery_points.get(key),
+        high_watermark=log_dir.high_watermarks.get(key),
+        cleaner=log_dir.cleaner_checkpoint.get(key),
+    )
+
+
+@dataclass
+class Scope:
+    """One look at one partition directory. `live`: a broker may be writing to it meanwhile."""
+
+    fs: FileSystem
+    path: str
+    live: bool
+    claims: Claims
+    listing: Sequence[DirEntry]
+    findings: Findings
+    files: dict[str, DirEntry] = field(init=False)  # by name; no directories
+    bases: list[int] = field(init=False)  # of the segments, ascending
+
+    def __post_init__(self) -> None:
+        self.files = {entry.name: entry for entry in self.listing if not entry.is_dir}
+        parsed = map(names.parse_file_name, self.files)
+        self.bases = sorted(
+            name.base_offset
+            for name in parsed
+            if name.kind == "live" and name.suffix == names.LOG and name.base_offset is not None
+        )
+        if not self.bases:
+            return
+        self.findings.last = names.segment_file(self.bases[-1], "")
+        self.findings.unindexed = frozenset(
+            names.segment_file(base, "") for base in self.bases
+            if names.segment_file(base, names.INDEX) not in self.files
+        )  # fmt: skip
+
+    def is_active(self, base: int) -> bool:
+        return base == self.bases[-1]
+
+    def is_recovered(self, base: int) -> bool:
+        """Whether a broker that starts recovers the segment: batches checked, indexes written anew."""
+        if self.claims.clean_shutdown or self.live:
+            return False
+        behind = next((other for other in self.bases if other > base), None)
+        return behind is None or behind > (self.claims.recovery_point or 0)
+
+    @property
+    def log_start(self) -> int:
+        return max(self.claims.log_start or 0, self.bases[0] if self.bases else 0)
+
+    def read(self, file: str) -> bytes | None:
+        """A whole small file; None, with a finding unless it may vanish, where it cannot be read."""
+        try:
+            return self.fs.read_bytes(f"{self.path}/{file}")
+        except OSError as problem:
+            self.unreadable(file, problem)
+            return None
+
+    def unreadable(self, file: str, problem: OSError) -> None:
+        if not (self.live and isinstance(problem, FileNotFoundError)):
+            self.findings.add("unreadable", file, reason=problem.strerror or str(problem))

@@ -1,0 +1,111 @@
+"""What is wrong with a partition directory: every batch, every index entry, every name, and what files say of each
+other (VERIFY.md).
+
+Reads only, changes nothing, and needs no lock: beside a live broker it tolerates files that vanish or
+grow, and says nothing of the active segment's tail. Whatever the bytes are, the answer is findings, not
+an exception; only an unreadable directory is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from keytail.log.fs import FileSystem
+from keytail.verify.batches import BatchWalk
+from keytail.verify.claims import EpochCheck, check_claims
+from keytail.verify.findings import Finding, Findings
+from keytail.verify.indexes import check_ends, read_entries
+from keytail.verify.missing import MissingSegments
+from keytail.verify.names import check_names, check_owners
+from keytail.verify.producers import ProducerChecks
+from keytail.verify.scope import NO_CLAIMS, Claims, Scope
+
+
+@dataclass(frozen=True)
+class VerifyCounts:
+    """What was looked at."""
+
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    index_entries: int = 0
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The findings of one partition, names first, then in the order of files and positions."""
+
+    findings: tuple[Finding, ...]
+    counts: VerifyCounts
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+
+def verify_partition(fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False) -> VerifyReport:
+    """Inspect the partition directory `path`.
+
+    `live`: a broker may be writing to it meanwhile. Then only what two looks find alike is said, since files that
+    replace others between one reading and the next seem to contradict each other.
+    """
+    report = _look(fs, path, claims, live)
+    if live and report.findings:
+        again = _look(fs, path, claims, live)
+        return VerifyReport(tuple(finding for finding in again if finding in report.findings), again.counts)
+    return report
+
+
+def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport:
+    scope = Scope(fs, path, live, claims, fs.scan(path), Findings(path))
+    check_names(scope)
+    check_owners(scope)
+    producers, epochs = ProducerChecks(scope), EpochCheck(scope)
+
+    def heard(base: int, rows: np.ndarray, runs: np.ndarray) -> None:
+        producers.heard(base, rows)
+        epochs.heard(base, runs)
+
+    walk = BatchWalk(scope, heard)
+    missing = MissingSegments(scope)
+    index_entries = 0
+    try:
+        for base, next_base in zip(scope.bases, [*scope.bases[1:], None], strict=False):
+            entries = read_entries(scope, base)
+            index_entries += len(entries)
+            batches_before, records_before = walk.batches, walk.records
+            if walk.segment(base, next_base, entries):
+                check_ends(scope, entries, walk, walk.batches - batches_before)
+            producers.close_segment(base, believed=not walk.spoiled)
+            missing.after_segment(base, walk.records - records_before, walk.last_offset)
+    finally:
+        walk.close()
+    _check_whole(scope, walk, producers, epochs)
+    if not walk.spoiled and not live:
+        missing.close()
+    scope.findings.close()
+    counts = VerifyCounts(
+        segments=len(scope.bases),
+        batches=walk.batches,
+        records=walk.records,
+        bytes=walk.bytes_read,
+        index_entries=index_entries + producers.index_entries,
+    )
+    return VerifyReport(tuple(scope.findings.found), counts)
+
+
+def _check_whole(scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck) -> None:
+    """What can be said once the log end is known. Beside a live broker it is not."""
+    if not scope.bases:
+        return
+    log_end_offset = max(walk.last_offset + 1, scope.bases[-1])
+    producers.close(log_end_offset, believed=not walk.spoiled)
+    epochs.close(log_end_offset, whole=not walk.spoiled, without_epoch=walk.without_epoch)
+    if not walk.spoiled and not scope.live:
+        check_claims(scope, log_end_offset)

@@ -1,0 +1,567 @@
+"""The verbs with a metadata log in the log dirs: no topic needs to be named, and none is guessed at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.cli.appended import appended_after
+from keytail.import_.plan import ImportRecord
+from tests import golden
+from tests.command_line import Run, rows_of
+from tests.log.test_listing import Counting
+from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
+from tests.no_spark import without_spark
+from tests.reference import metadata as dull
+from tests.reference.batches import Rec, encode_batch
+from tests.reference.metadata import T0, MetadataLog
+
+METADATA = "__cluster_metadata-0"
+COMPACT = ("cleanup.policy", "compact")
+
+
+def _write_id(partition: Path, number: int) -> None:
+    from keytail.format.metadata import RemoveTopicRecord, parse_record
+
+    record = parse_record(dull.remove(number))
+    assert isinstance(record, RemoveTopicRecord)
+    (partition / "partition.metadata").write_text(f"version: 0\ntopic_id: {record.topic_id}")
+
+
+@pytest.fixture
+def log(log_dir: Path) -> MetadataLog:
+    """Metadata for `orders` (two partitions, compacted) and `users` (one, Kafka's defaults), long committed."""
+    for path in log_dir.iterdir():
+        if path.is_dir():
+            _write_id(path, 1 if path.name.startswith("orders") else 2)
+    log = MetadataLog(log_dir / METADATA)
+    log.append(dull.topic("orders", 1), dull.topic_config("orders", *COMPACT))
+    log.append(dull.partition(1, 0), dull.partition(1, 1, (2, 1)))
+    return log.append(dull.topic("users", 2), dull.partition(2, 0)).no_ops(1000)
+
+
+def plan(run: Run, log_dir: Path, *flags: str | Path) -> tuple[dict[str, dict[str, Any]], str]:
+    result = run("plan", "--log-dirs", log_dir, "--output", "json", *flags)
+    return rows_of(result), result.stderr
+
+
+def statuses(rows: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: row["status"] for name, row in rows.items()}
+
+
+def test_no_topic_needs_to_be_named(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    rows, said = plan(run, log_dir)
+    assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
+    assert rows["users-0"]["error"] == "cleanup.policy is [delete], without compact"
+    assert f"metadata as of offset {log.end_offset - 1}, time {T0 + log.end_offset - 1} ms (2023-11-14" in said
+    assert METADATA in said
+
+
+def test_old_metadata_is_told(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    as_of_ms = T0 + log.end_offset - 1
+    _, said = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
+    assert "Warning" not in said
+    _, said = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
+    assert "Warning: that is 2 d before this run, and settings of topics may have changed since" in said
+
+
+def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: Run, tmp_path: Path) -> None:
+    log_dir = golden.unpack(tmp_path)
+    flags = ("--config", tmp_path / "server.properties", "--now", str(golden.manifest()["generated_ms"] + 3_600_000))
+    rows, said = plan(run, log_dir, *flags)
+    assert "metadata as of offset 224, time 1795234673011 ms (2026-11-21 04:17:53 UTC)" in said
+    named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
+    shutil.rmtree(log_dir / METADATA)
+    without_log, said = plan(run, log_dir, *flags, *golden.topic_config_arguments())
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
+    assert rows == named == without_log
+    assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
+    assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
+    assert all(rows[f"{t.name}-0"]["status"] == "skipped" for t in golden.TOPICS.values() if not t.compacted)
+    unknown, _ = plan(run, log_dir, *flags)
+    assert set(statuses(unknown).values()) == {"refused"}
+
+
+def test_the_command_line_wins(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    rows, _ = plan(run, log_dir, "--topic-config", "users:cleanup.policy=compact")
+    assert rows["users-0"]["status"] == "would-compact"
+    rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=delete")
+    assert rows["orders-0"]["status"] == "skipped"
+
+
+def test_dynamic_settings_of_brokers(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"log.dirs={log_dir}\nnode.id=1\nlog.cleaner.min.compaction.lag.ms=0\n")
+    lag = "log.cleaner.min.compaction.lag.ms"
+    log.append(dull.config(4, "", lag, "4000000000000")).no_ops(1000)
+    rows, _ = plan(run, log_dir, "--config", properties)
+    assert rows["orders-0"]["status"] == "skipped"
+    assert "younger than min.compaction.lag.ms 4000000000000" in rows["orders-0"]["error"]
+    log.append(dull.config(4, "1", lag, "0")).no_ops(1000)
+    assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
+    log.append(dull.config(4, "1", lag, None), dull.config(4, "2", lag, "0")).no_ops(1000)
+    assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "skipped"
+
+
+def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.topic_config("users", *COMPACT))
+    rows, _ = plan(run, log_dir)
+    assert rows["users-0"]["status"] == "skipped"
+    assert "cleanup.policy may have one of several values (Kafka's default or metadata log" in rows["users-0"]["error"]
+    log.append(dull.topic_config("orders", "cleanup.policy", "compact,delete"))
+    assert plan(run, log_dir)[0]["orders-0"]["status"] == "would-compact"
+    log.no_ops(1000)
+    assert plan(run, log_dir)[0]["users-0"]["status"] == "would-compact"
+
+
+# Stray
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("unknown topic", "stray: the metadata log at offset 1006 has no topic users"),
+        ("other id", "stray: the directory is of topic id EBAQEBAQEBAQEBAQEBAQCQ, but users has EBAQ"),
+        ("no id", "stray: the directory has no partition.metadata"),
+        ("no such partition", "stray: users has no partition 5"),
+        ("moved away", "stray: broker 1 is not among the partition's replicas 2, 3"),
+    ],
+)
+def test_stray_partitions_are_refused_whatever_the_command_line_says(
+    run: Run, log_dir: Path, log: MetadataLog, case: str, said: str
+) -> None:
+    name = "users-0"
+    if case == "unknown topic":
+        log.append(dull.remove(2))
+    elif case == "other id":
+        _write_id(log_dir / name, 9)
+    elif case == "no id":
+        (log_dir / name / "partition.metadata").unlink()
+    elif case == "no such partition":
+        name = "users-5"
+        (log_dir / "users-0").rename(log_dir / name)
+    else:
+        log.append(dull.change(2, 0, (2, 3)))
+    for flags in ((), ("--topic-config", "users:cleanup.policy=compact", "--topics-have-no-overrides")):
+        rows, _ = plan(run, log_dir, *flags)
+        assert rows[name]["status"] == "refused"
+        assert said in rows[name]["error"]
+        assert rows["orders-0"]["status"] == "would-compact"
+
+
+def test_a_malformed_id_is_corrupt(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    (log_dir / "users-0" / "partition.metadata").write_text("nonsense")
+    assert plan(run, log_dir)[0]["users-0"]["status"] == "corrupt"
+
+
+# Metadata of another time
+
+
+def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    later_ms = T0 + log.end_offset + 9 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=1, modified_ms=later_ms)
+    assert "is not believed" not in plan(run, log_dir)[1]
+    time_index = max((log_dir / "users-0").glob("*.timeindex"))
+    time_index.write_bytes(time_index.read_bytes() + struct.pack(">qi", later_ms, 99))
+    assert "is not believed" in plan(run, log_dir)[1]
+
+
+def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    later_ms = T0 + log.end_offset + 9 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=later_ms, modified_ms=later_ms)
+    torn = log_dir / "users-0" / f"{10**6:020d}.log"
+    torn.write_bytes(b"cut")
+    os.utime(torn, ns=(later_ms * 10**6, later_ms * 10**6))
+    assert "is not believed" in plan(run, log_dir)[1]
+
+
+def append_later(log_dir: Path, name: str, *, written_ms: int, modified_ms: int) -> Path:
+    """A batch at the end of a partition, with a timestamp, in a file of a modification time."""
+    path = max((log_dir / name).glob("*.log"))
+    end = records_of(log_dir / name)[-1].offset + 1
+    with path.open("ab") as file:
+        file.write(encode_batch([Rec(end, written_ms, b"k", b"v")]))
+    os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+    return path
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("written", "modified", "believed"),
+    [
+        (HOUR_MS + 1, HOUR_MS + 1, False),
+        (HOUR_MS, 2 * HOUR_MS, True),  # a copy: its file is new, its batch is not
+        (9 * HOUR_MS, HOUR_MS, True),  # a client's invention: no file of that time
+        (-1, 2 * HOUR_MS, True),
+        (HOUR_MS, HOUR_MS, True),
+        (9 * HOUR_MS, 2 * HOUR_MS, False),
+    ],
+)
+def test_metadata_older_than_what_brokers_appended_is_not_believed(
+    run: Run, log_dir: Path, log: MetadataLog, written: int, modified: int, believed: bool
+) -> None:
+    """A cluster that was reverted to ZooKeeper keeps the metadata log of its migration (KAFKA-16463)."""
+    as_of_ms = T0 + log.end_offset - 1
+    path = append_later(log_dir, "users-0", written_ms=as_of_ms + written, modified_ms=as_of_ms + modified)
+    rows, said = plan(run, log_dir)
+    assert (statuses(rows)["orders-0"], "is not believed" in said) == (
+        "would-compact" if believed else "refused", not believed
+    )  # fmt: skip
+    if believed:
+        return
+    assert str(path) in rows["orders-0"]["error"]
+    assert "--metadata-is-current" in rows["orders-0"]["error"]
+    before = snapshot(log_dir)
+    for verb in ("compact", "expire"):
+        result = run(verb, "--log-dirs", log_dir, "--execute", "--output", "json")
+        assert set(statuses(rows_of(result)).values()) == {"refused"}
+        result = run(verb, "--log-dirs", log_dir)
+        assert "keytail: the metadata log" in result.stderr
+        assert "is not believed: its newest record" in result.stderr
+    after = snapshot(log_dir)
+    after.pop(".lock", None)
+    assert after == before
+    rows, said = plan(run, log_dir, "--metadata-is-current")
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
+    assert "is not believed" not in said
+
+
+def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert f"version=0 in {log_dir}/meta.properties the broker runs with ZooKeeper" in said
+    rows, _ = plan(run, log_dir, "--metadata-is-current")
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
+    rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
+    assert statuses(rows)["orders-0"] == "would-compact", "what is given needs no metadata"
+
+
+def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
+) -> None:
+    """A broker that was migrated from ZooKeeper to KRaft keeps version=0: 4.3.1 starts on it, and writes it again."""
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "give its file with --config" in said
+    config = tmp_path / "server.properties"
+    config.write_text("process.roles=broker\nnode.id=1\n")
+    rows, _ = plan(run, log_dir, "--config", config)
+    assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
+    config.write_text("zookeeper.connect=localhost\nbroker.id=1\n")
+    assert set(statuses(plan(run, log_dir, "--config", config)[0]).values()) == {"refused"}
+    for level, status in ((21, "refused"), (22, "would-compact")):  # 3.9 and 4.0, which has no ZooKeeper
+        log.append(dull.frame(12, 0, dull.text("metadata.version") + struct.pack(">h", level))).no_ops(1000)
+        rows, _ = plan(run, log_dir)
+        assert statuses(rows)["orders-0"] == status, rows["orders-0"]["error"]
+
+
+def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    assert "Warning: records of type" not in plan(run, log_dir)[1]
+    log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
+    rows, said = plan(run, log_dir)
+    assert "Warning: records of type 99 are passed over, which this release does not know" in said
+    assert statuses(rows)["orders-0"] == "would-compact"
+
+
+@pytest.mark.parametrize("appended_by_broker", [False, True])
+def test_what_an_import_wrote_says_nothing_about_brokers(
+    run: Run, log_dir: Path, log: MetadataLog, appended_by_broker: bool
+) -> None:
+    now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    record = ImportRecord("id", 400, 401, (400,), 0, 1, "done")
+    (log_dir / "users-0" / "keytail-import").write_bytes(record.encode())
+    if appended_by_broker:
+        append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    rows, _ = plan(run, log_dir)
+    assert statuses(rows)["orders-0"] == ("refused" if appended_by_broker else "would-compact")
+
+
+def test_an_empty_active_segment_does_not_hide_what_is_before_it(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    now_ms = T0 + log.end_offset - 1 + 2 * HOUR_MS
+    append_later(log_dir, "users-0", written_ms=now_ms, modified_ms=now_ms)
+    (log_dir / "users-0" / f"{401:020d}.log").touch()
+    assert set(statuses(plan(run, log_dir)[0]).values()) == {"refused"}
+
+
+def test_ages_of_many_partitions_are_found_without_reading_logs(log_dir: Path, log: MetadataLog) -> None:
+    fs = Counting()
+    for path in log_dir.glob("*-*/*.log"):
+        os.utime(path, (T0 / 1000, T0 / 1000))
+    assert appended_after(fs, [str(log_dir)], T0) is None
+    assert fs.counts == {"scan": 4, "stat": 3}  # of the log dir and three partitions
+
+
+def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Path) -> None:
+    names = ("__consumer_offsets-0", "__transaction_state-0", "__share_group_state-0")
+    log_dir = write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in names})
+    log = MetadataLog(log_dir / METADATA)
+    for number, name in enumerate(names, start=1):
+        _write_id(log_dir / name, number)
+        log.append(dull.topic(name[:-2], number), dull.partition(number, 0))
+    log.append(dull.topic_config("__transaction_state", "cleanup.policy", "compact,delete"))
+    log.append(dull.topic_config("__transaction_state", "retention.ms", "1")).no_ops(1000)
+    flags = ("expire", "--log-dirs", log_dir, "--metadata-is-current", "--output", "json")
+    found = statuses(rows_of(run(*flags)))
+    assert found == {names[0]: "kept", names[1]: "would-expire", names[2]: "kept"}
+    given = ("--topic-config", "__consumer_offsets:cleanup.policy=delete", "--topic-config", "retention.ms=1")
+    rows = rows_of(run(*flags, *given))
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "cleanup.policy, retention.ms given here cannot replace it" in rows[names[0]]["error"]
+
+
+def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path
+) -> None:
+    """`users` has no setting of its own: its policy and retention are the broker's, which no metadata log has."""
+    flags = ("expire", "--log-dirs", log_dir, "--topic-list", "users", "--execute", "--output", "json")
+    before = snapshot(log_dir)
+    row = rows_of(run(*flags))["users-0"]
+    assert row["status"] == "refused"
+    assert "cleanup.policy, retention.ms of users is what the broker's own configuration says" in row["error"]
+    (tmp_path / "server.properties").write_text("log.cleanup.policy=compact\n")
+    assert rows_of(run(*flags, "--config", tmp_path / "server.properties"))["users-0"]["status"] == "kept"
+    after = snapshot(log_dir)
+    after.pop(".lock", None)
+    assert after == before
+
+
+@pytest.mark.parametrize("verb", ["plan", "compact", "expire", "rebuild-index", "describe", "salvage"])
+def test_each_verb_says_which_metadata_it_uses(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, verb: str
+) -> None:
+    more = ("--to", tmp_path / "saved") if verb == "salvage" else ()
+    said = run(verb, "--log-dirs", log_dir, *more).stderr
+    assert f"keytail: metadata as of offset {log.end_offset - 1}" in said
+    shutil.rmtree(log.path)
+    said = run(verb, "--log-dirs", log_dir, *more).stderr
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
+
+
+def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    def row() -> dict[str, Any]:
+        found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+        [row] = [row for row in found if row["check"] == "metadata log"]
+        return dict(row)
+
+    assert row()["found"].startswith(f"metadata as of offset {log.end_offset - 1}")
+    assert "stop it again" in row()["remedy"], "it is years old"
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    assert row()["status"] == "warn"
+    assert "is not believed" in row()["found"]
+    shutil.rmtree(log.path)
+    (log_dir / "meta.properties").unlink()
+    assert (row()["status"], row()["found"]) == ("warn", "no metadata log here (ZooKeeper?)")
+    assert "kafka-configs.sh --bootstrap-server" in row()["remedy"]
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    where = log_dir / "meta.properties"
+    assert row()["found"] == f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {where}"
+
+
+@pytest.mark.parametrize("source", ["metadata", "file", "flag", "broker"])
+def test_segment_bytes_of_kafka_before_4_1_is_accepted_with_a_warning(
+    run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path, source: str
+) -> None:
+    flags: dict[str, tuple[str | Path, ...]] = {
+        "metadata": (),
+        "file": ("--topic-configs", tmp_path / "configs"),
+        "flag": ("--topic-config", "orders:segment.bytes=16384"),
+        "broker": ("--config", tmp_path / "server.properties"),
+    }
+    (tmp_path / "configs").write_text("orders:segment.bytes=16384\n")
+    (tmp_path / "server.properties").write_text("log.segment.bytes=16384\nbroker.id=1\n")
+    if source == "metadata":
+        log.append(dull.topic_config("orders", "segment.bytes", "16384")).no_ops(1000)
+    rows, said = plan(run, log_dir, *flags[source])
+    assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
+    named = "topics without a value of their own (" if source == "broker" else "orders (16384)"
+    assert f"segment.bytes is below 1048576 for {named}" in said
+    assert "Kafka 4.1 and later do not start with it" in said
+    if source in ("metadata", "broker"):
+        found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json", *flags[source]).stdout)
+        [row] = [row for row in found if row["check"] == "segment.bytes"]
+        assert row["status"] == "warn"
+        assert named in row["found"]
+
+
+def test_internal_segment_bytes_and_1_mib_are_no_reason_to_warn(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.topic_config("orders", "segment.bytes", "1048576")).no_ops(1000)
+    _, said = plan(run, log_dir, "--topic-config", "orders:internal.segment.bytes=300")
+    assert "segment.bytes" not in said
+
+
+def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
+    rows, _ = plan(run, log_dir)
+    assert rows["orders-0"]["status"] == "refused"
+    assert "Allowed is a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
+
+
+def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert all("kafka-configs.sh --bootstrap-server" in row["error"] for row in rows.values())
+    assert "the broker runs with ZooKeeper" in said
+    assert "then run again with --topic-configs topics.txt" in said
+    configs = tmp_path / "topics.txt"
+    configs.write_text(
+        "".join(
+            f"Dynamic configs for topic {topic} are:\n"
+            f"  cleanup.policy={policy} sensitive=false synonyms={{DYNAMIC_TOPIC_CONFIG:cleanup.policy={policy}}}\n"
+            for topic, policy in (("orders", "compact"), ("users", "delete"))
+        )
+    )
+    rows, said = plan(run, log_dir, "--topic-configs", configs)
+    assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
+    assert f"The settings of topics are those of {configs}" in said
+    assert "kafka-configs.sh" not in said, "what was asked for is given"
+
+
+def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_path: Path) -> None:
+    log_dir = golden.unpack(tmp_path)
+    described = run("describe", "--log-dirs", log_dir, "--output", "json")
+    for row in json.loads(described.stdout):
+        assert row["kafka"]["versions"] == "4.3 or later"
+        assert "metadata.version 30 in the metadata log" in row["kafka"]["evidence"]
+    assert "Kafka that wrote this: 4.3 or later" in run("describe", "--log-dirs", log_dir).stdout
+    found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
+    [row] = [row for row in found if row["check"] == "Kafka"]
+    assert (row["status"], row["found"]) == ("ok", "version 4.3 or later")
+    assert "Kafka: metadata.version 30 in the metadata log" in {row["check"] for row in found}
+
+
+# Metadata that cannot be read
+
+
+def test_a_cut_metadata_log_leaves_topics_unknown_for_its_reason(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    data = log.log_path.read_bytes()
+    log.log_path.write_bytes(data[:-5])
+    rows, said = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    for row in rows.values():
+        assert row["error"].startswith("topic config unknown: the metadata log cannot be read: a batch of ")
+        assert str(log.log_path) in row["error"]
+        assert f"--topic-config {row['topic']}:key=value" in row["error"]
+    assert "the metadata log cannot be read" in said
+    named, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
+    assert statuses(named) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "refused"}
+
+
+def test_a_changed_byte_anywhere_in_the_metadata_log_is_never_another_plan(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    data = log.log_path.read_bytes()
+    rows, _ = plan(run, log_dir)
+    for at in (*range(0, 200, 13), len(data) // 2, len(data) - 1):
+        log.log_path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+        damaged, _ = plan(run, log_dir)
+        # The leader epoch of a batch is outside of its checksum, and means nothing here.
+        assert damaged == rows or set(statuses(damaged).values()) == {"refused"}, at
+
+
+def test_a_metadata_log_that_may_not_be_read(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    if os.geteuid() == 0:
+        shutil.rmtree(log.path)
+        log.path.write_text("not a directory")
+    else:
+        log.path.chmod(0)
+    rows, _ = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "the metadata log cannot be read: " in rows["users-0"]["error"]
+    if os.geteuid() != 0:
+        log.path.chmod(0o700)
+
+
+def test_two_metadata_logs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+    other = write_log_dir(tmp_path / "more", {"others-0": random_records(5, 40)})
+    shutil.copytree(log.path, other / METADATA)
+    rows, _ = plan(run, log_dir, "--log-dirs", other)
+    assert "several log dirs hold a metadata log" in rows["orders-0"]["error"]
+
+
+def test_a_metadata_log_beside_the_log_dirs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "metadata"
+    elsewhere.mkdir()
+    shutil.move(log.path, elsewhere / METADATA)
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"log.dirs={log_dir}\nmetadata.log.dir={elsewhere}\n")
+    assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
+
+
+def test_whose_log_dirs_they_are_must_be_known(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
+    properties = tmp_path / "server.properties"
+    properties.write_text("node.id=2\n")
+    rows, _ = plan(run, log_dir, "--config", properties)
+    assert "topic config unknown: the broker's number differs: 1 in " in rows["orders-0"]["error"]
+    (log_dir / "meta.properties").write_text("version=1\n")
+    rows, _ = plan(run, log_dir)
+    assert "no meta.properties names the broker's number" in rows["orders-0"]["error"]
+    properties.write_text("node.id=1\n")
+    assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
+
+
+def test_secrets_in_the_metadata_log_are_not_shown(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(dull.config(4, "1", "ssl.key.password", "hunter2"), dull.frame(11, 0, b"hunter2 as a credential"))
+    result = run("plan", "--log-dirs", log_dir)
+    assert result.exit_code == 0
+    assert "hunter2" not in result.output
+
+
+def test_compact_on_a_stopped_brokers_host_without_naming_a_topic(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
+    untouched = [snapshot(log_dir / name) for name in ("users-0", METADATA)]
+    (log_dir.parent / "server.properties").write_text(f"log.dirs={log_dir}\nnode.id=1\n")
+    with without_spark():
+        result = run("compact", "--config", log_dir.parent / "server.properties", "--execute", "--output", "json")
+    assert result.exit_code == 0, result.output
+    assert statuses(rows_of(result)) == {"orders-0": "compacted", "orders-1": "compacted", "users-0": "skipped"}
+    assert [snapshot(log_dir / name) for name in ("users-0", METADATA)] == untouched
+    for name, records in before.items():
+        after = records_of(log_dir / name)
+        assert len(after) < len(records)
+        kept = {key: record for key, record in newest_by_key(records).items() if record.value is not None}
+        assert {key: record for key, record in newest_by_key(after).items() if record.value is not None} == kept
+    assert json.loads(result.stdout)[0]["records_after"] is not None
+
+
+def newer(data: bytes) -> bytes:
+    """The record with version 9, and a field behind those that are known."""
+    return data[:2] + b"\x09" + data[3:] + b"\x01\x02"
+
+
+def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_dir: Path, log: MetadataLog) -> None:
+    log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
+    rows, said = plan(run, log_dir)
+    assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
+    why = "a record of type 4 has version 9, which this release does not know"
+    assert f"topic config unknown: {why}" in rows["orders-0"]["error"]
+    assert METADATA in rows["orders-0"]["error"]
+    assert f"Warning: settings of orders are unknown, since {why}" in said
+    rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
+    assert statuses(rows)["orders-0"] == "would-compact"
+
+
+def test_a_newer_version_of_the_brokers_settings_leaves_every_topic_unknown(
+    run: Run, log_dir: Path, log: MetadataLog
+) -> None:
+    log.append(newer(dull.config(4, "2", "retention.ms", "1")))
+    assert statuses(plan(run, log_dir)[0])["orders-0"] == "would-compact", "of another broker"
+    log.append(newer(dull.config(4, "", "retention.ms", "1")))
+    rows, _ = plan(run, log_dir)
+    assert set(statuses(rows).values()) == {"refused"}
+    assert "settings of all brokers: a record of type 4 has version 9" in rows["users-0"]["error"]

@@ -1,0 +1,349 @@
+"""SIGINT and SIGTERM to real runs, to the process alone and to its group as a terminal sends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+
+from keytail.cli import command, stopping
+from keytail.cli.options import Output
+from keytail.cli.stopping import Stopped, stop_with_parent, stoppable
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL
+from keytail.log.lock import is_held
+from keytail.log.recover import recover
+from keytail.run.ended import SparkEnded
+from keytail.run.rows import ResultRow
+from tests.chance import SEED
+from tests.cli.forked import keytail
+from tests.compact.test_command import CONFIG, KEYTAIL, assert_kept
+from tests.log_dirs import BASE_MS, newest_by_key, records_of, snapshot, write_log_dir
+from tests.reference.batches import Rec
+from tests.run.test_submit import JOB, ROOT, SUBMIT
+
+SEGMENT = "orders:segment.bytes=1048576"
+ROUNDS = ("--topic-config", SEGMENT, "--grouping", "kafka", "--max-scratch-bytes", "2200k", "--throttle", "4m")
+
+
+def large_records(count: int = 400) -> list[Rec]:
+    """Eight MiB: more than scratch space takes at once."""
+    chance = random.Random(SEED)
+    return [Rec(n, BASE_MS + n, b"%d" % chance.randrange(150), chance.randbytes(20000)) for n in range(count)]
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    print("seed", SEED)
+    return write_log_dir(tmp_path / "logs", {"orders-0": large_records(), "orders-1": large_records(40)}, segments=16)
+
+
+def start(command: list[str], tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
+    """Also where a shell runs the tests in the background, and so has turned SIGINT off."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_"))}
+    environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment |= variables
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (tmp_path / "stderr").open("w") as errors:
+            return subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
+            )
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def wait_for(there: Callable[[], object], run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 300
+    while not there():
+        assert run.poll() is None, "the run ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def inode_of(path: Path) -> int | None:
+    """None for a moment, while a segment takes the place of others."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until_gone(group: int) -> None:
+    deadline = time.monotonic() + 60
+    while group_members(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ended(run: subprocess.Popen[str]) -> tuple[list[dict[str, Any]], float]:
+    """Its rows, and the seconds until nothing of it was left."""
+    start_s = time.monotonic()
+    output, _ = run.communicate(timeout=60)
+    wait_until_gone(run.pid)
+    return json.loads(output), time.monotonic() - start_s
+
+
+def check_left(log_dir: Path, before: dict[str, list[Rec]]) -> None:
+    assert not is_held(str(log_dir))
+    assert not [path for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".deleted", ".cleaned")]
+    for name, records in before.items():
+        assert recover(LOCAL, str(log_dir / name)) == []
+        assert_kept(records, log_dir / name)
+
+
+def jvm_of(group: int) -> int | None:
+    """Of a process group: a child that is about to become one has not Java's program yet."""
+    for pid in group_members(group):
+        try:
+            if os.readlink(f"/proc/{pid}/exe").endswith("/java"):
+                return pid
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.one_of("a signal to a run with Spark")
+@pytest.mark.spark
+def test_ctrl_c_while_spark_starts_lets_go_of_everything(log_dir: Path, tmp_path: Path) -> None:
+    before = snapshot(log_dir)
+    command = [str(KEYTAIL), "compact", "--log-dirs", str(log_dir), *CONFIG, "--execute", "--master", "local[*]"]
+    run = start(command, tmp_path)
+    wait_for(lambda: jvm_of(run.pid), run)
+    os.killpg(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)  # ends only when the JVM has let go of the pipes too
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 130, errors
+    assert "starting Spark" in errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert snapshot(log_dir) == before
+
+
+@pytest.mark.spark
+@pytest.mark.soak("tests/run/test_without_spark.py: a signal between rounds")
+def test_ctrl_c_between_rounds_says_how_far_it_came_and_the_next_run_goes_on(log_dir: Path, tmp_path: Path) -> None:
+    before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
+    bytes_before = sum(log.stat().st_size for log in (log_dir / "orders-0").glob("*.log"))
+    flags = ["--log-dirs", str(log_dir), *CONFIG, *ROUNDS, "--execute", "--master", "local[2]", "--output", "json"]
+    run = start([str(KEYTAIL), "compact", *flags], tmp_path)
+    first = log_dir / "orders-0" / f"{0:020d}.log"
+    inode = first.stat().st_ino
+    began_s = time.monotonic()
+    wait_for(lambda: inode_of(first) not in (None, inode), run)  # the first round is done
+    longest_s = max(20, time.monotonic() - began_s)  # where the machine is busy, no longer than it took to get here
+    time.sleep(random.Random(SEED).uniform(0, 1))
+    os.killpg(run.pid, signal.SIGINT)
+    rows, seconds = ended(run)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 130, errors
+    assert "interrupted by SIGINT" in errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+    assert seconds < longest_s
+    check_left(log_dir, before)
+    [row] = [row for row in rows if row["partition"] == 0]
+    assert row["status"] == "skipped", row
+    assert "groups done, safe to start the broker" in row["error"]
+    assert 0 < row["bytes_after"] < bytes_before
+    assert "orders 0" not in ((log_dir / "cleaner-offset-checkpoint").read_text() if
+                              (log_dir / "cleaner-offset-checkpoint").exists() else "")  # fmt: skip
+    done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in json.loads(done.stdout) if row["partition"] == 0] == ["compacted"]
+    for name, records in before.items():
+        assert_kept(records, log_dir / name)
+
+
+@pytest.mark.one_of("a signal to a run with Spark")
+@pytest.mark.spark
+@pytest.mark.parametrize("to_group", [True, pytest.param(False, marks=pytest.mark.soak("to the group"))])
+def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: Path) -> None:
+    """The group gets SIGINT, JVM and driver alike; SIGTERM only the JVM, whose end tells the driver."""
+    before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
+    untouched = snapshot(log_dir)
+    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
+    flags += ["--report", str(tmp_path / "page.html")]
+    run = start([str(SUBMIT), "--master", "local[2]", str(JOB), *flags], tmp_path)
+    wait_for(lambda: list(log_dir.rglob("*.clean")), run)
+    if to_group:
+        os.killpg(run.pid, signal.SIGINT)
+    else:
+        os.kill(run.pid, signal.SIGTERM)
+    run.communicate(timeout=60)
+    wait_until_gone(run.pid)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode in (130, 143), errors
+    if to_group:
+        assert "interrupted by SIGINT" in errors
+        assert "Exception" not in errors, "words of the JVM, which was told at the same time"
+    else:  # its session is stopped under the driver, which may end by that before it hears of the JVM's end
+        assert "interrupted by SIGTERM" in errors or "safe to start the broker" in errors
+    assert "Traceback" not in errors
+    check_left(log_dir, before)
+    assert snapshot(log_dir) == untouched
+    assert newest_by_key(records_of(log_dir / "orders-0")) == newest_by_key(before["orders-0"])
+    page = (tmp_path / "page.html").read_text()
+    assert "The run did not come to its end" in page
+    assert "orders-0" in page
+
+
+@pytest.mark.one_of("a kill of a run with Spark")
+@pytest.mark.spark
+def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Path) -> None:
+    before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
+    untouched = snapshot(log_dir)
+    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
+    run = start([str(KEYTAIL), "compact", *flags, "--output", "json"], tmp_path)
+    wait_for(lambda: list(log_dir.rglob("*.clean")), run)
+    jvm = jvm_of(run.pid)
+    assert jvm is not None
+    os.kill(jvm, signal.SIGKILL)
+    rows, _ = ended(run)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 1, errors
+    assert errors.count("Spark has ended beneath the run") == 1, errors
+    assert "To go on, run the same command again" in errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+    assert {row["status"] for row in rows} == {"skipped"}
+    check_left(log_dir, before)
+    assert snapshot(log_dir) == untouched
+
+
+@pytest.mark.one_of("a signal to a run with Spark")
+@pytest.mark.spark
+def test_an_import_that_is_told_to_stop_leaves_nothing(tmp_path: Path) -> None:
+    """Its tasks make a new file every moment, and Spark gives them seconds before it kills them."""
+    print("seed", SEED)
+    chance = random.Random(SEED)
+    table = pa.table({"key": [b"%d" % n for n in range(3000)], "value": [chance.randbytes(1000) for _ in range(3000)]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    logs = write_log_dir(tmp_path / "logs", {})
+    (logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.python.daemon.module tests.run.disturbed\n")
+    flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--topic-config", "orders:cleanup.policy=delete"]
+    flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--segment-bytes", "64k"]
+    run = start(
+        [str(KEYTAIL), "import", str(tmp_path / "s.parquet"), *flags, "--execute", "--master", "local[2]"], tmp_path,
+        SPARK_CONF_DIR=str(tmp_path / "conf"), PYTHONPATH=str(ROOT), KEYTAIL_NOTES=str(tmp_path / "notes"),
+        KEYTAIL_DISTURBED="write-0:slowly,write-1:slowly",
+    )  # fmt: skip
+    wait_for(lambda: list(logs.rglob("*.log.*.clean")), run)
+    time.sleep(chance.uniform(0, 1))
+    os.killpg(run.pid, signal.SIGINT)
+    run.communicate(timeout=60)
+    wait_until_gone(run.pid)
+    errors = (tmp_path / "stderr").read_text()
+    assert run.returncode == 130, errors
+    assert "interrupted by SIGINT" in errors
+    assert "Traceback" not in errors
+    assert "Exception" not in errors
+    check_left(logs, {})
+    assert [log.stat().st_size for log in logs.rglob("*.log")] == [0, 0]
+
+
+@command.reported
+def verb(problem: BaseException, output: Output = Output.json) -> None:
+    raise problem
+
+
+def told(problem: BaseException, capfd: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Status, standard output, standard error of a verb that ends so."""
+    with pytest.raises(typer.Exit) as ending:
+        verb(problem, output=Output.json)
+    out, err = capfd.readouterr()
+    return ending.value.exit_code, out, err
+
+
+def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    problem = SparkEnded()
+    problem.rows = [ResultRow("orders", 0, "/logs", "compacted"), ResultRow("orders", 1, "/logs", "skipped")]
+    status, out, err = told(problem, capfd)
+    assert status == 1
+    assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
+    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is done" in err
+
+
+def test_a_signal_while_an_error_is_told_ends_in_one_message(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = command._say
+    signals = iter([signal.SIGTERM])
+
+    def interrupted(text: str) -> None:
+        for number in signals:
+            signal.raise_signal(number)
+        say(text)
+
+    monkeypatch.setattr(command, "_say", interrupted)
+    status, _, err = told(KeytailError("the disk is full"), capfd)
+    assert status == 143
+    assert "interrupted by SIGTERM. What is reported as done is done" in err
+
+
+@pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
+def test_a_parents_end_is_told_only_to_what_runs(seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before anything has begun, nor after the last word: there SIGTERM would end the process without one."""
+    parents = iter(seen)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
+    monkeypatch.setattr(stopping, "_PARENT_LOOKED_FOR_S", 0.01)
+    handler = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("a signal to a run that has not begun"))
+    try:
+        stop_with_parent(1)
+        time.sleep(0.1)
+        with pytest.raises(Stopped), stoppable():
+            for _ in range(6000):
+                time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.CaptureFixture[str]) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped, stoppable():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGINT)  # while it is being tidied up
+    assert stopped.value.exit_status == 143
+    assert "stopping already" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_signal_that_is_turned_off_stays_off() -> None:
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stoppable():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, handler)

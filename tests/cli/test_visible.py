@@ -1,0 +1,123 @@
+"""Names with control characters reach a terminal as text, whoever tells of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tty
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+
+from keytail.cli import rows as show
+from keytail.cli.progress import Reporter
+from keytail.dump.templates import OUT_BYTES
+from keytail.errors import CorruptLog, in_words, visible
+from keytail.run.rows import ResultRow
+from tests.compact.test_command import KEYTAIL
+from tests.reference.batches import Rec, encode_batch
+
+EVIL = "/logs/t\x1b[2Jx\r\x07\x9b31m\x7f\u202eabc-0"
+SEEN = r"/logs/t\x1b[2Jx\x0d\x07\x9b31m\x7f\u202eabc-0"
+
+
+@pytest.mark.long
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in "\u202e\u2066\u2028" for c in visible(text))
+    if text.isprintable():
+        assert visible(text) == text
+
+
+def test_errors_tables_and_progress_show_them(capfd: pytest.CaptureFixture[str]) -> None:
+    row = ResultRow(EVIL, 0, EVIL, "refused", error=f"no: {EVIL}")
+    show.error_console().print(f"[bold red]keytail:[/] {in_words(CorruptLog('cut', path=EVIL))}", soft_wrap=True)
+    show.print_table([row, ResultRow("b", 0, "/other", "refused")], EVIL)
+    with Reporter("compact", [("a-0", 1)]) as reporter:
+        reporter.done(EVIL, "refused", 1, EVIL)
+        reporter.note(EVIL)
+    out, err = capfd.readouterr()
+    both = out + err
+    assert not set("\x1b\r\x07\x9b\x7f\u202e") & set(both)
+    assert out.replace("\n", "").count(SEEN) >= 3
+    assert err.count(SEEN) == 4
+
+
+def test_a_terminal_gets_styles_of_ours_only(capfd: pytest.CaptureFixture[str]) -> None:
+    console = show.output_console()
+    console._force_terminal = True
+    table = Table()
+    table.add_column("[bold]a[/]")
+    table.add_row("\x1b]0;owned\x07")
+    console.print(table)
+    out = capfd.readouterr().out
+    assert r"\x1b]0;owned\x07" in out
+    assert "\x1b]0" not in out
+
+
+def test_a_newline_in_a_path_makes_no_line() -> None:
+    assert "\n" not in in_words(CorruptLog("cut", path="/logs/t\nkeytail: all done"))
+
+
+# Keys, values and headers as a producer may send them; what Kafka's tool prints of them is their bytes.
+SENT = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\r\u202eabc\u2066\u200b\U000e0041 \t\u00e9\u4e2d\U0001f600\\"
+AS_TEXT = (
+    r"\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x0d\u202eabc\u2066\u200b\U000e0041" + " \t\u00e9\u4e2d\U0001f600\\"
+)
+OBEYED = set("\x1b\x07\x9b\x7f\u202e\u2066\u200b\U000e0041")
+
+
+@pytest.fixture
+def partition(tmp_path: Path) -> Path:
+    """All kinds of text: of records, of a file's name, and of the entry of a checkpoint."""
+    path = tmp_path / f"logs{SENT.replace('/', '')}" / "t-0"
+    path.mkdir(parents=True)
+    data = SENT.encode()
+    # A batch for each byte that a chunk of output may end at would be slow; one record spans two chunks.
+    records = [Rec(0, 1, data, data, ((data, data),)), Rec(1, 1, b"k" * (OUT_BYTES - 100) + data, b"v")]
+    (path / f"{0:020d}.log").write_bytes(b"".join(encode_batch([record]) for record in records))
+    (path.parent / "replication-offset-checkpoint").write_text(f"0\n1\n{SENT.split(maxsplit=1)[0]} 0 2\n")
+    return path
+
+
+def dumped(partition: Path, *flags: str, terminal: bool) -> str:
+    """What `dump` writes to standard output, a terminal or a pipe, as text."""
+    files = [partition / f"{0:020d}.log", partition.parent / "replication-offset-checkpoint"]
+    command = [str(KEYTAIL), "dump", *map(str, files), "--print-data-log", *flags]
+    if not terminal:
+        return subprocess.run(command, capture_output=True, timeout=120, check=False).stdout.decode()
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)  # lines end as they are written
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as running:
+        os.close(theirs)
+        found = b""
+        with contextlib.suppress(OSError):  # EIO: all descriptors of the terminal are closed
+            while piece := os.read(ours, 65536):
+                found += piece
+        os.close(ours)
+        assert running.wait(timeout=120) in (0, 1)
+    return found.decode()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_producer_cannot_send_escapes_to_a_terminal(output: str, partition: Path) -> None:
+    flags = ("--output", output)
+    seen = dumped(partition, *flags, terminal=True)
+    assert not OBEYED & set(seen)
+    assert "\r" not in seen
+    raw = dumped(partition, *flags, terminal=False)
+    assert OBEYED & set(raw), "elsewhere the bytes are those of Kafka's tool, which sends them as they are"
+    assert dumped(partition, *flags, "--escape", terminal=False) == seen
+    assert dumped(partition, *flags, "--no-escape", terminal=True) == raw
+    if output == "json":
+        objects, plain = ([json.loads(line) for line in text.split("\n") if line] for text in (seen, raw))
+        assert objects == plain
+        assert SENT in [one.get("key") for one in objects]
+    else:
+        assert seen.count(AS_TEXT) == raw.count(SENT) == 6

@@ -1,0 +1,84 @@
+"""The driver of a test on a cluster: `keytail compact --execute --fan-out always`, with stages that go wrong as told.
+
+    python -m tests.compact.fan_out.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
+
+As tests/run/on_cluster.py, but HOW names stages: `merge:executor` kills the executor that has done the second task of
+that stage, `scan:slow` has that task wait for its copy. Prints the rows as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from keytail.cli.selection import Choice, read_configuration
+from keytail.compact import command as compaction
+from keytail.compact import driver as compact
+from keytail.compact.fan_out import stages
+from keytail.compact.fan_out.on_spark import fan_out_on_spark
+from keytail.compact.fan_out.stages import Sizes
+from keytail.log.fs import FileSystem
+from keytail.run import session
+from tests.import_.speculating import DUPLICATES
+from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
+
+SECOND = 1
+
+
+def go_wrong(notes: str, stage: str, kind: str, number: int, attempt: str) -> None:
+    """When everything of this task is done, the first time that it is run."""
+    (Path(notes) / f"{stage}-{number}.{attempt}.{os.getppid()}").touch()
+    if number == SECOND and is_first(Path(notes) / f"{stage}.first"):
+        if kind == "slow":
+            wait_for((Path(notes) / f"{stage}.done").exists)
+        else:
+            os.kill(executor(), signal.SIGKILL)
+            time.sleep(LONGEST_S)
+    if number == SECOND:
+        (Path(notes) / f"{stage}.done").touch()
+
+
+def scan_badly(notes: str, kind: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Iterator[Any]:
+    yield from real(fs, part, attempt)
+    go_wrong(notes, "scan", kind, part.number, attempt)
+
+
+def merge_badly(
+    notes: str, kind: str, real: Any, fs: FileSystem, context: Any, shard: int, cells: Any, attempt: str
+) -> Any:
+    answer = real(fs, context, shard, cells, attempt)
+    go_wrong(notes, "merge", kind, shard, attempt)
+    return answer
+
+
+BADLY = {"scan": scan_badly, "merge": merge_badly}
+
+
+def main() -> None:
+    master, log_dir, notes, how, speculation = sys.argv[1:]
+    if speculation == "forced":
+        session.CORRECTNESS.update(DUPLICATES)
+    for one in filter(None, how.split(",")):
+        stage, _, kind = one.partition(":")
+        setattr(stages, stage, partial(BADLY[stage], notes, kind, getattr(stages, stage)))
+    sizes = Sizes(slice_bytes=4000, shards=3)
+    compact.fan_out_on_spark = lambda *given, **more: fan_out_on_spark(*given, **more, sizes=sizes)  # type: ignore
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
+    request = compaction.Request(
+        Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka", fan_out="always",
+        map_memory_bytes=1 << 20,
+    )  # fmt: skip
+    rows = [replace(row, problem=None) for row in compaction.compact(request)]
+    print(json.dumps({"rows": [asdict(row) for row in rows]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Partitions that all tasks share, on a real session of two cores: the bytes of one task, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.compact import driver as compact
+from keytail.compact.fan_out import stages
+from keytail.compact.fan_out.on_spark import fan_out_on_spark
+from keytail.compact.fan_out.stages import Sizes
+from keytail.compact.rounds import least_scratch_bytes
+from keytail.compact.task import CleaningTask
+from keytail.errors import CorruptLog
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.storage import ScratchSpace
+from tests.compact.test_driver import checkpoint, compaction, make
+
+pytestmark = pytest.mark.spark
+
+SMALL = Sizes(slice_bytes=3000, shards=3)
+
+
+def files_of(partition: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in partition.iterdir() if path.is_file()}
+
+
+def with_one_task(spark: Any, log_dir: Path, home: Path, tasks: list[CleaningTask]) -> list[dict[str, Any]]:
+    """What is left of each partition where one task does it, in a copy."""
+    copy = home / "one-task"
+    shutil.copytree(log_dir, copy)
+    mine = [replace(task, partition_path=str(copy / Path(task.partition_path).name), fan_out="never") for task in tasks]
+    rows = compaction(spark, copy, mine).run()
+    assert {row.status for row in rows} == {"compacted"}
+    return [files_of(Path(task.partition_path)) for task in mine]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small slices and few keys a shard, wherever the driver fans out."""
+    real = fan_out_on_spark
+    monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **more: real(*given, **more, sizes=SMALL))
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+def test_many_tasks_leave_what_one_leaves(spark: Any, small: None, bound: int | None, tmp_path: Path) -> None:
+    """Chosen when scanned: the map of the one task is too small. In rounds too, of a group each."""
+    log_dir, tasks = make(tmp_path / "logs", count=2)
+    expected = with_one_task(spark, log_dir, tmp_path, tasks)
+    tasks = [replace(task, fan_out="auto", map_max_entries=entries) for task, entries in zip(tasks, (None, 5))]
+    space = ScratchSpace(LOCAL, limit_bytes=least_scratch_bytes(tasks[1])) if bound else ScratchSpace(LOCAL)
+    notes: list[str] = []
+    rows = compaction(spark, log_dir, tasks, space=space, on_note=notes.append).run()
+    assert [row.status for row in rows] == ["compacted"] * 2, rows
+    assert [files_of(Path(task.partition_path)) for task in tasks] == expected
+    [note] = [note for note in notes if "fan-out" in note]
+    assert note.startswith("t-1: more keys than")
+    assert checkpoint(log_dir) == {("t", n): task.first_uncleanable_offset for n, task in enumerate(tasks)}
+
+
+def test_a_damaged_batch_changes_nothing(spark: Any, small: None, tmp_path: Path) -> None:
+    log_dir, [task] = make(tmp_path / "logs", count=1)
+    path = Path(task.path(task.segments[0].base_offset, ".log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    facts = path.stat()
+    first = task.segments[0]._replace(log_mtime_ns=facts.st_mtime_ns)
+    before = {name: found[0] for name, found in files_of(path.parent).items()}
+    task = replace(task, segments=(first, *task.segments[1:]), fan_out="always")
+    [row] = compaction(spark, log_dir, [task]).run()
+    assert row.status == "corrupt"
+    assert isinstance(row.problem, CorruptLog)
+    assert row.problem.path == str(path)
+    assert {name: found[0] for name, found in files_of(path.parent).items()} == before
+
+
+def die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
+    """A stage whose worker is killed the first time that it runs, with its scratch files written."""
+    answer = real(fs, part, attempt)
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+
+def emit_and_die_once(mark: str, real: Any, fs: FileSystem, part: Any, attempt: str) -> Any:
+    yield from real(fs, part, attempt)
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stage", ["scan", "write"])
+def test_a_worker_that_dies_is_one_that_never_was(
+    spark: Any, small: None, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=1)
+    expected = with_one_task(spark, log_dir, tmp_path, tasks)
+    mark = tmp_path / "died"
+    badly = {"scan": emit_and_die_once, "write": die_once}[stage]
+    monkeypatch.setattr(stages, stage, partial(badly, str(mark), getattr(stages, stage)))
+    [row] = compaction(spark, log_dir, [replace(tasks[0], fan_out="always")]).run()
+    assert mark.exists()
+    assert row.status == "compacted", row
+    assert [files_of(Path(tasks[0].partition_path))] == expected

@@ -1,0 +1,137 @@
+"""Fan-out of logs with transactions: one batch a slice, wrong indexes, and data that is aborted to the map alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.fan_out import stages
+from keytail.compact.fan_out.stages import Sizes, fan_out
+from keytail.compact.fan_out.write import Written
+from keytail.compact.rewrite import Rewriter
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.kernels import rewrite as kernels
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from tests.compact.fan_out.in_process import InProcess
+from tests.compact.fan_out.test_stages import fan_out_rounds, sweep
+from tests.compact.logs import RandomLog, task_for, write_log
+from tests.compact.test_transactions import INDEXES, NOW, data, left, marker, partition
+from tests.reference.batches import Rec, decode_log, encode_batch
+from tests.reference.cleaner import Aborted, Segment
+from tests.reference.indexing import index_files
+
+ONE_BATCH = Sizes(slice_bytes=1, shards=2)
+
+
+def same_as_one_task(make, tmp_path: Path, **fields) -> None:
+    one, many = make(tmp_path / "one" / "t-0"), replace(make(tmp_path / "many" / "t-0"), **fields)
+    install(LOCAL, one, clean_partition(LOCAL, one))
+    fan_out_rounds(many, InProcess(tmp_path / "cells"), ONE_BATCH)
+    sweep(tmp_path / "many" / "t-0")
+    assert left(tmp_path / "many" / "t-0") == left(tmp_path / "one" / "t-0")
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+@pytest.mark.parametrize(
+    "indexes",
+    [INDEXES, {}, {3: INDEXES[6], 6: INDEXES[6]}, {3: Aborted(2, 0, 3, 1).encode(), 6: INDEXES[6]},
+     {3: Aborted(1, 0, 3, 4).encode(), 6: Aborted(3, 4, 6, 2**62).encode()}],
+)  # fmt: skip
+def test_wrong_indexes_are_put_right_as_one_task_does(
+    indexes: dict[int, bytes], bound: int | None, tmp_path: Path
+) -> None:
+    """Where the log contradicts them the survey runs again. Data and markers lie in other groups, and other rounds."""
+
+    def make(path: Path) -> CleaningTask:
+        task = partition(path, indexes)
+        return replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
+
+    same_as_one_task(make, tmp_path, max_scratch_bytes=bound)
+
+
+def inside(path: Path, first_dirty: int, last_stable_offset: int = 13) -> CleaningTask:
+    """CLEANING.md 11.4's example, and around it records that its key decides about in several ways."""
+    log = [
+        data(0, b"k", 7), marker(1, 7, commit=False),
+        encode_batch([Rec(2, NOW, b"u", b"v"), Rec(3, NOW, b"u", b"v"), Rec(4, NOW, b"q", b"v")]),
+        data(5, b"k", 7, 1), marker(6, 7, commit=True),
+        data(7, b"q", 7), data(8, b"k", 7, 2), marker(9, 7, commit=True),
+        data(10, b"x", 7, 3), encode_batch([Rec(11, NOW, b"x", b"w")]), marker(12, 7, commit=False),
+        data(13, b"y", 7, 4), marker(14, 7, commit=True), encode_batch([Rec(15, NOW, b"z", b"v")]),
+    ]  # fmt: skip
+    whole = b"".join(log)
+    index, _ = index_files(whole, 0, 1)
+    segments = [Segment(0, whole, mtime_ms=NOW), Segment(16, b"", mtime_ms=NOW)]
+    found = list(write_log(str(path), segments))
+    entries = Aborted(7, 0, 1, 2).encode() + Aborted(7, 10, 12, last_stable_offset).encode()
+    (path / f"{0:020d}.index").write_bytes(index)
+    (path / f"{0:020d}.txnindex").write_bytes(entries)
+    found[0] = SegmentFacts(0, len(whole), found[0].log_mtime_ns, len(index), 0, len(entries), NOW, -1)
+    return task_for(str(path), RandomLog(segments, [], 16, {}), tuple(found), NOW, first_dirty=first_dirty)
+
+
+@pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
+def test_a_round_from_inside_a_segment_takes_for_aborted_what_one_task_does(first_dirty: int, tmp_path: Path) -> None:
+    same_as_one_task(lambda path: inside(path, first_dirty), tmp_path)
+
+
+@pytest.mark.parametrize("last_stable_offset", [4, 9, 11])
+def test_places_that_an_index_names_are_looked_at(last_stable_offset: int, tmp_path: Path) -> None:
+    """In a batch of no transaction, of another, in none: an index entry that cannot be right is put right."""
+    same_as_one_task(lambda path: inside(path, 0, last_stable_offset), tmp_path)
+
+
+def test_what_stays_of_the_example(tmp_path: Path) -> None:
+    """From 5 neither 5 nor 8 is put, and both stay; from 0 the later one supersedes the earlier."""
+    for first_dirty, expected in ((5, [5, 8]), (0, [8])):
+        path = tmp_path / str(first_dirty) / "t-0"
+        fan_out_rounds(inside(path, first_dirty), InProcess(tmp_path / "cells"), ONE_BATCH)
+        records = [r for b in decode_log((path / f"{0:020d}.log").read_bytes()) for r in b.records]
+        assert [r.offset for r in records if r.key == b"k"] == expected
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (0, "a batch holds data of an aborted transaction"),
+        (5, "the marker of a transaction that had data is not in the output"),
+        (1, "newest record of its key is not in the output"),
+    ],
+)
+def test_the_proof_of_parts_finds_what_is_lost(
+    lost: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data and markers lie in other groups: what is said of one needs what is known of the other."""
+    task = partition(tmp_path / "t-0", INDEXES)
+    task = replace(task, grouping="kafka", config=replace(task.config, segment_bytes=1))
+    decide_rows = Rewriter._decide_rows
+
+    def wrong(self, stride, *arguments):
+        rows = decide_rows(self, stride, *arguments)
+        at = stride.table["base_offset"] == lost
+        rows.action[at] = kernels.COPY if lost == 0 else kernels.DROP
+        return rows
+
+    monkeypatch.setattr(Rewriter, "_decide_rows", wrong)
+    with pytest.raises(KeytailError, match=text):
+        fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)
+
+
+def test_a_stage_that_loses_a_survivor_is_found_out_by_the_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of a shard do not say so of the one record of a key."""
+    task = inside(tmp_path / "t-0", 0)
+    load = stages.write
+
+    def forgetful(fs, part, attempt) -> Written:
+        return load(fs, replace(part, bits=part.bits[:1]), attempt)
+
+    monkeypatch.setattr(stages, "write", forgetful)
+    with pytest.raises(KeytailError, match="newest record of its key is not in the output"):
+        fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)

@@ -1,0 +1,178 @@
+"""`compact --output-dir` on a real session of two cores: fan-out, a worker that is killed, a run that is stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.cli.selection import Choice, Configuration
+from keytail.compact import driver as compact
+from keytail.compact.command import Request
+from keytail.compact.fan_out.on_spark import fan_out_on_spark
+from keytail.compact.fan_out.stages import Sizes
+from keytail.compact.out_of_place import command as out_of_place
+from keytail.compact.out_of_place.plan import Judged
+from keytail.compact.out_of_place.target import Target
+from keytail.config.resolve import from_command_line
+from keytail.run.rows import ResultRow
+from tests.compact.out_of_place.s3_server import s3_server
+from tests.compact.out_of_place.test_command import RECORD, files_of
+from tests.compact.test_command import CONFIG, KEYTAIL
+from tests.log_dirs import random_records, snapshot, write_log_dir
+
+pytestmark = pytest.mark.spark
+
+NOW_MS = int(time.time() * 1000)
+SMALL = Sizes(slice_bytes=3000, shards=3)
+NAMES = ("orders-0", "users-0")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    return write_log_dir(tmp_path / "logs", {name: random_records(n, 600) for n, name in enumerate(NAMES)})
+
+
+def run(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, source: Path, out: Path | str, **more: Any
+) -> dict[str, ResultRow]:
+    """In this session."""
+    monkeypatch.setattr(out_of_place, "workers_of_run", lambda *_, **__: spark)
+    request = Request(
+        choice=Choice(log_dirs=(str(source),)),
+        configuration=Configuration(
+            from_command_line(("orders:cleanup.policy=compact", "users:cleanup.policy=delete")), {}, True
+        ),
+        execute=True,
+        now_ms=NOW_MS,
+        unsafe_clock=True,
+        map_memory_bytes=8 << 20,
+        output_dirs=(str(out),),
+        **more,
+    )
+    return {row.name: row for row in out_of_place.compact(request)}
+
+
+def test_many_tasks_leave_what_one_leaves(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
+) -> None:
+    before = snapshot(log_dir)
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(spark, monkeypatch, log_dir, one, fan_out="never")
+    real = fan_out_on_spark
+    monkeypatch.setattr(compact, "fan_out_on_spark", lambda *given, **how: real(*given, **how, sizes=SMALL))
+    rows = run(spark, monkeypatch, log_dir, many, fan_out="always")
+    assert {name: row.status for name, row in rows.items()} == {"orders-0": "compacted", "users-0": "skipped"}
+    assert files_of(many) == files_of(one)
+    assert {path.name for path in many.iterdir()} == {path.name for path in one.iterdir()}
+    assert snapshot(log_dir) == before
+
+
+def test_many_tasks_send_what_one_places(
+    spark: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    log_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Into an object store; one partition is shared by all tasks as soon as it proves to have too many keys."""
+    monkeypatch.setattr(Target, "found", Target._found)  # there is no process to be forked
+    mounted = tmp_path / "mounted"
+    run(spark, monkeypatch, log_dir, mounted, fan_out="never")
+    (tmp_path / "scratch").mkdir()
+    with s3_server() as server:
+        server.client().create_bucket(Bucket="backups")
+        real = Judged.task
+        with_few = lambda *given, **more: replace(real(*given, **more), map_max_entries=5)  # noqa: E731
+        monkeypatch.setattr(Judged, "task", with_few)
+        uri = server.uri_with_keys("backups/7")
+        rows = run(spark, monkeypatch, log_dir, uri, fan_out="auto", scratch_dir=str(tmp_path / "scratch"))
+        assert {row.status for row in rows.values()} == {"compacted", "skipped"}, rows
+        assert "orders-0: more keys than" in capsys.readouterr().err
+        sent = {name: data for name, data in server.objects("backups/7").items() if "/" in name}
+        assert {name: data for name, data in sent.items() if not name.endswith(RECORD)} == {
+            name: data for name, (data, _, _) in files_of(mounted).items()
+        }
+        assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_keyless_records_are_copied_by_many_tasks_too(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = random_records(1, 200)
+    records[30] = type(records[30])(30, records[30].timestamp, None, b"no key")
+    source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
+    [row] = run(spark, monkeypatch, source, out, fan_out="always").values()
+    assert row.status == "refused"
+    assert row.error.startswith("copied as it is: ") and "--drop-keyless" in row.error
+    assert files_of(out) == files_of(source)
+    assert (out / "meta.properties").exists()
+
+
+class Dying:
+    """A worker's work, whose process is killed the first time that its files are written."""
+
+    def __init__(self, worker: Any, mark: Path) -> None:
+        self.worker, self.mark = worker, mark
+        self.finish = worker.finish
+
+    def place(self, task: Any, attempt: str) -> Any:
+        result = self.worker.place(task, attempt)
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+def test_a_worker_that_dies_is_one_that_never_was(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, log_dir: Path, tmp_path: Path
+) -> None:
+    from keytail.compact.out_of_place import driver as placing
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(spark, monkeypatch, log_dir, one)
+    real = placing.Worker
+    monkeypatch.setattr(placing, "Worker", lambda *given: Dying(real(*given), tmp_path / "died"))
+    rows = run(spark, monkeypatch, log_dir, two)
+    assert (tmp_path / "died").exists()
+    assert {row.status for row in rows.values()} == {"compacted", "skipped"}
+    assert files_of(two) == files_of(one), "and none of the first attempt's files is left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_the_source_and_the_next_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    """Without Spark, as short runs are; stopped where partitions are done and others are not."""
+    names = [f"orders-{n}" for n in range(24)]
+    source = write_log_dir(tmp_path / "logs", {name: random_records(n, 400) for n, name in enumerate(names)})
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    before = snapshot(source)
+    clock = ("--now", str(int(time.time() * 1000)), "--unsafe-clock")
+    flags = (*CONFIG, *clock, "--execute", "--throttle", "1m", "--output-dir")
+    command = [KEYTAIL, "compact", "--log-dirs", source, *flags]
+    run_of = subprocess.Popen([*map(str, command), str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 120
+    while not list(out.glob(f"*/{RECORD}")):
+        assert time.monotonic() < give_up and run_of.poll() is None
+        time.sleep(0.005)
+    run_of.send_signal(number)
+    _, errors = run_of.communicate(timeout=120)
+    assert run_of.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
+    assert snapshot(source) == before
+    assert not (out / "meta.properties").exists()
+    assert len(list(out.glob(f"*/{RECORD}"))) < len(names), "it was to be stopped in the middle"
+    if number == signal.SIGTERM:
+        assert not list(out.rglob("*.clean"))
+        assert "interrupted by SIGTERM" in errors
+    for target in (out, whole):
+        done = subprocess.run([*map(str, command), str(target)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert files_of(out) == files_of(whole)
+    assert snapshot(source) == before
+    shutil.rmtree(source)

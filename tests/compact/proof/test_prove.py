@@ -1,0 +1,765 @@
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.compact.proof import keys as proof_keys
+from keytail.compact.proof import state as proof_state
+from keytail.compact.proof.prove import ProofReport, prove
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.window import Window
+from tests.chance import draws
+from tests.compact.dull_cleaner import Out, Round, clean, index_bytes, newest_offsets, rebuild
+from tests.reference.batches import Rec, decode_log, encode_batch
+from tests.reference.varints import crc32c
+
+NOW = 1_700_000_000_000
+INTERVAL = 200
+
+
+class Case:
+    """Source segments, their cleaned output, and the directory they stand in."""
+
+    def __init__(self, segments: dict[int, bytes], groups: list[list[int]], round_: Round) -> None:
+        self.segments = segments
+        self.groups = groups
+        self.round = round_
+        newest = newest_offsets(segments.values(), round_)
+        self.out: list[list[Out]] = [
+            [o for base in group for o in clean(segments[base], round_, newest)] for group in groups
+        ]
+        self.files: dict[tuple[int, str], bytes] = {}  # instead of what `out` gives
+        self.sizes: dict[tuple[int, str], int] = {}
+        self.interval = INTERVAL
+
+    def outputs(self) -> dict[tuple[int, str], bytes]:
+        files = {}
+        for group, out in zip(self.groups, self.out, strict=True):
+            data = [o.data for o in out]
+            index, time_index = index_bytes(data, group[0], self.interval)
+            files[group[0], ".log"] = b"".join(data)
+            files[group[0], ".index"] = index
+            files[group[0], ".timeindex"] = time_index
+        return {**files, **self.files}
+
+    def batches(self) -> list[Out]:
+        return [o for group in self.out for o in group]
+
+    def drop(self, out: Out) -> None:
+        for group in self.out:
+            group[:] = [o for o in group if o is not out]
+
+    def prove(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofReport:
+        directory.mkdir(exist_ok=True)
+        for base, data in self.segments.items():
+            (directory / f"{base:020d}.log").write_bytes(data)
+        facts = [SegmentFacts(b, len(d), 0, 0, 0, None, 0, 0) for b, d in sorted(self.segments.items())]
+        by_group: dict[int, list[CleanFile]] = {}
+        for (base, suffix), data in self.outputs().items():
+            name = f"{base:020d}{suffix}.r.a.clean"
+            (directory / name).write_bytes(data)
+            size = self.sizes.get((base, suffix), len(data))
+            by_group.setdefault(base, []).append(CleanFile(suffix, name, size, ""))
+        groups = [GroupOutput(tuple(g), (OutputSegment(g[0], tuple(by_group[g[0]])),)) for g in self.groups]
+        return prove(
+            LOCAL,
+            str(directory),
+            facts,
+            groups,
+            first_dirty_offset=self.round.first_dirty,
+            end_offset=self.round.end,
+            first_uncleanable_offset=self.round.first_uncleanable,
+            now_ms=self.round.now_ms,
+            delete_retention_ms=self.round.delete_retention_ms,
+            index_interval_bytes=self.interval,
+            drop_keyless=self.round.drop_keyless,
+            memory_bytes=memory_bytes,
+        )
+
+
+def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
+    """Three segments in two groups, with everything that a mutation below needs."""
+    fields = {"codec": codec, "timestamp_type": timestamp_type, "leader_epoch": 3}
+
+    def batch(offset: int, *items: tuple[bytes | None, bytes | None], **more) -> bytes:
+        headers = ((b"h", b"x" * 3), (b"n", None))
+        records = [
+            Rec(offset + i, NOW - 500 + offset + i, key, value, headers if i % 2 else ())
+            for i, (key, value) in enumerate(items)
+        ]
+        return encode_batch(records, **{**fields, **more})
+
+    first = (
+        batch(0, (b"a", b"1" * 40), (b"b", b"2" * 40), (b"", b"empty key"))
+        + batch(3, (b"gone", b"3"), (b"clean-only", b"4"), producer_id=7, producer_epoch=1, base_sequence=5)
+        + batch(5, (b"gone", None), (b"late", None), (b"kept", b"v"), delete_horizon_ms=NOW - 10)
+        + batch(8, (b"waiting", None), (b"a", b"5"), delete_horizon_ms=NOW + 10)
+    )
+    second = (
+        batch(10, (b"a", b"6" * 30), (b"k1", b"7"), (b"k2", b"8"), (b"late", b"9"))
+        + batch(14, (b"k1", b"whole"), (b"k3", b"whole"))
+        + batch(20, (b"a", b"x"), (b"b", b"y"), producer_id=9, producer_epoch=0, base_sequence=0)
+        + batch(22, (b"a", b"z"), (b"k2", None))
+    )
+    third = (
+        batch(30, (b"a", b"q"), (b"m", b"r" * 300), (b"a", b"s"))
+        + batch(33, (b"z", b"t"))
+        + batch(34, (b"z", b"u"), (b"y", b"w"), (b"a", b"beyond"))
+        + batch(37, (b"z", b"v"))
+    )
+    active = batch(40, (b"z", b"last"))
+    segments = {0: first, 10: second, 30: third, 40: active}
+    return Case(segments, [[0, 10], [30]], Round(10, 35, 40, NOW))
+
+
+def _fix_crc(data: bytes) -> bytes:
+    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
+
+
+def _patch(data: bytes, at: int, new: bytes) -> bytes:
+    return _fix_crc(data[:at] + new + data[at + len(new) :])
+
+
+def _rebuilt(case: Case) -> Out:
+    """An output batch with at least two records left, and some gone."""
+    return next(o for o in case.batches() if 2 <= len(o.records) < o.source.record_count)
+
+
+def _whole(case: Case) -> Out:
+    return next(o for o in case.batches() if len(o.records) == o.source.record_count)
+
+
+def _holding(case: Case, key: bytes) -> Out:
+    return [o for o in case.batches() if any(r.key == key for r in o.records)][-1]
+
+
+def _again(out: Out, records, horizon="same", **changes) -> None:
+    kept = decode_log(out.data)[0].delete_horizon_ms
+    out.data = rebuild(out.source, records, kept if horizon == "same" else horizon, **changes)
+
+
+@pytest.mark.parametrize("codec", range(5))
+@pytest.mark.parametrize("timestamp_type", [0, 1])
+def test_a_correct_compaction_passes(tmp_path, codec, timestamp_type):
+    case = _example(codec, timestamp_type)
+    report = case.prove(tmp_path)
+    records = [r for base in (0, 10, 30) for b in decode_log(case.segments[base]) for r in b.records]
+    assert report.records_checked == len(records) == 28
+    assert report.records_kept == sum(len(o.records) for o in case.batches())
+    assert report.batches_checked == 12
+    assert report.batches_kept == len(case.batches())
+    assert report.keys == len({b"a", b"k1", b"k2", b"late", b"k3", b"b", b"m", b"z"})
+
+
+def test_windows_smaller_than_a_batch_and_tables_that_grow(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_state, "Window", lambda fs: Window(fs, 64))
+    monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
+    monkeypatch.setattr(proof_keys, "_NOTES", 1)
+    monkeypatch.setattr(proof_keys, "_KEY_BYTES", 1)
+    for codec in (0, 3):
+        report = _example(codec).prove(tmp_path)
+        assert report == _example(codec).prove(tmp_path)
+        assert report.records_checked == 28
+
+
+def test_memory_beyond_the_bound_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_state, "_LEAST_MEMORY_BYTES", 0)
+    monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
+    keys = _example().prove(tmp_path).keys
+    # Two thirds of the memory are the largest table, of which one slot stays free.
+    enough = (keys + 2) * 24 * 3 // 2
+    assert _example().prove(tmp_path, memory_bytes=enough).keys == keys
+    with pytest.raises(KeytailError, match="memory"):
+        _example().prove(tmp_path, memory_bytes=enough - 36)
+
+
+def _m_drop_batch(c):
+    c.drop(_holding(c, b"m"))
+
+
+def _m_drop_newest_of_a_key(c):
+    o = _holding(c, b"m")
+    _again(o, [r for r in o.records if r.key != b"m"])
+
+
+def _m_drop_whole_batch(c):
+    c.drop(_holding(c, b"k3"))
+
+
+def _m_drop_clean_record_not_superseded(c):
+    o = _holding(c, b"kept")
+    _again(o, [r for r in o.records if r.key != b"kept"])
+
+
+def _m_drop_clean_batch_not_superseded(c):
+    c.drop(_holding(c, b"clean-only"))
+
+
+def _m_drop_empty_key(c):
+    o = _holding(c, b"")
+    _again(o, [r for r in o.records if r.key != b""])
+
+
+def _m_drop_tombstone_too_early(c):
+    o = _holding(c, b"waiting")
+    _again(o, [r for r in o.records if r.key != b"waiting"])
+    if not decode_log(o.data)[0].records:
+        c.drop(o)
+
+
+def _m_drop_new_tombstone(c):
+    o = _holding(c, b"k2")
+    _again(o, [r for r in o.records if r.key != b"k2"], horizon=None)
+    if len(o.records) == 1:
+        c.drop(o)
+
+
+def _m_drop_record_beyond_the_end(c):
+    o = _holding(c, b"z")
+    c.drop(o) if o.source.base_offset != 37 else _again(o, ())
+
+
+def _m_drop_beyond_the_end_inside_a_batch(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 34)
+    _again(o, [r for r in o.records if r.key != b"y"])
+
+
+def _m_drop_last_batch_of_the_range(c):
+    c.drop(next(o for o in c.batches() if o.source.base_offset == 37))
+
+
+def _m_older_instead_of_newest(c):
+    o = _holding(c, b"a")
+    older = next(x for x in c.batches() if x.source.base_offset == 0)
+    c.drop(o)
+    _again(older, older.source.records[:1])
+
+
+def _m_change_value(c):
+    o = _rebuilt(c)
+    _again(o, [replace(o.records[0], value=b"other"), *o.records[1:]])
+
+
+def _m_change_value_bit_of_a_whole_batch(c):
+    o = _whole(c)
+    _again(o, [replace(o.records[0], value=b"other"), *o.records[1:]])
+
+
+def _m_change_key(c):
+    o = _rebuilt(c)
+    _again(o, [replace(o.records[0], key=b"other"), *o.records[1:]])
+
+
+def _m_value_to_null(c):
+    o = _rebuilt(c)
+    _again(o, [replace(o.records[0], value=None), *o.records[1:]])
+
+
+def _m_null_to_empty(c):
+    o = _holding(c, b"k2")
+    _again(o, [replace(r, value=r.value or b"") for r in o.records])
+
+
+def _m_change_header_value(c):
+    o = next(o for o in c.batches() if any(r.headers for r in o.records))
+    _again(o, [replace(r, headers=tuple((k, b"y") for k, _ in r.headers)) for r in o.records])
+
+
+def _m_drop_a_header(c):
+    o = next(o for o in c.batches() if any(r.headers for r in o.records))
+    _again(o, [replace(r, headers=r.headers[:1]) for r in o.records])
+
+
+def _m_change_timestamp(c):
+    o = _rebuilt(c)
+    if o.source.timestamp_type:
+        _again(o, o.records, max_timestamp=o.source.max_timestamp + 1)
+    else:
+        _again(o, [*o.records[:-1], replace(o.records[-1], timestamp=o.records[-1].timestamp - 1)])
+
+
+def _m_swap_offsets(c):
+    o = _rebuilt(c)
+    a, b = o.records[:2]
+    _again(o, [replace(b, offset=a.offset), replace(a, offset=b.offset), *o.records[2:]])
+
+
+def _m_swap_order(c):
+    o = _rebuilt(c)
+    a, b = o.records[:2]
+    _again(o, [b, a, *o.records[2:]])
+
+
+def _m_duplicate_record(c):
+    o = _rebuilt(c)
+    _again(o, [o.records[0], *o.records])
+
+
+def _m_extra_record_at_the_end(c):
+    o = _rebuilt(c)
+    last = replace(o.records[-1], offset=o.source.last_offset + 1)
+    _again(o, [*o.records, last])
+
+
+def _m_extra_record_in_a_gap(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 30)
+    gone = o.source.records[0]
+    _again(o, [replace(gone, value=b"never written"), *o.records])
+
+
+def _m_record_count(c):
+    o = _rebuilt(c)
+    _again(o, o.records, record_count=len(o.records) - 1)
+
+
+def _m_record_count_more(c):
+    o = _rebuilt(c)
+    _again(o, o.records, record_count=len(o.records) + 1)
+
+
+def _m_last_offset(c):
+    o = _rebuilt(c)
+    _again(o, o.records, last_offset=o.source.last_offset - 1)
+
+
+def _m_base_offset(c):
+    o = _rebuilt(c)
+    o.data = _patch(o.data, 0, struct.pack(">q", o.source.base_offset + 1))
+
+
+def _m_leader_epoch(c):
+    o = _rebuilt(c)
+    _again(o, o.records, leader_epoch=4)
+
+
+def _m_leader_epoch_of_a_whole_batch(c):
+    o = _whole(c)
+    o.data = _patch(o.data, 12, struct.pack(">i", 77))
+
+
+def _m_producer_id(c):
+    o = _rebuilt(c)
+    _again(o, o.records, producer_id=1)
+
+
+def _m_producer_epoch(c):
+    _again(_rebuilt(c), _rebuilt(c).records, producer_epoch=1)
+
+
+def _m_base_sequence(c):
+    _again(_rebuilt(c), _rebuilt(c).records, base_sequence=1)
+
+
+def _m_codec(c):
+    o = _rebuilt(c)
+    _again(o, o.records, codec=(o.source.codec + 1) % 5)
+
+
+def _m_timestamp_type(c):
+    o = _rebuilt(c)
+    _again(o, o.records, timestamp_type=1 - o.source.timestamp_type)
+
+
+def _m_transactional(c):
+    _again(_rebuilt(c), _rebuilt(c).records, transactional=True)
+
+
+def _m_control(c):
+    _again(_rebuilt(c), _rebuilt(c).records, control=True)
+
+
+def _m_unused_attribute_bit(c):
+    _again(_rebuilt(c), _rebuilt(c).records, extra_attributes=0x100)
+
+
+def _m_magic(c):
+    o = _whole(c)
+    o.data = o.data[:16] + b"\x01" + o.data[17:]
+
+
+def _m_base_timestamp(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 30)
+    _again(o, o.records, base_timestamp=o.records[0].timestamp - 1)
+
+
+def _m_max_timestamp(c):
+    o = _rebuilt(c)
+    _again(o, o.records, max_timestamp=o.source.max_timestamp + 5)
+
+
+def _m_new_horizon_missing(c):
+    o = _holding(c, b"k2")
+    _again(o, o.records, horizon=None)
+
+
+def _m_new_horizon_later(c):
+    o = _holding(c, b"k2")
+    _again(o, o.records, horizon=NOW + c.round.delete_retention_ms + 1)
+
+
+def _m_old_horizon_moved(c):
+    o = _holding(c, b"kept")
+    _again(o, o.records, horizon=NOW + 1000)
+
+
+def _m_horizon_without_tombstone(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 30)
+    _again(o, o.records, horizon=NOW + 1000)
+
+
+def _m_tombstone_copied_without_horizon(c):
+    o = _holding(c, b"k2")
+    segment = c.segments[10]
+    o.data = segment[o.source.position : o.source.position + o.source.size]
+
+
+def _m_whole_batch_rebuilt(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 14 or o.source.base_offset == 3)
+    o.data = rebuild(o.source, o.records, None, base_timestamp=o.records[0].timestamp - 1)
+
+
+def _m_crc(c):
+    o = _rebuilt(c)
+    o.data = o.data[:-1] + bytes([o.data[-1] ^ 1])
+
+
+def _m_crc_field(c):
+    o = _whole(c)
+    o.data = o.data[:20] + bytes([o.data[20] ^ 1]) + o.data[21:]
+
+
+def _m_duplicate_batch(c):
+    o = c.out[0][1]
+    c.out[0].insert(2, Out(o.data, o.source, o.records))
+
+
+def _m_swapped_batches(c):
+    c.out[0][0], c.out[0][1] = c.out[0][1], c.out[0][0]
+
+
+def _m_extra_batch_between(c):
+    o = c.out[0][0]
+    c.out[1].insert(0, Out(encode_batch([Rec(29, NOW, b"new", b"x")]), o.source, ()))
+
+
+def _m_extra_batch_at_the_end(c):
+    o = c.out[1][0]
+    c.out[1].append(Out(encode_batch([Rec(39, NOW, b"new", b"x")]), o.source, ()))
+
+
+def _m_batch_in_the_wrong_group(c):
+    c.out[0].append(c.out[1].pop(0))
+
+
+def _m_emptied_batch_with_codec(c):
+    o = c.out[1][-1]
+    o.data = rebuild(o.source, (), None, extra_attributes=1, codec=0)
+
+
+def _m_emptied_batch_with_base_timestamp(c):
+    o = next(o for o in c.batches() if o.source.base_offset == 30)
+    c.drop(o)
+    keep = next(x for x in c.batches() if x.source.base_offset == 34)
+    c.out[1].insert(c.out[1].index(keep), Out(rebuild(o.source, (), None, base_timestamp=5), o.source, ()))
+
+
+def _m_emptied_batch_that_held_the_newest(c):
+    o = _holding(c, b"m")
+    o.data = rebuild(o.source, (), None)
+
+
+def _m_log_cut_in_a_batch(c):
+    c.files[30, ".log"] = c.outputs()[30, ".log"][:-1]
+
+
+def _m_log_cut_in_a_header(c):
+    data = c.outputs()[30, ".log"]
+    c.files[30, ".log"] = data[: -len(c.out[1][-1].data) + 5]
+
+
+def _m_log_with_zeros_behind(c):
+    c.files[30, ".log"] = c.outputs()[30, ".log"] + bytes(70)
+
+
+def _m_log_empty(c):
+    c.files[0, ".log"] = b""
+
+
+def _m_size_stated_too_small(c):
+    c.sizes[30, ".log"] = len(c.outputs()[30, ".log"]) - 1
+
+
+def _m_size_of_index_stated_wrong(c):
+    c.sizes[30, ".index"] = len(c.outputs()[30, ".index"]) + 8
+
+
+def _m_index_entry_missing(c):
+    c.files[0, ".index"] = c.outputs()[0, ".index"][:-8]
+
+
+def _m_index_entry_doubled(c):
+    data = c.outputs()[0, ".index"]
+    c.files[0, ".index"] = data + data[-8:]
+
+
+def _m_index_empty(c):
+    c.files[0, ".index"] = b""
+
+
+def _m_index_untrimmed(c):
+    c.files[0, ".index"] = c.outputs()[0, ".index"] + bytes(80)
+
+
+def _m_index_with_a_part_of_an_entry(c):
+    c.files[0, ".index"] = c.outputs()[0, ".index"] + b"\0"
+
+
+def _m_index_position(c):
+    data = c.outputs()[0, ".index"]
+    c.files[0, ".index"] = data[:-1] + bytes([data[-1] ^ 1])
+
+
+def _m_index_offset(c):
+    data = c.outputs()[0, ".index"]
+    c.files[0, ".index"] = data[:3] + bytes([data[3] ^ 1]) + data[4:]
+
+
+def _m_index_of_another_interval(c):
+    data = [o.data for o in c.out[0]]
+    c.files[0, ".index"] = index_bytes(data, 0, 4 * c.interval)[0]
+
+
+def _m_index_of_another_base(c):
+    data = [o.data for o in c.out[1]]
+    c.files[30, ".index"], c.files[30, ".timeindex"] = index_bytes(data, 29, INTERVAL)
+
+
+def _m_time_entry_missing(c):
+    c.files[0, ".timeindex"] = c.outputs()[0, ".timeindex"][:-12]
+
+
+def _m_time_index_empty(c):
+    c.files[30, ".timeindex"] = b""
+
+
+def _m_time_index_untrimmed(c):
+    c.files[30, ".timeindex"] = c.outputs()[30, ".timeindex"] + bytes(12)
+
+
+def _m_time_entry_timestamp(c):
+    data = c.outputs()[0, ".timeindex"]
+    c.files[0, ".timeindex"] = data[:7] + bytes([data[7] ^ 1]) + data[8:]
+
+
+def _m_time_entry_offset(c):
+    data = c.outputs()[0, ".timeindex"]
+    c.files[0, ".timeindex"] = data[:-1] + bytes([data[-1] ^ 1])
+
+
+MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.startswith("_m_")}
+
+
+def test_the_number_of_mutations():
+    assert len(MUTATIONS) == 78
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4])
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_every_mutation_is_found_with_its_place(tmp_path, name, codec):
+    for timestamp_type in (0, 1):
+        case = _example(codec, timestamp_type)
+        case.interval = 60  # so that compressed outputs have index entries too
+        case.prove(tmp_path)
+        before = case.outputs()
+        MUTATIONS[name](case)
+        assert case.outputs() != before or case.sizes, "the mutation changed nothing"
+        with pytest.raises(KeytailError) as caught:
+            case.prove(tmp_path)
+        error = caught.value
+        assert not isinstance(error, CorruptLog | Refused), error
+        assert error.path and error.path.startswith(str(tmp_path))
+        assert error.remedy
+        if not name.startswith("size"):
+            assert error.byte_position is not None, error
+
+
+def test_a_corrupt_source_is_named_as_such(tmp_path):
+    for position, new in ((25, b"\x01"), (16, b"\x01"), (8, b"\xff\xff\xff\xff"), (8, b"\x7f\xff\xff\xff")):
+        case = _example()
+        broken = bytearray(case.segments[10])
+        broken[position : position + len(new)] = new
+        case.segments[10] = bytes(broken)
+        with pytest.raises(CorruptLog) as caught:
+            case.prove(tmp_path)
+        assert caught.value.path == f"{tmp_path}/{10:020d}.log"
+        assert caught.value.byte_position == 0
+
+
+def test_a_source_cut_in_a_batch(tmp_path):
+    for cut in (1, 40, 60):
+        case = _example()
+        case.segments[30] = case.segments[30][:-cut]
+        with pytest.raises(CorruptLog, match="cut off"):
+            case.prove(tmp_path)
+
+
+def test_groups_must_cover_the_segments_below_the_end(tmp_path):
+    for groups in ([[0, 10]], [[10], [30]], [[0], [30]], [[30], [0, 10]], [[0, 10], [30], [40]]):
+        case = _example()
+        case.groups = groups
+        case.out = [[] for _ in groups]
+        with pytest.raises(KeytailError, match="groups cover"):
+            case.prove(tmp_path)
+
+
+def test_keyless_records_only_when_told(tmp_path):
+    segments = {0: encode_batch([Rec(0, NOW, None, b"x"), Rec(1, NOW, b"k", b"y")]), 2: b""}
+    case = Case(segments, [[0]], Round(0, 2, 2, NOW))
+    with pytest.raises(KeytailError, match="without a key"):
+        case.prove(tmp_path)
+    case.round = replace(case.round, drop_keyless=True)
+    case.prove(tmp_path)
+
+
+def test_a_tombstone_must_not_leave_before_what_it_deletes(tmp_path):
+    batches = [
+        encode_batch([Rec(0, NOW, b"k", b"old"), Rec(1, NOW, b"j", b"x")]),
+        encode_batch([Rec(2, NOW, b"k", None), Rec(3, NOW, b"i", b"x")], delete_horizon_ms=NOW - 1),
+    ]
+    case = Case({0: b"".join(batches), 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.prove(tmp_path)
+    o = case.out[0][0]
+    o.data = batches[0]
+    with pytest.raises(KeytailError, match="before an older record") as caught:
+        case.prove(tmp_path)
+    assert (caught.value.offset, caught.value.byte_position) == (2, len(batches[0]))
+
+
+def test_the_place_of_a_lost_record(tmp_path):
+    case = _example()
+    _m_drop_newest_of_a_key(case)
+    with pytest.raises(KeytailError) as caught:
+        case.prove(tmp_path)
+    error = caught.value
+    assert (error.path, error.byte_position, error.offset) == (f"{tmp_path}/{30:020d}.log", 0, 31)
+
+
+# Random logs
+
+_keys = st.one_of(st.sampled_from([b"", b"a", b"b", b"c", b"d" * 130]), st.none())
+_values = st.one_of(st.none(), st.binary(max_size=30))
+_headers = st.lists(st.tuples(st.binary(max_size=4), st.one_of(st.none(), st.binary(max_size=4))), max_size=2)
+_record = st.tuples(_keys, _values, _headers, st.integers(-400, 400), st.integers(1, 3))
+
+
+@st.composite
+def _cases(draw) -> Case:
+    offset = draw(st.integers(0, 100))
+    segments: dict[int, bytes] = {}
+    for _ in range(draw(st.integers(1, 4))):
+        base = offset
+        data = b""
+        for _ in range(draw(st.integers(0, 4))):
+            records = []
+            start = offset
+            for key, value, headers, time, gap in draw(st.lists(_record, min_size=1, max_size=6)):
+                records.append(Rec(offset, max(-1, NOW + time), key, value, tuple(headers)))
+                offset += gap
+            data += encode_batch(
+                records,
+                base_offset=start,
+                last_offset=offset - 1,
+                codec=draw(st.integers(0, 4)),
+                timestamp_type=draw(st.integers(0, 1)),
+                delete_horizon_ms=draw(st.sampled_from([None, None, NOW - 1, NOW, NOW + 1])),
+            )
+        if base not in segments and (data or not segments or base > max(segments)):
+            segments[base] = data
+            offset = max(offset, base + 1)
+    segments[offset] = b""
+    first = min(segments)
+    dirty = draw(st.integers(first, offset))
+    end = draw(st.integers(dirty, offset))
+    bases = [b for b in sorted(segments) if b < end]
+    groups: list[list[int]] = []
+    for b in bases:
+        if not groups or draw(st.booleans()):
+            groups.append([])
+        groups[-1].append(b)
+    return Case(segments, groups, Round(dirty, end, offset, NOW, drop_keyless=True))
+
+
+@settings(deadline=None, max_examples=draws(150))
+@given(_cases())
+def test_random_correct_compactions_pass(tmp_path_factory, case):
+    report = case.prove(tmp_path_factory.mktemp("p"))
+    assert report.records_kept == sum(len(o.records) for o in case.batches())
+
+
+@settings(deadline=None, max_examples=draws(150))
+@given(_cases(), st.data())
+def test_a_random_flipped_bit_is_found(tmp_path_factory, case, data):
+    files = case.outputs()
+    names = sorted(k for k, v in files.items() if v)
+    if not names:
+        return
+    where = data.draw(st.sampled_from(names))
+    at = data.draw(st.integers(0, len(files[where]) - 1))
+    flipped = bytearray(files[where])
+    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+    case.files[where] = bytes(flipped)
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path_factory.mktemp("p"))
+
+
+@settings(deadline=None, max_examples=draws(150))
+@given(_cases(), st.data())
+def test_a_random_flipped_bit_under_a_right_checksum_is_found(tmp_path_factory, case, data):
+    plain = [o for o in case.batches() if o.source.codec == 0 or not o.records]
+    if not plain:
+        return
+    o = data.draw(st.sampled_from(plain))
+    at = data.draw(st.integers(21, len(o.data) - 1))
+    flipped = bytearray(o.data)
+    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+    o.data = _fix_crc(bytes(flipped))
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path_factory.mktemp("p"))
+
+
+@settings(deadline=None, max_examples=draws(150))
+@given(_cases(), st.data())
+def test_a_record_too_few_is_found(tmp_path_factory, case, data):
+    holding = [o for o in case.batches() if o.records]
+    if not holding:
+        return
+    o = data.draw(st.sampled_from(holding))
+    gone = data.draw(st.sampled_from(o.records))
+    dirty = range(case.round.first_dirty, case.round.end)
+    deleted = any(
+        r.key == gone.key and r.value is None and r.offset > gone.offset and r.offset in dirty
+        for segment in case.segments.values()
+        for b in decode_log(segment)
+        for r in b.records
+        if b.delete_horizon_ms is not None and b.delete_horizon_ms <= NOW
+    )
+    if gone.offset < case.round.end and (gone.key is None or deleted):
+        return  # nobody misses it: keyless, or deleted by a tombstone whose time has come
+    rest = tuple(r for r in o.records if r is not gone)
+    kept = decode_log(o.data)[0]
+    nulls = any(r.value is None for r in rest)
+    horizon = kept.delete_horizon_ms if o.source.delete_horizon_ms is not None or nulls else None
+    if rest:
+        o.data = rebuild(o.source, rest, horizon)
+    else:
+        case.drop(o)
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path_factory.mktemp("p"))

@@ -1,0 +1,174 @@
+"""Which partitions are begun next: each once, packed and bounded, as many at a time as the cluster has cores."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytail.compact import bundles, rounds
+from keytail.compact import driver as compact
+from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
+from keytail.compact.plan import CompactionConfig
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.log.fs import FileStat, FileSystem
+from keytail.log.partition import SegmentFacts
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import Outcome
+
+CONFIG = CompactionConfig(cleanup_policy=frozenset({"compact"}))
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions count as large as their logs."""
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
+
+
+def task_of(number: int, size_bytes: int, log_dir: str = "/a", **more: Any) -> CleaningTask:
+    segments = tuple(SegmentFacts(base, size, 0, 0, 0, None, 0, -1) for base, size in ((0, size_bytes), (10, 1)))
+    return CleaningTask(
+        "t", number, f"{log_dir}/t-{number}", segments, (), 0, 20, 0, 10, 0, CONFIG, "run", grouping="kafka",
+        map_memory_bytes=1 << 20, **more,
+    )  # fmt: skip
+
+
+class Storage(FileSystem):
+    """Log dirs in /a are on device 1, others on device 2."""
+
+    def stat(self, path: str) -> FileStat:
+        return SimpleNamespace(device=1 if path.startswith("/a") else 2)  # type: ignore[return-value]
+
+    def free_bytes(self, path: str) -> int:
+        return 1 << 50
+
+
+def waiting(tasks: list[CleaningTask], size: BundleSize | None = None, limit: int | None = None) -> Waiting:
+    fs = Storage()
+    return Waiting(tasks, size or BundleSize(), ScratchSpace(fs, limit), fs)
+
+
+def taken(queue: Waiting) -> list[list[int]]:
+    """Partitions, bundle by bundle, each released before the next."""
+    found = []
+    while bundle := queue.take():
+        found.append([task.partition for task in bundle.tasks])
+        queue.release(bundle)
+    assert not queue
+    return found
+
+
+@given(
+    sizes=st.lists(st.integers(1, 2 * BUNDLE_BYTES), max_size=40),
+    least=st.integers(1, 5),
+    most=st.integers(5, 9),
+)
+def test_each_is_taken_once_and_bundles_are_full(sizes: list[int], least: int, most: int) -> None:
+    tasks = [task_of(number, size) for number, size in enumerate(sizes)]
+    found = taken(waiting(tasks, BundleSize(least, most)))
+    assert sorted(number for bundle in found for number in bundle) == list(range(len(sizes)))
+    left = set(range(len(sizes)))
+    for bundle in found:
+        assert sizes[bundle[0]] == max(sizes[number] for number in left), "the largest first"
+        left -= set(bundle)
+        size = sum(sizes[number] for number in bundle)
+        assert len(bundle) <= most
+        assert size <= BUNDLE_BYTES or len(bundle) <= least
+        if left and size < BUNDLE_BYTES and len(bundle) < most:
+            assert len(bundle) >= least
+            assert size + min(sizes[number] for number in left) > BUNDLE_BYTES, "no other would have fitted"
+
+
+def test_what_is_in_flight_stays_within_the_limit_of_each_file_system() -> None:
+    tasks = [task_of(n, 60, "/a") for n in range(3)] + [task_of(3 + n, 50, "/b") for n in range(3)]
+    queue = waiting(tasks, limit=100)
+    first = queue.take()
+    assert first is not None
+    assert [task.partition for task in first.tasks] == [0, 3, 4]
+    assert first.needs == {1: 60, 2: 100}
+    assert queue.take() is None
+    queue.release(first)
+    second = queue.take()
+    assert second is not None
+    assert [task.partition for task in second.tasks] == [1, 5]
+
+
+def test_what_fits_nowhere_goes_in_rounds_alone() -> None:
+    queue = waiting([replace(task_of(0, 100), fan_out="never"), task_of(1, 30)], limit=40)
+    first = queue.take()
+    assert first is not None
+    assert [task.partition for task in first.tasks] == [1]
+    assert queue.take() is None
+    queue.release(first)
+    assert queue.take() is None, "its one group does not fit"
+    assert "40" in str(queue.refusal(task_of(0, 100)))
+
+
+def test_a_fan_out_is_a_bundle_of_its_own() -> None:
+    assert taken(waiting([task_of(n, 10, fan_out="always") for n in range(3)])) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 16, 64, 100, 1000, 32_000])
+def test_all_cores_of_a_cluster_have_a_partition_of_a_gigabyte(parallel: int) -> None:
+    size = BundleSize.of(10**6, parallel, jobs_cost=True)
+    in_flight = bundles_in_flight(10**6, parallel)
+    assert in_flight * size.least >= parallel
+    assert in_flight <= bundles.MOST_BUNDLES
+    assert size.most >= size.least
+    tasks = [task_of(number, BUNDLE_BYTES) for number in range(3 * size.least)]
+    assert set(map(len, taken(waiting(tasks, size)))) == {size.least}
+
+
+@pytest.mark.parametrize(("partitions", "parallel", "most"), [(10, 2, 1), (100, 2, 6), (10_000, 2, 64), (1, 1, 1)])
+def test_without_jobs_a_bundle_is_small_enough_for_all_cores(partitions: int, parallel: int, most: int) -> None:
+    assert BundleSize.of(partitions, parallel, jobs_cost=False) == BundleSize(1, most)
+
+
+def test_as_many_run_at_a_time_as_the_cluster_has_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of partitions that are a bundle each; more than 64."""
+    cores = 100
+    monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)
+    all_begun, running = threading.Event(), [0]
+    lock = threading.Lock()
+
+    def run_bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[Any]]:
+        with lock:
+            running[0] += len(tasks)
+            if running[0] >= cores:
+                all_begun.set()
+        assert all_begun.wait(20), f"{running[0]} in flight"
+        return [Outcome(None, KeytailError("enough")) for _ in tasks]
+
+    monkeypatch.setattr(compact, "run_bundle", run_bundle)
+    for number in range(cores):
+        (tmp_path / f"t-{number}").mkdir()
+    tasks = [task_of(number, 10, str(tmp_path)) for number in range(cores)]
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(
+        defaultParallelism=cores, master="spark://x", getConf=dict
+    ))  # fmt: skip
+    rows = compact.Compaction(spark, tasks, ScratchSpace(compact.LOCAL), {str(tmp_path): set()}).run()
+    assert {row.status for row in rows} == {"failed"}
+
+
+def test_taking_a_hundred_thousand_is_quick() -> None:
+    """Each bundle looks at the partitions that it takes, not at all that wait."""
+    tasks = [task_of(number, 600 * MIB + number) for number in range(20_000)]
+    looked = 0
+
+    class Counting(ScratchSpace):
+        def fits(self, needs: Any) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().fits(needs)
+
+    queue = Waiting(tasks, BundleSize(), Counting(Storage()), Storage())
+    assert len(taken(queue)) == len(tasks)
+    assert looked <= 2 * len(tasks)

@@ -1,0 +1,371 @@
+"""One round over random partitions: keytail's bytes against those of the dull twin (promise 3, checklist 12-25)."""
+
+import functools
+import os
+import random
+
+import numpy as np
+import pytest
+
+from keytail.compact import cleaner, reading
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.producers import ActiveProducers
+from keytail.compact.task import NO_REMOVAL_LIMIT
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.log import writer
+from keytail.log.fs import LOCAL
+from keytail.log.key_scan import KeyScanner
+from keytail.log.scan import RecordScanner
+from keytail.log.stride import SegmentReader
+from tests.chance import SEED, draws
+from tests.compact.logs import RandomLog, random_log, task_for, write_log
+from tests.in_pieces import take_in_pieces
+from tests.reference.batches import Rec, decode_log, encode_batch
+from tests.reference.cleaner import Segment, clean
+from tests.reference.indexing import index_files
+
+NOW = 1_750_000_000_000
+
+
+@pytest.fixture(params=["large strides", "tiny strides", "in pieces"])
+def strides(request, monkeypatch):
+    """Tiny ones put a boundary between any two batches, arenas and chunks; pieces, within batches too."""
+    if request.param == "in pieces":
+        take_in_pieces(monkeypatch, records=random.Random(SEED).choice([1, 2, 3]))
+    if request.param != "large strides":
+        monkeypatch.setattr(
+            cleaner, "SegmentReader", functools.partial(SegmentReader, stride_bytes=300, arena_bytes=200)
+        )
+        monkeypatch.setattr(cleaner, "RecordScanner", lambda *chunk_records: RecordScanner(3))
+        monkeypatch.setattr(reading, "KeyScanner", lambda seed: KeyScanner(seed, 3))
+
+
+def snapshot_entry(pid, last_offset, epoch, timestamp_ms=NOW):
+    return ProducerEntry(
+        producer_id=pid, epoch=epoch, last_sequence=1, last_offset=last_offset, offset_delta=0,
+        timestamp_ms=timestamp_ms, coordinator_epoch=-1, current_txn_first_offset=-1,
+    )  # fmt: skip
+
+
+def write_snapshot(path, log, entries):
+    with open(f"{path}/{log.log_end_offset:020d}.snapshot", "wb") as file:
+        file.write(encode_snapshot(entries))
+    return (log.log_end_offset,)
+
+
+def files_of(result, suffix):
+    outputs = [segment for group in result.groups for segment in group.segments]
+    return {output.base_offset: next(f for f in output.files if f.suffix == suffix) for output in outputs}
+
+
+def read(path, name):
+    with open(f"{path}/{name}", "rb") as file:
+        return file.read()
+
+
+def same_but_for_compression(ours: bytes, theirs: bytes) -> bool:
+    """Batches alike in all but the bytes that a codec makes."""
+
+    def plain(batch):
+        packed = batch.codec and batch.records
+        return {
+            k: v for k, v in vars(batch).items() if not (packed and k in ("size", "crc")) and k != "position"
+        }
+
+    return [plain(b) for b in decode_log(ours)] == [plain(b) for b in decode_log(theirs)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", range(draws(120)))
+def test_a_round_leaves_what_the_twin_leaves(case, strides, tmp_path):
+    rng = random.Random(SEED * 1000 + case)
+    print("seed", SEED, "case", case)
+    codecs = rng.choice([(0,), (0,), (0, 1, 2, 3, 4), (3,)])
+    log = random_log(rng, NOW, codecs=codecs, keyless=rng.choice([0, 0, 0.1]))
+    if len(log.segments) < 2:
+        return
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, log.segments)
+    base, end = log.segments[0].base_offset, log.segments[-1].base_offset
+    first_dirty = min(rng.choice([base, base, *log.batch_ends, rng.randint(base, end)]), end - 1)
+    first_uncleanable = rng.choice([s.base_offset for s in log.segments if s.base_offset > first_dirty])
+    max_entries = rng.choice([None, None, 1, 2, 7])
+    config = {
+        "segment_bytes": rng.choice([1, 500, 3000, 10**6]),
+        "index_interval_bytes": rng.choice([0, 1, 200, 4096]),
+        "delete_retention_ms": rng.choice([0, 1000, 2**63 - 1]),
+    }
+    active = {pid: state for pid, state in log.producers.items() if rng.random() < 0.7}
+    snapshots = write_snapshot(path, log, [snapshot_entry(p, *state) for p, state in active.items()])
+    removal_limit = rng.choice([NO_REMOVAL_LIMIT, rng.randint(base, end)])
+    by_file_time = rng.random() < 0.3
+    task = task_for(
+        path, log, facts, NOW, first_dirty=first_dirty, first_uncleanable=first_uncleanable, config=config,
+        snapshots=snapshots, map_max_entries=max_entries, drop_keyless=True, hash_seed=rng.randrange(2**64),
+        removal_limit_offset=removal_limit, by_file_time=by_file_time,
+    )  # fmt: skip
+    twin = clean(
+        log.segments, first_dirty=first_dirty, first_uncleanable=first_uncleanable, now_ms=NOW,
+        max_entries=max_entries or 10**6, producers=active, segment_bytes=config["segment_bytes"],
+        index_interval_bytes=config["index_interval_bytes"],
+        delete_retention_ms=config["delete_retention_ms"], removal_limit=removal_limit, by_file_time=by_file_time,
+    )  # fmt: skip
+    result = clean_partition(LOCAL, task)
+
+    assert result.end_offset == twin.end_offset
+    assert [(g.base_offset, g.source_bases) for g in result.groups] == [
+        (s.base_offset, s.source_bases) for s in twin.segments
+    ]
+    for group, expected in zip(result.groups, twin.segments, strict=True):
+        contents = {file.suffix: read(path, file.name) for file in group.segments[0].files}
+        assert len(group.segments) == 1
+        assert same_but_for_compression(contents[".log"], expected.log)
+        if codecs == (0,):
+            assert contents[".log"] == expected.log
+            assert contents[".index"] == expected.index
+            assert contents[".timeindex"] == expected.time_index
+        for file in group.segments[0].files:
+            assert os.stat(f"{path}/{file.name}").st_mtime_ns == expected.mtime_ms * 10**6
+            assert file.size_bytes == len(contents[file.suffix])
+    install(LOCAL, task, result)
+    left = sorted(n for n in os.listdir(path) if n.endswith(".log"))
+    replaced = {b for s in twin.segments for b in s.source_bases}
+    kept = {s.base_offset for s in log.segments} - replaced | {s.base_offset for s in twin.segments}
+    assert left == [f"{b:020d}.log" for b in sorted(kept)]
+    assert not [n for n in os.listdir(path) if n.endswith((".clean", ".cleaned", ".swap", ".deleted"))]
+    before = {r.offset: r for s in log.segments for b in decode_log(s.log) for r in b.records}
+    after = [r for n in left for b in decode_log(read(path, n)) for r in b.records]
+    assert all(before[r.offset] == r for r in after)
+
+
+def tiny(tmp_path, batches, *, active=b""):
+    """A partition of one closed segment with `batches`, and the active one."""
+    log = b"".join(batches)
+    end = decode_log(log)[-1].last_offset + 1
+    segments = [Segment(0, log, 0, 0, NOW - 5000), Segment(end, active, 0, 0, NOW)]
+    path = str(tmp_path / "t-0")
+    return RandomLog(segments, [], end, {}), path, write_log(path, segments)
+
+
+def clean_tiny(tmp_path, batches, **fields):
+    log, path, facts = tiny(tmp_path, batches, active=fields.pop("active", b""))
+    task = task_for(path, log, facts, NOW, first_dirty=fields.pop("first_dirty", 0), **fields)
+    return path, clean_partition(LOCAL, task)
+
+
+def one(offset, key=b"k", value=b"v", **fields):
+    return encode_batch([Rec(offset, NOW, key, value)], **fields)
+
+
+@pytest.mark.parametrize("grouping", ["kafka", "measured"])
+def test_a_segment_of_more_offsets_than_an_index_holds_is_split(tmp_path, grouping):
+    offsets = [0, 5, 2**31 - 1, 2**31, 2**31 + 7, 2**32 + 100]
+    batches = [one(offset, key=b"%d" % offset) for offset in offsets]
+    path, result = clean_tiny(tmp_path, batches, grouping=grouping, config={"index_interval_bytes": 0})
+    (group,) = result.groups
+    assert [segment.base_offset for segment in group.segments] == [0, 2**31, 2**32 + 100]
+    for base, file in files_of(result, ".log").items():
+        log = read(path, file.name)
+        assert [b.base_offset for b in decode_log(log)] == [o for o in offsets if base <= o < base + 2**31]
+        index, time_index = index_files(log, base, 0)
+        assert read(path, files_of(result, ".index")[base].name) == index
+        assert read(path, files_of(result, ".timeindex")[base].name) == time_index
+
+
+def test_keyless_records_are_refused_with_count_and_first_offset__checklist_14(tmp_path):
+    batches = [one(0), one(1, key=None), one(2), one(3, key=None), one(4)]
+    with pytest.raises(Refused, match="2 records without a key") as caught:
+        clean_tiny(tmp_path / "a", batches)
+    assert caught.value.offset == 1
+    with pytest.raises(Refused, match="1 records without a key") as caught:  # in the clean section
+        clean_tiny(tmp_path / "b", batches[:3] + batches[4:], first_dirty=2)
+    assert caught.value.offset == 1
+    assert not [n for n in os.listdir(tmp_path / "b" / "t-0") if n.endswith(".clean")]
+    _, result = clean_tiny(tmp_path / "c", batches, drop_keyless=True)
+    assert result.records_after == 1
+
+
+def test_the_first_keyless_record_is_that_of_the_first_segment_that_has_one(tmp_path):
+    logs = {0: one(0), 1: one(1, key=None) + one(2, key=None), 3: one(3, key=None), 4: one(4)}
+    segments = [Segment(base, log, 0, 0, NOW - 5000 + base) for base, log in logs.items()]
+    log, path = RandomLog(segments, [], 5, {}), str(tmp_path / "t-0")
+    with pytest.raises(Refused, match="3 records without a key") as caught:
+        clean_partition(LOCAL, task_for(path, log, write_log(path, segments), NOW, first_dirty=0))
+    assert caught.value.offset == 1
+
+
+def test_a_keyless_record_behind_the_mapped_range_is_no_reason_to_refuse(tmp_path):
+    batches = [one(0, key=b"a"), one(1, key=b"b"), one(2, key=None)]
+    _, result = clean_tiny(tmp_path, batches, map_max_entries=1)
+    assert result.end_offset == 1 and result.records_after == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "length -1", "length 0", "length max"])
+def test_damage_is_corrupt_with_file_and_position_and_leaves_no_scratch(tmp_path, damage):
+    good = one(0)
+    bad = bytearray(one(1))
+    if damage == "flip":
+        bad[65] ^= 1
+    elif damage == "cut":
+        del bad[-1:]
+    else:
+        value = {"length -1": -1, "length 0": 0, "length max": 2**31 - 1}[damage]
+        bad[8:12] = value.to_bytes(4, "big", signed=True)
+    log, path, _ = tiny(tmp_path, [good, one(1)])
+    segments = [Segment(0, good + bytes(bad), 0, 0, NOW - 5000), log.segments[1]]
+    facts = write_log(path, segments)
+    with pytest.raises(CorruptLog) as caught:
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0))
+    assert caught.value.path == f"{path}/{0:020d}.log" and caught.value.byte_position == len(good)
+    assert caught.value.offset == 1
+    assert not [n for n in os.listdir(path) if n.endswith(".clean")]
+
+
+def test_a_source_that_changed_since_the_plan_is_refused(tmp_path):
+    log, path, facts = tiny(tmp_path, [one(0), one(1)])
+    task = task_for(path, log, facts, NOW, first_dirty=0)
+    result = clean_partition(LOCAL, task)
+    os.utime(f"{path}/{0:020d}.log")
+    with pytest.raises(Refused, match="changed since it was planned"):
+        install(LOCAL, task, result)
+
+
+def test_another_hash_than_the_plans_is_refused(tmp_path):
+    with pytest.raises(Refused, match="planned with hash other-128"):
+        clean_tiny(tmp_path, [one(0)], hash_name="other-128")
+
+
+def test_an_expired_producer_protects_nothing__checklist_23(tmp_path):
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    for k, (age_ms, kept) in enumerate([(10, 1), (10**9, 0)]):
+        log, path, facts = tiny(tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")])
+        snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0, NOW - age_ms)])
+        result = clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
+        batches = decode_log(read(path, files_of(result, ".log")[0].name))
+        assert [(b.base_offset, b.record_count) for b in batches] == [(0, 0)] * kept + [(1, 1), (2, 1)]
+
+
+def test_a_rewriter_that_forgets_a_producer_is_found_out_by_the_proof(tmp_path, monkeypatch):
+    monkeypatch.setattr(ActiveProducers, "ends_a_producer", lambda self, table: np.zeros(len(table), bool))
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    log, path, facts = tiny(tmp_path, [one(0, **mine), one(1), one(2, key=b"x")])
+    snapshots = write_snapshot(path, log, [snapshot_entry(5, 0, 0)])
+    with pytest.raises(KeytailError, match="the last batch of an active producer is not in the output") as caught:
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=0, snapshots=snapshots))
+    assert caught.value.offset == 0
+    assert not [n for n in os.listdir(path) if n.endswith(".clean")]
+
+
+def test_without_a_snapshot_producers_are_replayed_after_an_unclean_stop_and_forgotten_after_a_clean_one(
+    tmp_path,
+):
+    mine = {"producer_id": 5, "producer_epoch": 0, "base_sequence": 3}
+    for k, clean_shutdown in enumerate([True, False]):
+        path, result = clean_tiny(
+            tmp_path / str(k), [one(0, **mine), one(1), one(2, key=b"x")], clean_shutdown=clean_shutdown
+        )
+        batches = decode_log(read(path, files_of(result, ".log")[0].name))
+        assert [b.base_offset for b in batches] == ([1, 2] if clean_shutdown else [0, 1, 2])
+
+
+def measured(kept: list[int], limit: int) -> list[list[int]]:
+    """Numbers of the sources of each output, by the bytes that survive of each source (each within the limit)."""
+    outputs, size = [[0]], kept[0]
+    for number, n in enumerate(kept[1:], 1):
+        if size and size + n > limit:
+            outputs.append([])
+            size = 0
+        outputs[-1].append(number)
+        size += n
+    return outputs
+
+
+@pytest.mark.parametrize("case", range(draws(60)))
+def test_measured_outputs_are_those_of_the_dull_rule(case, strides, tmp_path):
+    rng = random.Random(SEED * 1000 + case)
+    print("seed", SEED, "case", case)
+    log = random_log(rng, NOW)
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, log.segments)
+    base, end = log.segments[0].base_offset, log.segments[-1].base_offset
+    alone = clean(log.segments, first_dirty=base, first_uncleanable=end, now_ms=NOW, segment_bytes=1)
+    kept = [len(s.log) for s in alone.segments]
+    limit = max([1, *kept]) + rng.randint(0, sum(kept))
+    config = {"segment_bytes": limit, "delete_retention_ms": 86_400_000}
+    task = task_for(path, log, facts, NOW, first_dirty=base, config=config, grouping="measured", drop_keyless=True)
+    result = clean_partition(LOCAL, task)
+    outputs = [segment for group in result.groups for segment in group.segments]
+    # The twin merges sources of 0 bytes, whatever the limit.
+    bases = [[b for n in numbers for b in alone.segments[n].source_bases] for numbers in measured(kept, limit)]
+    assert [list(group.source_bases) for group in result.groups] == bases
+    assert [segment.base_offset for segment in outputs] == [b[0] for b in bases]
+    written = b"".join(read(path, files_of(result, ".log")[segment.base_offset].name) for segment in outputs)
+    assert written == b"".join(s.log for s in alone.segments)
+    for segment in outputs:
+        contents = {file.suffix: read(path, file.name) for file in segment.files}
+        assert len(contents[".log"]) <= limit
+        index, time_index = index_files(contents[".log"], segment.base_offset, 64)
+        assert (contents[".index"], contents[".timeindex"]) == (index, time_index)
+    install(LOCAL, task, result)
+    left = sorted(n for n in os.listdir(path) if n.endswith(".log"))
+    assert left == [f"{s.base_offset:020d}.log" for s in outputs] + [f"{end:020d}.log"]
+
+
+def test_a_source_larger_than_the_limit_goes_on_in_the_next_output(tmp_path):
+    batches = [one(n, key=b"%d" % n, value=b"v" * 100) for n in range(10)]
+    size = len(batches[0])
+    path, result = clean_tiny(tmp_path, batches, grouping="measured", config={"segment_bytes": 3 * size})
+    (group,) = result.groups
+    assert [segment.base_offset for segment in group.segments] == [0, 3, 6, 9]
+    assert group.source_bases == (0,) and result.limits_met == 3
+    logs = [read(path, files_of(result, ".log")[base].name) for base in (0, 3, 6, 9)]
+    assert logs == [b"".join(batches[n : n + 3]) for n in (0, 3, 6, 9)]
+
+
+def test_by_kafkas_grouping_an_output_grows_past_segment_bytes_but_not_past_what_a_broker_opens(tmp_path, monkeypatch):
+    batches = [one(n, key=b"%02d" % n, value=None) for n in range(12)]  # tombstones: each one grows by its horizon
+    size = len(batches[0])
+    config = {"segment_bytes": 12 * size}
+    _, result = clean_tiny(tmp_path / "grown", batches, config=config)
+    assert len(result.groups[0].segments) == 1
+    grown = files_of(result, ".log")[0].size_bytes
+    assert grown > 12 * size and result.limits_met == 0
+    for module in (cleaner, writer):
+        monkeypatch.setattr(module, "MAX_SEGMENT_BYTES", grown // 2)
+    _, result = clean_tiny(tmp_path / "cut", batches, config=config)
+    assert [segment.base_offset for segment in result.groups[0].segments] == [0, 6]
+    assert [file.size_bytes for file in files_of(result, ".log").values()] == [grown // 2] * 2
+    assert result.limits_met == 1
+
+
+def test_an_index_at_its_limit_closes_the_output(tmp_path):
+    batches = [one(n, key=b"%d" % n, value=b"v" * 100) for n in range(10)]
+    config = {"segment_index_bytes": 36, "index_interval_bytes": 0}
+    path, result = clean_tiny(tmp_path, batches, grouping="kafka", config=config)
+    assert result.limits_met > 0
+    for base, file in files_of(result, ".index").items():
+        assert file.size_bytes <= 36
+        log = read(path, files_of(result, ".log")[base].name)
+        times = read(path, files_of(result, ".timeindex")[base].name)
+        assert index_files(log, base, 0) == (read(path, file.name), times)
+
+
+def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_path):
+    segments, offset = [], 0
+    for age_ms in (5000, 4000, 3000, 2000):
+        log = encode_batch([Rec(offset, NOW - age_ms, b"%d" % offset, b"v")])
+        segments.append(Segment(offset, log, 0, 0, NOW - age_ms))
+        offset += 1
+    segments.append(Segment(offset, b"", 0, 0, NOW))
+    log = RandomLog(segments, [], offset, {})
+    path = str(tmp_path / "t-0")
+    facts = write_log(path, segments)
+    for policy, expected in (({"compact"}, [(0, 1, 2, 3)]), ({"compact", "delete"}, [(0, 1), (2, 3)])):
+        config = {"segment_ms": 1500, "cleanup_policy": frozenset(policy)}
+        task = task_for(path, log, facts, NOW, first_dirty=0, config=config, grouping="measured")
+        result = clean_partition(LOCAL, task)
+        assert [group.source_bases for group in result.groups] == expected
+        for name in os.listdir(path):
+            if name.endswith(".clean"):
+                os.unlink(f"{path}/{name}")

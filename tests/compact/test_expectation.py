@@ -1,0 +1,114 @@
+"""What a run is expected to take, and who does it then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keytail.cli.progress import Reporter
+from keytail.compact import bundles
+from keytail.compact.expectation import (
+    MAP_BYTES_A_KEY,
+    PACKED_BYTES,
+    SPARK_FROM_S,
+    Expected,
+    expect,
+    is_worth_spark,
+    run_seconds,
+)
+from keytail.compact.offset_map import OffsetMap
+from keytail.compact.plan import Selection
+from keytail.log.partition import SegmentFacts
+from keytail.run import workers
+from keytail.run.processes import Processes
+from keytail.run.watching import HERE
+
+GIB = 1 << 30
+
+
+def expected(log_bytes: int, offsets: int, clean_bytes: int = 0, map_memory_bytes: int = GIB) -> Expected:
+    segments = [SegmentFacts(n, log_bytes // 4, 0, None, None, None, 0, -1) for n in (0, 1, 2, 3)]
+    selection = Selection(0, offsets, clean_bytes, log_bytes - clean_bytes, log_bytes, 1.0, False, False, True, "")
+    return expect([*segments, SegmentFacts(offsets, 99 * GIB, 0, None, None, None, 0, -1)], selection,
+                  map_memory_bytes=map_memory_bytes)  # fmt: skip
+
+
+def test_ways() -> None:
+    assert expected(1 << 20, 1000).way == "packed"
+    assert expected(4 * PACKED_BYTES, 1000).way == "one task"
+    room = int(GIB / MAP_BYTES_A_KEY)
+    assert expected(1 << 20, room).way == "packed"
+    assert expected(1 << 20, room + 2).way == "maybe fan-out"
+    assert 2 * PACKED_BYTES <= bundles.BUNDLE_BYTES, "two that are packed share a job"
+
+
+@given(st.integers(10, 1 << 34))
+def test_a_map_has_room_for_what_is_not_maybe_fan_out(memory_bytes: int) -> None:
+    keys = int(memory_bytes / MAP_BYTES_A_KEY)
+    if expected(1 << 20, max(keys, 1), map_memory_bytes=memory_bytes).way == "packed":
+        slots = max(2, memory_bytes * 2 // (3 * 24))
+        assert keys <= max(1, int(slots * 0.9)) + 1
+
+
+def test_the_bound_is_that_of_the_map() -> None:
+    memory = 1 << 20
+    assert OffsetMap(memory).max_entries == pytest.approx(memory / MAP_BYTES_A_KEY, rel=0.001)
+
+
+def test_scratch_is_of_what_lies_below_the_end_only() -> None:
+    assert 1 << 30 < expected(1 << 30, 10**6).scratch_bytes < 1.01 * (1 << 30) + (2 << 20)
+
+
+def test_more_takes_longer_and_clean_sections_less_than_dirty_ones() -> None:
+    assert expected(1 << 30, 10).seconds > expected(1 << 29, 10).seconds > 1
+    assert expected(1 << 30, 10, clean_bytes=1 << 29).seconds < expected(1 << 30, 10).seconds
+
+
+@given(st.lists(st.floats(0, 1e6)), st.integers(1, 64))
+def test_a_run_takes_no_less_than_its_longest_task(each_s: list[float], cores: int) -> None:
+    seconds = run_seconds(each_s, cores)
+    assert max(each_s, default=0) <= seconds <= sum(each_s) + 1e-6
+    assert is_worth_spark(each_s, cores) == (seconds >= SPARK_FROM_S)
+
+
+def test_cores_share_what_is_worth_a_session() -> None:
+    halves = [SPARK_FROM_S / 2] * 2
+    assert is_worth_spark(halves, 1)
+    assert not is_worth_spark(halves, 2)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    made = object()
+    monkeypatch.setattr(workers, "session_of_run", lambda run, master, submitted, extra: (made, master, submitted))
+    monkeypatch.setattr(workers, "address_of_driver", lambda spark: HERE)
+    yield made
+
+
+@pytest.mark.parametrize(
+    ("given", "has_spark"),
+    [
+        ({}, False),
+        ({"master": "local[2]"}, True),
+        ({"submitted": True}, True),
+        ({"needs_spark": True}, True),
+        ({"each_s": [SPARK_FROM_S / 2, SPARK_FROM_S / 2 - 0.1]}, False),
+        ({"each_s": [SPARK_FROM_S] * 64}, True),
+    ],
+)
+def test_who_does_it(given: dict[str, Any], has_spark: bool, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"master": None, "each_s": [0.1] * 10, **given}
+    with contextlib.ExitStack() as run, Reporter("compact", [("a-0", 1)]) as reporter:
+        found = workers.workers_of_run(run, reporter, given.pop("master"), given.pop("each_s"), **given)
+        if has_spark:
+            assert found[0] is session
+            assert given.get("submitted", False) == found[2]
+        else:
+            assert isinstance(found, Processes)
+            assert found.count == workers.cores()
+    assert ("without Spark" in capsys.readouterr().err) != has_spark

@@ -1,0 +1,57 @@
+"""What one round leaves in a file for the next is data: a replaced file gives the next round no code to run."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keytail.compact.handing_on import hand_on, take_over
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import LOCAL
+from keytail.log.replace import CleanFile
+from tests.compact.test_rounds import ACTIVE, task_of
+from tests.test_values import Attack
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> CleaningTask:
+    return task_of(tmp_path / "t-0", [[ACTIVE]], 0)
+
+
+def planted(task: CleaningTask, data: bytes) -> CleanFile:
+    """A file of the run, replaced by `data`; and the answer of the task that wrote it was replaced as well."""
+    file = hand_on(LOCAL, task, names.PROOF, 7)
+    Path(task.scratch_path, file.name).write_bytes(data)
+    return replace(file, size_bytes=len(data), digest_hex=hashlib.blake2b(data).hexdigest())
+
+
+def test_a_pickle_in_the_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_path: Path) -> None:
+    attack = pickle.dumps(Attack(tmp_path / "mark"))
+    file = planted(task, struct.pack("<QQ", 1, len(attack)) + attack)
+    with pytest.raises(KeytailError, match=rf"is not what it wrote \(.*{file.name}.*Run again"):
+        take_over(LOCAL, task, file)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 1 << 58), struct.pack("<QQ", 1, 1 << 62)])
+def test_a_damaged_scratch_file_is_named(task: CleaningTask, data: bytes) -> None:
+    file = planted(task, data)
+    with pytest.raises(KeytailError, match="is not what it wrote"):
+        take_over(LOCAL, task, file)
+
+
+def test_another_file_than_the_one_that_was_written_is_not_believed(task: CleaningTask) -> None:
+    file = hand_on(LOCAL, task, names.PROOF, np.arange(1000))
+    assert take_over(LOCAL, task, file).tolist() == list(range(1000))
+    other = hand_on(LOCAL, replace(task, attempt="other"), names.PROOF, np.arange(1000, 2000))
+    Path(task.scratch_path, other.name).replace(Path(task.scratch_path, file.name))
+    with pytest.raises(KeytailError, match="is not what it wrote"):
+        take_over(LOCAL, task, file)

@@ -1,0 +1,344 @@
+"""Records of each key, counted in the map and in shards, against a Counter over what is on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.compact import cleaner, hottest_keys
+from keytail.compact import offset_map as offset_map_module
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.fan_out import keys as fan_out_keys
+from keytail.compact.fan_out.stages import Sizes, fan_out
+from keytail.compact.key_counts import (
+    HOTTEST,
+    MOST_KEY_BYTES,
+    Counted,
+    KeyCounts,
+    digest_of,
+    hot_key,
+    key_text,
+    merged,
+    size_text,
+)
+from keytail.compact.offset_map import SLOT_BYTES, OffsetMap
+from keytail.compact.proof.keys import LEAST_MEMORY_BYTES, most_keys
+from keytail.compact.task import CleaningTask, NeedsFanOut
+from keytail.errors import CorruptLog
+from keytail.log.fs import LOCAL
+from keytail.log.stride import SegmentReader
+from tests.chance import SEED, draws
+from tests.compact.fan_out.in_process import InProcess
+from tests.compact.fan_out.test_stages import some_log, write_indexes
+from tests.compact.fan_out.test_transactions import inside
+from tests.compact.test_rounds import files_of, random_task, run_rounds
+from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.reference import key_counts as twin
+
+Item = tuple[int, int, int, int]  # low, high, ordinal, times
+
+words = st.one_of(st.integers(0, 3), st.sampled_from([0, 1 << 63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+many = st.one_of(st.integers(1, 5), st.sampled_from([2**31, twin.MOST_COUNTED - 1, twin.MOST_COUNTED]))
+items_strategy = st.lists(st.tuples(words, words, st.integers(-1, 2**40), many), max_size=80)
+
+
+def put(offset_map: OffsetMap, items: list[Item], *, one_each: bool) -> int:
+    low = np.array([item[0] for item in items], np.uint64)
+    high = np.array([item[1] for item in items], np.uint64)
+    ordinals = np.array([item[2] for item in items], np.int64)
+    if one_each:
+        return offset_map.put_all(low, high, ordinals, len(items))
+    return offset_map.put_all(low, high, ordinals, len(items), np.array([item[3] for item in items], np.uint32))
+
+
+@settings(deadline=None, max_examples=draws(300))
+@given(
+    rounds=st.lists(items_strategy, min_size=1, max_size=5),
+    one_each=st.booleans(),
+    max_entries=st.integers(1, 200),
+    slots=st.integers(2, 300),
+    most=st.integers(0, 6),
+)
+def test_a_map_counts_as_a_counter_does(
+    rounds: list[list[Item]], one_each: bool, max_entries: int, slots: int, most: int
+) -> None:
+    """Grown or full, whatever was left behind by another."""
+    offset_map = OffsetMap(slots * (SLOT_BYTES + 4) * 3 // 2, max_entries, counting=True)
+    offset_map_without = OffsetMap(slots * SLOT_BYTES * 3 // 2, offset_map.max_entries)
+    counts: Counter[tuple[int, int]] = Counter()
+    last: dict[tuple[int, int], int] = {}
+    for items in rounds:
+        done = put(offset_map, items, one_each=one_each)
+        assert done == put(offset_map_without, items, one_each=True)
+        for low, high, ordinal, times in items[:done]:
+            if ordinal >= 0:
+                number = counts[low, high] + (1 if one_each else times)
+                counts[low, high] = min(number, twin.MOST_COUNTED)
+                last[low, high] = ordinal
+        offset_map.check()
+    assert offset_map.used == offset_map_without.used == len(counts)
+    found = offset_map.counted(most)
+    assert (found.keys, found.records) == twin.by_size(counts.values())
+    assert sum(found.records) == sum(counts.values())
+    expected = sorted(((counts[key], last[key]) for key in counts if counts[key] > 1), reverse=True)
+    assert list(found.hottest) == expected[:most]
+    offset_map.forget_counts()
+    assert not offset_map.is_counting
+    assert put(offset_map, rounds[0], one_each=True) <= len(rounds[0])
+    assert offset_map.counted(3) == Counted((0,) * twin.SIZES, (0,) * twin.SIZES, ())
+
+
+def test_counts_survive_growth_within_the_memory_of_the_map() -> None:
+    memory = 6 << 20
+    offset_map = OffsetMap(memory, counting=True)
+    first, n = len(offset_map.slots), offset_map.max_entries
+    rng = np.random.default_rng(7)
+    low, high = rng.integers(0, 2**64, n + 1, np.uint64), rng.integers(0, 2**64, n + 1, np.uint64)
+    assert offset_map.put_all(low[:99], high[:99], np.arange(99), 99) == 99
+    assert offset_map.put_all(low, high, np.arange(n + 1), n + 1) == n
+    assert len(offset_map.slots) > 4 * first
+    offset_map.check()
+    found = offset_map.counted(3)
+    assert (found.keys[:3], found.records[:3]) == ((n - 99, 99, 0), (n - 99, 198, 0))
+    assert found.hottest == ((2, 98), (2, 97), (2, 96))
+    took = offset_map.slots.nbytes + offset_map.counts.nbytes
+    assert took * 3 // 2 <= memory + 3 * (SLOT_BYTES + 4)
+    assert n < OffsetMap(memory).max_entries
+    offset_map.clear()
+    assert offset_map.counted(3).hottest == ()
+    offset_map.check()
+
+
+@pytest.mark.parametrize("memory", [4 << 20, (1 << 26) + 7, 3 << 30])
+def test_counting_does_not_change_when_a_fan_out_is_needed(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof's table is full before a map is that counts."""
+    monkeypatch.setattr(offset_map_module, "_FIRST_SLOTS", 4)  # of a map that is not used
+    assert memory >= LEAST_MEMORY_BYTES
+    assert OffsetMap(memory, counting=True).max_entries > most_keys(memory)
+
+
+def test_a_count_that_is_full_stays_so() -> None:
+    offset_map = OffsetMap(1 << 16, counting=True)
+    for times in (twin.MOST_COUNTED - 1, 7, 1):
+        put(offset_map, [(1, 1, 5, times)], one_each=False)
+    put(offset_map, [(1, 1, 9, 0)], one_each=True)
+    assert offset_map.counted(1).hottest == ((twin.MOST_COUNTED, 9),)
+    assert offset_map.counted(1).records[-1] == twin.MOST_COUNTED
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=200), st.integers(1, 8))
+def test_parts_without_a_key_in_common_add_up(written: list[tuple[int, int]], most: int) -> None:
+    """A key's part is decided by the key; what is not the hottest of its part is not that of all."""
+    records = [(b"%d" % key, place) for place, (key, _) in enumerate(written)]
+    parts = []
+    for part in range(4):
+        mine = [one for one in records if int(one[0]) % 4 == part]
+        top = [(number, place) for number, place, _ in twin.hottest(mine, most)]
+        parts.append(Counted(*twin.by_size(Counter(key for key, _ in mine).values()), tuple(top)))
+    whole = merged(parts, most)
+    assert (whole.keys, whole.records) == twin.by_size(Counter(key for key, _ in records).values())
+    assert list(whole.hottest) == [(number, place) for number, place, _ in twin.hottest(records, most)]
+
+
+# Of a partition
+
+
+def logs_of(path: str) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(Path(path).glob("*.log"))]
+
+
+def expected_of(logs: Iterable[bytes], task: CleaningTask, end: int) -> KeyCounts:
+    records = twin.records_of(logs, task.first_dirty_offset, end)
+    sizes = twin.by_size(Counter(key for key, _ in records).values())
+    top = twin.hottest(records, task.hottest_keys)
+    hot = [hot_key(number, offset, key, show=task.show_keys) for number, offset, key in top]
+    return KeyCounts(*sizes, tuple(hot))
+
+
+@pytest.mark.parametrize("case", range(draws(40)))
+def test_hottest_keys_of_a_log(
+    case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    """Of one stride or several, all codecs, with room in the map or not; what is written is what is without counting.
+
+    In rounds the first one counts, for all.
+    """
+    print("seed", SEED, "case", case)
+    rng = random.Random(SEED * 1000 + case)
+    if case % 2:
+        monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, stride_bytes=300, arena_bytes=200))
+    plain = random_task(rng, str(fast_dir / "t-0"), rng.choice(["kafka", "measured"]))
+    task = replace(plain, hottest_keys=rng.choice([1, 3, HOTTEST]), show_keys=rng.random() < 0.5)
+    if rng.random() < 0.5:
+        task = replace(task, max_scratch_bytes=rng.choice([1, 3000]))
+    logs = logs_of(task.partition_path)
+    other = replace(plain, partition_path=str(fast_dir / "other"))
+    shutil.copytree(task.partition_path, other.partition_path)
+    run_rounds(other)
+    results = run_rounds(task)
+    assert results[0].key_counts == expected_of(logs, task, results[0].end_offset)
+    assert [one.key_counts for one in results[1:]] == [None] * (len(results) - 1)
+    assert results[0].key_counts is not None
+    assert sum(results[0].key_counts.keys) == results[-1].keys
+    for file in (fast_dir / "t-0").glob("*.clean"):
+        file.unlink()
+    for file in (fast_dir / "other").glob("*.clean"):
+        file.unlink()
+    assert files_of(task.partition_path) == files_of(other.partition_path)
+
+
+def test_without_being_asked_for_nothing_is_counted(tmp_path: Path) -> None:
+    task = some_log(tmp_path / "t-0", keys=50)
+    assert clean_partition(LOCAL, task).key_counts is None
+    sweep_scratch(tmp_path / "t-0")
+    assert fan_out(LOCAL, task, InProcess(tmp_path / "cells"), Sizes(1500, 3)).key_counts is None
+
+
+def sweep_scratch(path: Path) -> None:
+    for file in path.glob("*.clean"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("case", range(draws(25)))
+def test_a_fan_out_counts_as_one_task_does(
+    case: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    """However slices and shards lie, and however small the tables are in which a slice keeps its keys."""
+    print("seed", SEED, "case", case)
+    rng = random.Random(SEED * 1000 + case)
+    monkeypatch.setattr(fan_out_keys, "_DEDUP_BYTES", rng.choice([1, 300, 12 << 20]))
+    monkeypatch.setattr(fan_out_keys, "_LEAST_RUN", rng.choice([1, 7, 1 << 10]))
+    task = random_task(rng, str(fast_dir / "t-0"), "measured")
+    task = replace(task, map_max_entries=None, hottest_keys=rng.choice([1, 4, HOTTEST]), show_keys=rng.random() < 0.5)
+    if rng.random() < 0.8:
+        write_indexes(task)
+    sizes = Sizes(slice_bytes=rng.choice([1, 100, 1000, 10**6]), shards=rng.choice([1, 2, 5, 40]))
+    bound = rng.choice([None, 1])
+    engine = InProcess(fast_dir / "cells", rng=rng)
+    result = fan_out(LOCAL, replace(task, max_scratch_bytes=bound), engine, sizes)
+    logs = logs_of(task.partition_path)
+    assert result.key_counts == expected_of(logs, task, task.first_uncleanable_offset)
+    stages = [tasks for name, tasks in engine.stages if name == "hottest keys"]
+    assert len(stages) == 1
+    assert stages[0] <= task.hottest_keys
+
+
+@pytest.mark.parametrize("first_dirty", [0, 2, 3, 4, 5, 6, 8, 10, 11, 13, 15])
+def test_what_is_aborted_to_the_map_is_not_counted(first_dirty: int, tmp_path: Path) -> None:
+    task = replace(inside(tmp_path / "t-0", first_dirty), hottest_keys=5, show_keys=True)
+    alone = clean_partition(LOCAL, task).key_counts
+    sweep_scratch(tmp_path / "t-0")
+    sizes = Sizes(slice_bytes=1, shards=3)
+    assert fan_out(LOCAL, task, InProcess(tmp_path / "cells"), sizes).key_counts == alone
+    assert alone is not None
+    if first_dirty == 0:  # k at 5 and 8, u twice, q at 4 and 7; aborted: k at 0, x at 10
+        assert [tuple(one)[:2] for one in alone.hottest] == [(2, 8), (2, 7), (2, 3)]
+        assert [one.key for one in alone.hottest] == [b"k", b"q", b"u"]
+        assert sum(alone.records) == 9
+
+
+def test_more_keys_than_one_task_takes_are_counted_by_the_fan_out(tmp_path: Path) -> None:
+    task = replace(some_log(tmp_path / "t-0", keys=10**9), fan_out="auto", hottest_keys=3, map_memory_bytes=1 << 16)
+    with pytest.raises(NeedsFanOut):
+        clean_partition(LOCAL, task)
+    result = fan_out(LOCAL, task, InProcess(tmp_path / "cells"), Sizes(1500, 20))
+    assert result.key_counts == expected_of(logs_of(task.partition_path), task, result.end_offset)
+
+
+def test_only_the_strides_of_the_hottest_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of a segment before the one where a key was written last."""
+    task = replace(some_log(tmp_path / "t-0", keys=300), hottest_keys=1)
+    read: list[int] = []
+
+    class Reader(SegmentReader):
+        def unhurried_strides(self, path, log_bytes, *, start=0, torn_tail=False):  # type: ignore[no-untyped-def]
+            for stride in super().unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail):
+                read.append(len(stride.raw))
+                yield stride
+
+    monkeypatch.setattr(cleaner, "SegmentReader", partial(Reader, stride_bytes=5000))
+    monkeypatch.setattr(hottest_keys, "_read", watched := Watched(read, hottest_keys._read))
+    assert clean_partition(LOCAL, task).key_counts is not None
+    assert watched.read_bytes <= 5000
+
+
+class Watched:
+    """Of a function, how many bytes of strides it has read."""
+
+    def __init__(self, read, function) -> None:  # type: ignore[no-untyped-def]
+        self.read, self.function, self.read_bytes = read, function, 0
+
+    def __call__(self, *arguments):  # type: ignore[no-untyped-def]
+        before = sum(self.read)
+        answer = self.function(*arguments)
+        self.read_bytes += sum(self.read) - before
+        return answer
+
+
+def test_a_segment_that_has_lost_records_meanwhile_is_told(tmp_path: Path) -> None:
+    task = some_log(tmp_path / "t-0")
+    part = hottest_keys.HotPart(task, (0, 0), ((2, 10**6),))
+    with pytest.raises(CorruptLog, match="fewer records than when it was mapped"):
+        hottest_keys.read_hottest(LOCAL, part, "0")
+
+
+# In words
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "1"), (1, "2"), (2, "3 to 4"), (3, "5 to 8"), (11, "1,025 to 2,048")])
+def test_sizes(size: int, text: str) -> None:
+    assert size_text(size) == text
+    low, high = (int(part.replace(",", "")) for part in (text.split(" to ") * 2)[:2])
+    for count in (low, high):
+        assert twin.by_size([count])[0][size] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"customer-42", '"customer-42"'),
+        (b"", '""'),
+        ("kätzchen 🐈".encode(), '"kätzchen 🐈"'),
+        (b"\x00\x00\x00\x07", "hex 00000007"),
+        (b"\x1b[31mred", "hex 1b5b33316d726564"),
+        ("a\u202eb\nc".encode(), '"a\\u202eb\\x0ac"'),
+        ("\x85".encode(), "hex c285"),
+        (b"caf\xe9", "hex 636166e9"),
+        (b"k" * MOST_KEY_BYTES, '"' + "k" * MOST_KEY_BYTES + '"'),
+        (b"k" * 5000, '"' + "k" * MOST_KEY_BYTES + "… (5,000 bytes)"),
+        ("é".encode() * 100 + b"k", '"' + "é" * 60 + "… (201 bytes)"),
+        (b"k" + "é".encode() * 100, '"k' + "é" * 59 + "… (201 bytes)"),
+        (b"k" + "🐈".encode() * 100, '"k' + "🐈" * 29 + "… (401 bytes)"),
+        (b"\xff" * 200, "hex " + "ff" * MOST_KEY_BYTES + "… (200 bytes)"),
+        (b"k" * 119 + b"\xff" * 81, "hex " + "6b" * 119 + "ff… (200 bytes)"),
+    ],
+)
+def test_keys_as_text(key: bytes, text: str) -> None:
+    assert key_text(hot_key(2, 7, key, show=True)) == text
+
+
+def test_a_key_that_is_not_to_be_shown_is_nowhere() -> None:
+    hot = hot_key(2, 7, b"customer-42", show=False)
+    assert b"customer-42" not in b"".join(repr(part).encode() for part in hot)
+    assert key_text(hot) == ""
+
+
+@pytest.mark.parametrize("key", [b"customer-42", b"", b"\x00\xff\n", b"x" * 5000])
+def test_a_hash_is_what_a_shell_says_of_the_key(key: bytes) -> None:
+    done = subprocess.run("sha256sum | cut -c-16", shell=True, input=key, stdout=subprocess.PIPE, check=True)
+    assert digest_of(key) == done.stdout.decode().strip() == hashlib.sha256(key).hexdigest()[:16]
+
+

@@ -1,0 +1,199 @@
+"""A task's memory does not grow with its segment: the map and less than 512 MiB beside it, up to a segment of 1 GiB.
+
+Each round runs in a process of its own, which compares its peak of private memory by Linux's account with what it
+had when keytail was imported and its kernels were loaded. Run as a module, this file is that process.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import partial
+
+import numpy as np
+import pytest
+from numba import njit
+
+from keytail.compact import cleaner
+from keytail.format.batch import HEADER_BYTES
+from keytail.format.compression import compress
+from keytail.kernels.native import crc32c
+from keytail.log.fs import LOCAL
+from keytail.log.partition import SegmentFacts
+from keytail.log.stride import STRIDE_BYTES, SegmentReader
+from tests.bench.memory import peak_private
+from tests.compact.logs import RandomLog, task_for, write_log
+from tests.hostile.bombs import bomb_batch, tiny_records, value_records
+from tests.reference.batches import Rec, encode_batch
+from tests.reference.cleaner import Segment
+
+NOW = 1_750_000_000_000
+MAP_BYTES = 64 << 20
+BESIDE_THE_MAP_BYTES = 512 << 20
+GIB = 1 << 30
+KEY_BYTES = 16
+GZIP, ZSTD = 1, 4
+_CRC_AT, _CRC_FROM, _CODEC_AT = 17, 21, 22
+
+
+@njit
+def sign_batches(data, batch_bytes):
+    """The checksum of each of the equally long batches in `data`, where a batch has it."""
+    for start in range(0, len(data), batch_bytes):
+        crc = crc32c(data, start + _CRC_FROM, batch_bytes - _CRC_FROM)
+        for k in range(4):
+            data[start + _CRC_AT + k] = (crc >> (24 - 8 * k)) & 0xFF
+
+
+def template_of(batch_records, value_bytes):
+    """A batch as bytes, and where in it the keys stand, which all have the same length."""
+    mark = b"#" * KEY_BYTES
+    batch = encode_batch([Rec(n, NOW - 1, mark, b"v" * value_bytes) for n in range(batch_records)])
+    pieces = batch.split(mark)
+    assert len(pieces) == batch_records + 1
+    return batch, np.cumsum([len(piece) for piece in pieces[:-1]]) + KEY_BYTES * np.arange(batch_records)
+
+
+def key_names(numbers):
+    digits = np.array(numbers)[..., None] // 10 ** np.arange(KEY_BYTES - 1, -1, -1) % 10
+    return (digits + ord("0")).astype(np.uint8)
+
+
+def uncompressed(size_bytes, batch_records, value_bytes, keys):
+    """Batches of one length, made from one of them: new base offsets, random keys, checksums."""
+    template, places = template_of(batch_records, value_bytes)
+    n = size_bytes // len(template)
+    data = np.tile(np.frombuffer(template, np.uint8), n)
+    batches = data.reshape(n, -1)
+    batches[:, :8] = (np.arange(n) * batch_records).astype(">i8").view(np.uint8).reshape(n, 8)
+    names = key_names(np.arange(keys))
+    chosen = np.random.default_rng(1).integers(0, keys, (batch_records, n), np.int32)
+    for place, key in zip(places, chosen, strict=True):
+        batches[:, place : place + KEY_BYTES] = names[key]
+    sign_batches(data, len(template))
+    return data, n * batch_records
+
+
+def compressed(size_bytes, batch_records, value_bytes):
+    """Batches in zstd of which one stride opens to more than the limit; half of each one's records stay."""
+    template, places = template_of(batch_records, value_bytes)
+    block = np.frombuffer(template, np.uint8)[HEADER_BYTES:].copy()
+    within = np.arange(batch_records)
+    columns = places[:, None] - HEADER_BYTES + np.arange(KEY_BYTES)
+    parts, size, offset = [], 0, 0
+    while size < size_bytes:
+        block[columns] = key_names(np.where(within % 2, within, offset + within))
+        packed = compress(ZSTD, memoryview(block))
+        batch = np.frombuffer(bytearray(template[:HEADER_BYTES]) + packed, np.uint8)
+        batch[:8] = np.frombuffer(offset.to_bytes(8, "big"), np.uint8)
+        batch[8:12] = np.frombuffer((len(batch) - 12).to_bytes(4, "big"), np.uint8)
+        batch[_CODEC_AT] = ZSTD
+        sign_batches(batch, len(batch))
+        parts.append(batch)
+        size, offset = size + len(batch), offset + batch_records
+    opened_bytes = len(parts) * len(block) * STRIDE_BYTES // size
+    assert opened_bytes > MAP_BYTES + BESIDE_THE_MAP_BYTES, f"a stride opens to {opened_bytes} bytes only"
+    return np.concatenate(parts), offset
+
+
+def bomb(codec, values, value_bytes, keys):
+    """A batch between two small ones that opens to more than a gigabyte, of few records or of many."""
+    if value_bytes:
+        parts = value_records([b"k%d" % (n % keys) for n in range(values)], value_bytes)
+    else:
+        parts = tiny_records(values, keys)
+    before, behind = ([Rec(base + n, NOW - 1, b"k%d" % n, b"v") for n in range(9)] for base in (0, 9 + values))
+    packed = bomb_batch(
+        codec, parts, records=values, base_offset=9, last_offset=8 + values, timestamp_ms=NOW - 1
+    )
+    data = encode_batch(before) + packed + encode_batch(behind)
+    return np.frombuffer(data, np.uint8), values + 18
+
+
+SHAPES = {
+    "batches of 100": partial(uncompressed, GIB, 100, 90, 1_000_000),
+    "batches of 1": partial(uncompressed, GIB // 2, 1, 90, 1_000_000),
+    "batches of 1 MB": partial(uncompressed, GIB // 2, 1000, 1000, 200_000),
+    "zstd, 200 to 1": partial(compressed, STRIDE_BYTES, 500, 1000),
+    "a batch of 50 KB that opens to 1.1 GiB": partial(bomb, ZSTD, 1100, 1 << 20, 700),
+    "the same in gzip": partial(bomb, GZIP, 1100, 1 << 20, 700),
+    "a batch of records of 60 MiB": partial(bomb, ZSTD, 20, 60 << 20, 7),
+    "a batch of a million records": partial(bomb, ZSTD, 1_000_000, 0, 1000),
+}
+# The others need the same pieces of code: strides, opened blocks, batches in pieces.
+IN_CI = ("batches of 100", "a batch of 50 KB that opens to 1.1 GiB")
+
+
+def clean_in_a_process(directory, data, log_end_offset, **overrides):
+    """Private memory of one round over a segment of these bytes, measured in a process of its own."""
+    path = directory / "t-0"
+    path.mkdir()
+    data.tofile(path / f"{0:020d}.log")
+    (path / f"{log_end_offset:020d}.log").touch()
+    try:
+        request = json.dumps({"path": str(path), "end": log_end_offset, **overrides})
+        command = [sys.executable, "-m", "tests.compact.test_memory", request]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        shutil.rmtree(path)
+    print(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.soak("IN_CI")) for name in SHAPES]
+)
+def test_a_task_needs_its_map_and_less_than_512_mib(shape, tmp_path):
+    data, end = SHAPES[shape]()
+    answer = clean_in_a_process(tmp_path, data, end)
+    assert answer["records_before"] == end
+    assert 0 < answer["records_after"] < end
+    assert answer["growth_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
+    # Even the interpreter and its libraries fit in beside it.
+    assert answer["peak_bytes"] <= MAP_BYTES + BESIDE_THE_MAP_BYTES
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is read from Linux's /proc")
+def test_the_measure_sees_a_segment_read_at_once(tmp_path):
+    data, end = uncompressed(BESIDE_THE_MAP_BYTES + MAP_BYTES, 100, 90, 1000)
+    answer = clean_in_a_process(tmp_path, data, end, stride_bytes=GIB)
+    assert answer["growth_bytes"] > MAP_BYTES + BESIDE_THE_MAP_BYTES
+
+
+def one_round(path, end, stride_bytes=None):
+    """What the process of its own does: one round to warm up, then the one that is measured."""
+    small = encode_batch([Rec(n, NOW, b"k%d" % (n % 3), b"v") for n in range(9)])
+    segments = [Segment(0, small, 0, 0, NOW), Segment(9, b"", 0, 0, NOW)]
+    with tempfile.TemporaryDirectory() as directory:
+        facts = write_log(directory, segments)
+        log = RandomLog(segments, [], 9, {})
+        cleaner.clean_partition(LOCAL, task_for(directory, log, facts, NOW, first_dirty=0))
+    if stride_bytes is not None:
+        cleaner.SegmentReader = partial(SegmentReader, stride_bytes=stride_bytes)
+    segments = [Segment(0, b"", 0, 0, NOW), Segment(end, b"", 0, 0, NOW)]
+    facts = []
+    for base in (0, end):
+        stat = os.stat(f"{path}/{base:020d}.log")
+        facts.append(SegmentFacts(base, stat.st_size, stat.st_mtime_ns, 0, 0, None, NOW, -1))
+    task = task_for(
+        path, RandomLog(segments, [], end, {}), tuple(facts), NOW, first_dirty=0,
+        config={"segment_bytes": GIB, "index_interval_bytes": 4096}, map_memory_bytes=MAP_BYTES,
+    )  # fmt: skip
+    with peak_private() as peak:
+        result = cleaner.clean_partition(LOCAL, task)
+    return {
+        "growth_bytes": peak.growth_bytes,
+        "peak_bytes": peak.peak_bytes,
+        "records_before": result.records_before,
+        "records_after": result.records_after,
+        "phases_s": result.phases_s,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(one_round(**json.loads(sys.argv[1]))))

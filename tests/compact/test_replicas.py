@@ -1,0 +1,118 @@
+"""`plan` and `compact` with --replica: what waits for whom, what is refused, and that replicas are only read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Run, rows_of
+from tests.log_dirs import BASE_MS, records_of, snapshot, write_log_dir
+from tests.reference.batches import Rec
+
+CONFIG = ("--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact", "--topic-config",
+          "users:cleanup.policy=delete")  # fmt: skip
+LATER = BASE_MS + 10**12  # past every horizon
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> list[Path]:
+    """Three brokers with the same partition; every tenth record is a tombstone of a key of its own."""
+    records = [
+        Rec(n, BASE_MS + n, b"key-%d" % (n % 7), b"v") if n % 10 else Rec(n, BASE_MS + n, b"gone-%d" % n, None)
+        for n in range(400)
+    ]
+    made = [write_log_dir(tmp_path / name, {"orders-0": records}) for name in ("a", "b", "c")]
+    for path in made:
+        (path / "orders-0" / "partition.metadata").write_text("version: 0\ntopic_id: PMW8EpvDT9iCXFYB4MhqMA")
+    return made
+
+
+def cleaned(log_dir: Path, offset: int | str) -> None:
+    (log_dir / "cleaner-offset-checkpoint").write_text(f"0\n1\norders 0 {offset}\n")
+
+
+def compact(run: Run, log_dir: Path, *more: str | Path, now: int, verb: str = "compact"):
+    clock = ("--now", str(now))
+    executed = ("--execute", "--unsafe-clock") if verb == "compact" else ()
+    result = run(verb, "--log-dirs", log_dir, *CONFIG, *clock, *executed, "--output", "json", "--force", *more)
+    return result, rows_of(result).get("orders-0", {}) if result.stdout else {}
+
+
+def tombstones(log_dir: Path) -> list[int]:
+    return [record.offset for record in records_of(log_dir / "orders-0") if record.value is None]
+
+
+def test_tombstones_wait_for_the_replica_that_is_behind(run: Run, brokers: list[Path]) -> None:
+    a, b, c = brokers
+    others = ("--replica", f"second={b}", "--replica", c)
+    _, row = compact(run, a, *others, now=BASE_MS + 1000)  # sets the horizons
+    assert (row["status"], row["removal_limit_offset"]) == ("compacted", 0)
+    assert row["removal_limit_replica"] in ("second", str(c))
+    before = tombstones(a)
+    assert before == list(range(0, 400, 10))
+    cleaned(b, 205)
+    cleaned(c, 300)
+    untouched = [snapshot(path) for path in (b, c)]
+    _, row = compact(run, a, *others, "--from-log-start", now=LATER, verb="plan")
+    assert row["status"] == "would-compact"
+    assert (row["removal_limit_offset"], row["removal_limit_replica"]) == (205, "second")
+    again = ("--from-log-start", "--force", "--now", str(LATER))
+    table = run("plan", "--log-dirs", a, *CONFIG, *again, *others).stdout
+    assert "tombstones and markers from offset 205 on stay: replica second has not been cleaned further" in table
+    _, row = compact(run, a, *others, "--from-log-start", now=LATER)
+    assert row["status"] == "compacted"
+    assert tombstones(a) == [n for n in before if n >= 200], "the batch of 200 to 209 reaches over the limit"
+    once = snapshot(a / "orders-0")
+    result, row = compact(run, a, *others, now=LATER)
+    assert (result.exit_code, row["status"]) == (0, "clean")
+    _, row = compact(run, a, *others, "--from-log-start", now=LATER)
+    assert row["records_after"] == row["records_before"]
+    assert {name: data for name, (data, _) in snapshot(a / "orders-0").items()} == {
+        name: data for name, (data, _) in once.items()
+    }
+    cleaned(b, 400)
+    _, row = compact(run, a, *others, "--from-log-start", now=LATER)
+    assert (row["removal_limit_offset"], row["removal_limit_replica"]) == (300, str(c))
+    assert tombstones(a) == [n for n in before if n >= 300]
+    assert [snapshot(path) for path in (c,)] == untouched[1:]
+
+
+def test_one_that_hosts_none_of_it_holds_nothing_and_is_told(run: Run, brokers: list[Path]) -> None:
+    a, b, _ = brokers
+    shutil.move(b / "orders-0", b / "orders-1")
+    result, row = compact(run, a, "--replica", b, now=LATER, verb="plan")
+    assert (row["status"], row["removal_limit_offset"], row["removal_limit_replica"]) == ("would-compact", None, None)
+    assert "orders-0: no --replica hosts it" in result.stderr
+
+
+def test_what_cannot_be_another_replica_is_a_mistake(run: Run, brokers: list[Path], tmp_path: Path) -> None:
+    a, b, _ = brokers
+    (tmp_path / "link").symlink_to(b)
+    for flags, text in (
+        ((a,), "given already"),
+        ((b, b), "given already"),
+        ((b, tmp_path / "link"), "given already"),
+        ((f"{b},{a}",), "given already"),
+        ((tmp_path / "nowhere",), "no such log dir"),
+        (("x=",), "names no directory"),
+        ((f"x={b}", f"x={brokers[2]}"), "two replicas are named x"),
+    ):
+        named = [part for flag in flags for part in ("--replica", flag)]
+        result = run("plan", "--log-dirs", a, *CONFIG, *named)
+        assert result.exit_code == 2, result.output
+        assert text in result.stderr
+
+
+def test_a_replica_that_cannot_be_asked_refuses_the_partition(run: Run, brokers: list[Path]) -> None:
+    a, b, _ = brokers
+    cleaned(b, "x")
+    _, row = compact(run, a, "--replica", b, now=BASE_MS + 1000)
+    assert row["status"] == "refused"
+    assert "has been cleaned is not known" in row["error"]
+    (b / "cleaner-offset-checkpoint").unlink()
+    (b / "orders-0" / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    _, row = compact(run, a, "--replica", b, now=BASE_MS + 1000)
+    assert row["status"] == "refused"
+    assert "holds another topic of this name" in row["error"]

@@ -1,0 +1,253 @@
+"""Groups in rounds: the bytes of one round, whatever the bound; and what is proven before each is installed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.compact import offset_map, rounds
+from keytail.compact.cleaner import clean_partition, install, next_round
+from keytail.compact.proof import keys as proof_keys
+from keytail.compact.rewrite import Rewriter
+from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningResult, CleaningTask
+from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.kernels import rewrite as kernels
+from keytail.log.fs import LOCAL, FileSystem
+from tests.chance import SEED, draws
+from tests.compact.logs import RandomLog, random_log, task_for, write_log
+from tests.compact.test_cleaner import snapshot_entry, write_snapshot
+from tests.interop.conftest import fast_dir  # noqa: F401
+from tests.reference.batches import Rec, crc32c, decode_log, encode_batch
+from tests.reference.cleaner import Segment
+
+NOW = 1_750_000_000_000
+
+
+def files_of(path: str | Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        file.name: (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in Path(path).iterdir()
+        if file.suffix != ".snapshot"
+    }
+
+
+def run_rounds(task: CleaningTask, fs: FileSystem = LOCAL) -> list[CleaningResult]:
+    """All rounds, each installed; what the driver removes of the rounds before is removed."""
+    results = []
+    while True:
+        result = clean_partition(fs, replace(task, attempt=str(len(results))))
+        install(fs, task, result)
+        results.append(result)
+        if result.rest is None:
+            return results
+        task = next_round(task, result)
+
+
+def random_task(rng: random.Random, path: str, grouping: str) -> CleaningTask:
+    log = random_log(rng, NOW, codecs=rng.choice([(0,), (0, 1, 2, 3, 4)]), segments=rng.randint(3, 12))
+    facts = write_log(path, log.segments)
+    base, end = log.segments[0].base_offset, log.segments[-1].base_offset
+    first_dirty = min(rng.choice([base, base, *log.batch_ends, rng.randint(base, end)]), end - 1)
+    config = {
+        "segment_bytes": rng.choice([1, 500, 3000, 10**6]),
+        "index_interval_bytes": rng.choice([0, 1, 200, 4096]),
+        "delete_retention_ms": rng.choice([0, 1000, 2**63 - 1]),
+        "cleanup_policy": frozenset(rng.choice([("compact",), ("compact", "delete")])),
+        "segment_ms": rng.choice([1000, 10**9]),
+    }
+    active = {pid: state for pid, state in log.producers.items() if rng.random() < 0.7}
+    snapshots = write_snapshot(path, log, [snapshot_entry(p, *state) for p, state in active.items()])
+    return task_for(
+        path, log, facts, NOW, first_dirty=first_dirty, config=config, snapshots=snapshots, drop_keyless=True,
+        map_max_entries=rng.choice([None, None, None, 3, 7]), hash_seed=rng.randrange(2**64), grouping=grouping,
+        removal_limit_offset=rng.choice([NO_REMOVAL_LIMIT, rng.randint(base, end)]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(draws(40)))
+def test_any_bound_gives_the_bytes_of_one_round(case: int, fast_dir: Path) -> None:  # noqa: F811
+    print("seed", SEED, "case", case)
+    rng = random.Random(SEED * 1000 + case)
+    grouping = rng.choice(["kafka", "measured", "measured"])
+    task = random_task(rng, str(fast_dir / "t-0"), grouping)
+    bound = rng.choice([1, 1, 1000, 3000, 10**4, scratch_bytes(task)])
+    shutil.copytree(fast_dir / "t-0", fast_dir / "other")
+    [whole] = run_rounds(replace(task, partition_path=str(fast_dir / "other")))
+    results = run_rounds(replace(task, max_scratch_bytes=bound))
+    if bound == 1 and grouping == "kafka":
+        assert len(results) == max(1, len(whole.groups)), "one group a round"
+    for file in list((fast_dir / "t-0").glob("*.clean")):
+        assert ".survivors." in file.name or ".proof." in file.name
+        file.unlink()
+    assert files_of(fast_dir / "t-0") == files_of(fast_dir / "other")
+    sources = [group.source_bases for result in results for group in result.groups]
+    assert sources == [group.source_bases for group in whole.groups]
+    assert replace(results[-1], groups=(), phases_s={}) == replace(whole, groups=(), phases_s={})
+    assert [one for result in results for one in result.sources] == list(whole.sources)
+
+
+def rec(offset: int, key: bytes | None, value: bytes | None = b"v") -> Rec:
+    return Rec(offset, NOW - 1000, key, value, ())
+
+
+def task_of(path: Path, segments: list[list[bytes]], first_dirty: int, **fields: Any) -> CleaningTask:
+    """A log of these batches, the last segment active; each other one is a group, and a round."""
+    sources, offset = [], 0
+    for batches in segments:
+        log = b"".join(batches)
+        sources.append(Segment(offset, log, 0, 0, NOW - 5000))
+        offset = max([offset, *(batch.last_offset + 1 for batch in decode_log(log))])
+    facts = write_log(str(path), sources)
+    log = RandomLog(sources, [], offset, {})
+    config = {"segment_bytes": 1, **fields.pop("config", {})}
+    return task_for(
+        str(path), log, facts, NOW, first_dirty=first_dirty, config=config, max_scratch_bytes=1, **fields
+    )  # fmt: skip
+
+
+ACTIVE = encode_batch([rec(90, b"z")])
+
+
+def test_what_would_end_a_later_round_is_known_before_anything_is_replaced(tmp_path: Path) -> None:
+    """A record without a key in the clean section, and damage inside a batch of it whose checksum is right."""
+    batches = [[encode_batch([rec(0, b"a")])], [encode_batch([rec(1, None)])], [encode_batch([rec(2, b"a")])], [ACTIVE]]
+    keyless = task_of(tmp_path / "t-0", batches, 2)
+    with pytest.raises(Refused, match=r"without a key.*offset 1"):
+        clean_partition(LOCAL, keyless)
+    assert not list((tmp_path / "t-0").glob("*.clean"))
+    damaged = bytearray(encode_batch([rec(1, b"b")]))
+    damaged[64] ^= 2  # the offset of its record, with a checksum to it
+    damaged[17:21] = crc32c(bytes(damaged[21:])).to_bytes(4, "big")
+    batches[1] = [bytes(damaged)]
+    task = task_of(tmp_path / "t-1", batches, 2)
+    with pytest.raises(CorruptLog, match=f"{1:020d}.log"):
+        clean_partition(LOCAL, task)
+    assert not list((tmp_path / "t-1").glob("*.clean"))
+
+
+def test_a_round_does_not_believe_what_is_not_what_the_one_before_wrote(tmp_path: Path) -> None:
+    segments = [[encode_batch([rec(n, b"a")])] for n in range(3)]
+    task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0)
+    first = clean_partition(LOCAL, task)
+    install(LOCAL, task, first)
+    assert first.rest is not None
+    for file in (first.rest.survivors, first.rest.proof):
+        path = tmp_path / "t-0" / file.name
+        data = path.read_bytes()
+        for wrong in (data[:-1], data[:8] + bytes([data[8] ^ 1]) + data[9:], data[:-1] + bytes([data[-1] ^ 1]), b""):
+            path.write_bytes(wrong)
+            with pytest.raises(KeytailError, match="is not what it wrote"):
+                clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
+        path.write_bytes(data)
+        left = {found.name for found in (tmp_path / "t-0").glob("*.clean")}
+        assert left == {first.rest.survivors.name, first.rest.proof.name}
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
+    """A rewriter that drops the batches at these offsets, or keeps them (negative)."""
+    decide_rows = Rewriter._decide_rows
+
+    def wrong(self: Rewriter, stride: Any, *arguments: int) -> Any:
+        rows = decide_rows(self, stride, *arguments)
+        for offset in offsets:
+            rows.action[stride.table["base_offset"] == abs(offset)] = kernels.DROP if offset >= 0 else kernels.COPY
+        return rows
+
+    monkeypatch.setattr(Rewriter, "_decide_rows", wrong)
+
+
+EXPIRED = {"delete_horizon_ms": NOW - 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "in_round", "text"),
+    [
+        ((2,), 2, "newest record of its key is not in the output"),
+        ((0,), 0, "newest record of its key is not in the output"),
+        ((-1, 4), 4, "a tombstone was removed before an older record of its key"),
+        ((3,), 3, "newest record of its key is not in the output"),
+    ],
+)
+def test_the_proof_goes_on_from_round_to_round(
+    wrong: tuple[int, ...], in_round: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [
+        encode_batch([rec(0, b"a")]),
+        encode_batch([rec(1, b"t")]),
+        encode_batch([rec(2, b"b")]),
+        encode_batch([rec(3, b"c")]),
+        encode_batch([rec(4, b"t", None)], **EXPIRED),
+        encode_batch([rec(5, b"e")]),
+    ]
+    task = task_of(tmp_path / "t-0", [*([batch] for batch in batches), [ACTIVE]], 0)
+    run_rounds(task)
+    task = task_of(tmp_path / "t-1", [*([batch] for batch in batches), [ACTIVE]], 0)
+    lose(monkeypatch, *wrong)
+    number = 0
+    while number < in_round:
+        result = clean_partition(LOCAL, replace(task, attempt=str(number)))
+        install(LOCAL, task, result)
+        task, number = next_round(task, result), number + 1
+    with pytest.raises(KeytailError, match=text) as failed:
+        clean_partition(LOCAL, replace(task, attempt="last"))
+    assert f"offset {abs(wrong[-1])}" in str(failed.value)
+
+
+@pytest.mark.parametrize("grouping", ["kafka", "measured"])
+def test_what_is_replaced_asks_for_no_more_space(grouping: Any, tmp_path: Path) -> None:
+    """The largest group is the first; a later round needs room for what is left."""
+    values = [b"v" * 5000, b"v" * 700, b"v" * 300]
+    segments = [[encode_batch([rec(n, b"k%d" % n, value)])] for n, value in enumerate(values)]
+    task = task_of(tmp_path / "t-0", [*segments, [ACTIVE]], 0, grouping=grouping)
+    sizes = [segment.log_bytes for segment in task.segments]
+    needs = [least_scratch_bytes(task)]
+    while (result := clean_partition(LOCAL, replace(task, attempt=str(len(needs))))).rest is not None:
+        install(LOCAL, task, result)
+        task = next_round(task, result)
+        needs.append(least_scratch_bytes(task))
+        assert scratch_bytes(task) == sum(sizes[len(needs) - 1 : 3]) + (1 << 20)
+    if grouping == "kafka":
+        assert needs == [size + (1 << 20) for size in sizes[:3]]
+    assert len(needs) > 1
+    assert needs == sorted(set(needs), reverse=True)
+
+
+@pytest.mark.parametrize("per_batch", [1, 50])
+def test_what_is_handed_on_is_asked_for(per_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that differ, and a round that ends before the dirty section, make the largest files beside the outputs."""
+    monkeypatch.setattr(rounds, "_UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(offset_map, "_FIRST_SLOTS", 16)
+    monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 2000)  # what values have beside their arrays
+    segments = [
+        [
+            encode_batch([rec(n, b"%d" % n, b"v" * 100) for n in range(first, first + per_batch)])
+            for first in range(start, start + 400, per_batch)
+        ]
+        for start in range(0, 1200, 400)
+    ]
+    task = task_of(tmp_path / "t-0", [*segments, [encode_batch([rec(2000, b"z")])]], 800, grouping="kafka")
+    rest = clean_partition(LOCAL, task).rest
+    assert rest is not None
+    assert rest.survivors.size_bytes > 10_000
+    least = least_scratch_bytes(task)
+    assert least < scratch_bytes(task)
+    written = sum(file.stat().st_size for file in (tmp_path / "t-0").glob("*.clean"))
+    assert written <= least
+    assert least_scratch_bytes(replace(task, map_memory_bytes=1000)) < least, "a small map takes no more"
+
+
+def test_where_the_map_was_full_later_rounds_ask_it(tmp_path: Path) -> None:
+    """It was full inside a batch, of which an older record goes."""
+    end = encode_batch([rec(1, b"b"), rec(2, b"b"), rec(3, b"c"), rec(4, b"d")])
+    task = task_of(tmp_path / "t-0", [[encode_batch([rec(0, b"a")])], [end], [ACTIVE]], 0, map_max_entries=3)
+    results = run_rounds(task)
+    assert [result.end_offset for result in results] == [4, 4]
+    left = decode_log((tmp_path / "t-0" / f"{1:020d}.log").read_bytes())
+    assert [record.offset for batch in left for record in batch.records] == [2, 3, 4]

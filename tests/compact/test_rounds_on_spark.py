@@ -1,0 +1,246 @@
+"""Partitions that do not fit into the scratch space: the driver's rounds, and where they stop."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.compact import driver as compact
+from keytail.compact import rounds
+from keytail.compact.cleaner import clean_partition, install
+from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import Outcome, attempt_one
+from tests.compact.test_driver import CONFIG, checkpoint, compaction, make
+from tests.log_dirs import newest_by_key, records_of, snapshot
+
+
+@pytest.fixture(autouse=True)
+def no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partitions of some KiB count as they are."""
+    monkeypatch.setattr(rounds, "_MARGIN_BYTES", 0)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CleaningTask]]:
+    """Jobs of rounds without Spark; the tasks that were run."""
+    run: list[CleaningTask] = []
+
+    def run_bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> list[Outcome[CleaningResult]]:
+        run.extend(tasks)
+        return [attempt_one(function, task, f"a{len(run)}") for task in tasks]
+
+    monkeypatch.setattr(compact, "run_bundle", run_bundle)
+    yield run
+
+
+def clean_here(task: CleaningTask, attempt: str) -> CleaningResult:
+    return clean_partition(LOCAL, replace(task, attempt=attempt))
+
+
+def in_rounds(path: Path, count: int = 1) -> tuple[Path, list[CleaningTask]]:
+    """Three groups, one of each segment below the active one."""
+    log_dir, tasks = make(path, count=count)
+    config = replace(CONFIG, segment_bytes=1)
+    return log_dir, [replace(task, config=config, grouping="kafka", map_memory_bytes=1 << 20) for task in tasks]
+
+
+def finish(
+    log_dir: Path, task: CleaningTask, fs: FileSystem = LOCAL, **more: Any
+) -> tuple[compact.Compaction, Any]:
+    """The row of one partition, in rounds of one group."""
+    task = replace(task, max_scratch_bytes=1)
+    space = ScratchSpace(LOCAL, least_scratch_bytes(task))
+    space.device(str(log_dir))
+    driver = compaction(None, log_dir, [task], fs=fs, clean=clean_here, space=space, **more)
+    return driver, driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
+
+
+def whole(task: CleaningTask, tmp_path: Path) -> dict[str, bytes]:
+    """The logs that one round leaves, by name."""
+    shutil.copytree(task.partition_path, tmp_path / "whole")
+    task = replace(task, partition_path=str(tmp_path / "whole"))
+    install(LOCAL, task, clean_here(task, "w"))
+    return logs(tmp_path / "whole")
+
+
+def logs(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.glob("*.log")}
+
+
+@pytest.mark.spark
+def test_what_does_not_fit_is_done_in_rounds_alone(spark: Any, tmp_path: Path) -> None:
+    log_dir, tasks = in_rounds(tmp_path / "logs", count=3)
+    expected = whole(tasks[2], tmp_path)
+    limit = max(scratch_bytes(tasks[0]), least_scratch_bytes(tasks[2]))
+    assert limit < scratch_bytes(tasks[1])
+    rows = compaction(spark, log_dir, tasks, space=ScratchSpace(LOCAL, limit)).run()
+    assert [row.status for row in rows] == ["compacted"] * 3, rows
+    assert logs(log_dir / "t-2") == expected
+    assert checkpoint(log_dir) == {("t", t.partition): t.first_uncleanable_offset for t in tasks}
+    assert not list(log_dir.rglob("*.clean"))
+
+
+def test_each_round_is_a_task_and_the_checkpoint_comes_last(
+    tmp_path: Path, in_this_process: list[CleaningTask]
+) -> None:
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    expected = whole(task, tmp_path)
+    before = records_of(log_dir / "t-0")
+    seen: list[dict[Any, int]] = []
+
+    class Watched(FileSystem):
+        def unlink(self, path: str) -> None:
+            seen.append(checkpoint(log_dir))
+            super().unlink(path)
+
+    _, row = finish(log_dir, task, Watched())
+    assert (row.status, row.records_before) == ("compacted", len(before))
+    assert row.records_after == len(records_of(log_dir / "t-0"))
+    assert [t.first_segment for t in in_this_process] == [1, 2]
+    assert logs(log_dir / "t-0") == expected
+    assert set(map(len, seen)) == {0}, "no checkpoint before everything is replaced"
+    assert checkpoint(log_dir) == {("t", 0): task.first_uncleanable_offset}
+    assert not list(log_dir.rglob("*.clean"))
+
+
+def test_past_the_deadline_no_round_begins(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    before = records_of(log_dir / "t-0")
+    _, row = finish(log_dir, task, deadline_s=time.monotonic())
+    assert row.status == "skipped"
+    assert "1 of at least 2 groups done, safe to start the broker" in row.error
+    assert "--deadline" in row.error
+    assert (row.segments_before, row.segments_after) == (4, 4)
+    assert row.bytes_after == sum(file.stat().st_size for file in (log_dir / "t-0").glob("*.log")) < row.bytes_before
+    assert checkpoint(log_dir) == {}
+    assert not list(log_dir.rglob("*.clean"))
+    assert newest_by_key(records_of(log_dir / "t-0")) == newest_by_key(before)
+
+
+class FullDisk(FileSystem):
+    """Full from the rename number `renames` to `.swap` on, or for `.clean` files."""
+
+    def __init__(self, renames: int) -> None:
+        super().__init__()
+        self.renames = renames
+
+    def rename(self, source: str, target: str) -> None:
+        self.renames -= target.endswith(".swap")
+        if self.renames < 0 and target.endswith(".swap"):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", target)
+        super().rename(source, target)
+
+
+@pytest.mark.parametrize("renames", [0, 2, 3, 4, 6, 7])
+def test_a_disk_that_fills_while_replacing_ends_the_partition(
+    renames: int, tmp_path: Path, in_this_process: list[CleaningTask]
+) -> None:
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    before = records_of(log_dir / "t-0")
+    untouched = snapshot(log_dir / "t-0")
+    _, row = finish(log_dir, task, FullDisk(renames))
+    done = renames // 3
+    assert row.status == "failed"
+    assert "Disk quota exceeded" in row.error
+    total = "3" if done == 2 else f"at least {done + 2}"
+    assert f"{done} of {total} groups done, safe to start the broker" in row.error
+    assert checkpoint(log_dir) == {}
+    assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".cleaned"))]
+    assert newest_by_key(records_of(log_dir / "t-0")) == newest_by_key(before)
+    if done == 0:
+        assert snapshot(log_dir / "t-0") == untouched
+
+
+def test_a_group_that_a_recovery_finishes_counts(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+    """It was committed when a rename failed."""
+
+    class Fails(FileSystem):
+        failed = False
+
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith(".deleted") and not self.failed:
+                self.failed = True
+                raise OSError(errno.EIO, "Input/output error", target)
+            super().rename(source, target)
+
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    before = records_of(log_dir / "t-0")
+    _, row = finish(log_dir, task, Fails())
+    assert row.status == "failed"
+    assert "1 of at least 2 groups done, safe to start the broker" in row.error
+    assert newest_by_key(records_of(log_dir / "t-0")) == newest_by_key(before)
+    assert not list((log_dir / "t-0").glob("*.*.*"))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+def test_a_disk_that_fills_in_a_task_ends_the_partition(part: float, tmp_path: Path) -> None:
+    """In the outputs, in what one round keeps for the next; what was written goes again."""
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    untouched = snapshot(log_dir / "t-0")
+    task = replace(task, max_scratch_bytes=1)
+
+    class Disk(FileSystem):
+        written, size = 0, 1 << 40
+
+        def write(self, fd: int, buffer: Any) -> int:
+            self.written += len(memoryview(buffer).cast("B"))
+            if self.written > self.size:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(fd, buffer)
+
+    large = Disk()
+    result = clean_partition(large, replace(task, attempt="large"))
+    small = Disk()
+    small.size = int(large.written * part)
+    outcome = attempt_one(lambda task, attempt: clean_partition(small, replace(task, attempt=attempt)), task, "a0")
+    row = compaction(None, log_dir, [task])._finish([(task, outcome)])[0]
+    assert row.status == "failed"
+    assert "No space left" in row.error
+    assert "Nothing was replaced, safe to start the broker" in row.error
+    assert result.rest is not None
+    assert snapshot(log_dir / "t-0") == untouched
+
+
+def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+
+    class Stopping(FileSystem):
+        def unlink(self, path: str) -> None:
+            super().unlink(path)
+            if path.endswith(".log.cleaned"):
+                driver._stopped = True  # in the middle of a group, behind its commit
+
+    driver = compaction(None, log_dir, [task], fs=Stopping())
+    row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
+    assert row.status == "skipped"
+    assert "interrupted. 1 of 3 groups done, safe to start the broker" in row.error
+    assert checkpoint(log_dir) == {}
+    assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".deleted"))]
+
+
+def test_a_round_that_fails_says_how_far_the_others_came(tmp_path: Path, in_this_process: list[CleaningTask]) -> None:
+    """The second segment changes behind the driver's back."""
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+
+    class Changing(FileSystem):
+        def unlink(self, path: str) -> None:
+            super().unlink(path)
+            if path.endswith(".proof.rtest.aa0.clean") or ".log.deleted" in path:
+                log = Path(task.partition_path, f"{task.segments[1].base_offset:020d}.log")
+                log.write_bytes(log.read_bytes())
+
+    _, row = finish(log_dir, task, Changing())
+    assert row.status == "refused"
+    assert "segment changed since it was planned" in row.error
+    assert "1 of at least 2 groups done" in row.error
+    assert not list(log_dir.rglob("*.clean"))

@@ -1,0 +1,259 @@
+"""`keytail doctor`, and that a run after `doctor --warm` calls no kernel with types that were not compiled by it.
+
+KEYTAIL_EMPTY_CACHE=1 begins with an empty cache, which takes a minute, and has the run say that it compiled nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from keytail.cli.selection import Configuration
+from keytail.doctor import executors as spark_doctor
+from keytail.doctor import log_dirs as doctor_log_dirs
+from keytail.doctor import machine
+from keytail.doctor.row import CheckRow
+from keytail.log.fs import FileSystem, Sizes
+from keytail.log.lock import hold
+from tests.command_line import Run
+from tests.log_dirs import random_records, write_log_dir
+from tests.run.test_session import make_java
+
+# Each prints the kernels that it has called, with the types, and how many it had to compile.
+_TELL = """
+called = {f"{k.py_func.__module__}.{k.__name__}": list(map(str, k.signatures)) for k in jit.KERNELS if k.signatures}
+print(json.dumps([called, sum(sum(k.stats.cache_misses.values()) for k in jit.KERNELS)]))
+"""
+_WARM = """
+import contextlib, json, sys
+from keytail.main.main import app
+from keytail.kernels import jit
+with contextlib.redirect_stdout(sys.stderr):
+    app(["doctor", "--warm"], standalone_mode=False)
+""" + _TELL
+_WORK = """
+import json, sys, time
+from dataclasses import replace
+from keytail.compact.one_partition import COMPACTED, compact
+from keytail.verify.task import verify_partition
+from keytail.kernels import jit
+from keytail.log.fs import LOCAL
+from keytail.log.one_partition import survey
+from keytail.rebuild_index.partition import plan_partition
+from keytail.rebuild_index.driver import Rebuild
+path = sys.argv[1]
+verify_partition(LOCAL, path)
+facts = survey(path)
+facts = replace(facts, high_watermark=facts.log_end_offset, recovery_point=facts.log_end_offset)
+plan = plan_partition(LOCAL, facts, index_interval_bytes=4096, segment_index_bytes=10485760, rebuild_all=True)
+Rebuild([plan]).run()
+assert compact(facts, COMPACTED, now_ms=time.time_ns() // 1_000_000) is not None
+""" + _TELL
+
+
+def told(code: str, *arguments: str, **variables: str) -> tuple[dict[str, list[str]], int, str]:
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    called, compiled = json.loads(done.stdout)
+    return called, compiled, done.stderr
+
+
+MACHINE = [
+    "Python", "Java", "Spark", "Delta's jars", "checksum and hash", "compiled kernels", "file descriptors", "memory",
+]  # fmt: skip
+
+
+def rows_of(result: Result) -> dict[str, dict[str, str]]:
+    rows = {row["check"]: row for row in json.loads(result.stdout)}
+    assert {row["status"] for row in rows.values()} <= {"ok", "warn", "fail"}
+    assert all(bool(row["remedy"]) == (row["status"] != "ok") for row in rows.values())
+    assert (result.exit_code == 0) == all(row["status"] != "fail" for row in rows.values())
+    return rows
+
+
+def test_rows_say_what_is_there(run: Run) -> None:
+    rows = rows_of(run("doctor", "--output", "json"))
+    assert list(rows) == [*MACHINE, "clock"]
+    assert "cores" in rows["memory"]["found"]
+    assert rows["Spark"]["status"] == rows["Python"]["status"] == rows["clock"]["status"] == "ok"
+
+
+def test_what_is_missing_is_named_with_what_to_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("keytail.kernels.jit.CACHE_FOLDER", None)
+    monkeypatch.setattr("keytail.kernels.native.NATIVE", False)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (1024, 1 << 20))
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "Java fail: Set JAVA_HOME" in result.stdout
+    assert "compiled kernels warn: Set KEYTAIL_CACHE_DIR" in result.stdout
+    assert "checksum and hash warn: Slower, with the same results" in result.stdout
+    assert "file descriptors warn: ulimit -n 4096" in result.stdout
+    assert "Delta's jars warn: Run it once" in result.stdout
+    monkeypatch.setattr("keytail.kernels.jit.UNTRUSTED", ["/cache/foreign"])
+    rows = rows_of(run("doctor", "--output", "json", "--delta-jars", str(tmp_path)))
+    assert "others may write to /cache/foreign" in rows["compiled kernels"]["found"]
+    assert rows["Delta's jars"]["status"] == "fail"
+    assert "delta-storage" in rows["Delta's jars"]["remedy"]
+
+
+def test_packages_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pyspark": "4.2.0", "pyspark-client": "4.2.0"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    assert (row := machine.spark()).status == "fail"
+    assert "pyspark-client" in row.found
+    versions |= {"pyspark": "4.1.0", "pyspark-client": ""}
+    assert (row := machine.spark()).status == "warn"
+    assert row.remedy == "pip install pyspark==4.2.0"
+
+
+@pytest.mark.parametrize(
+    ("here", "status"), [((3, 10, 13), "fail"), ((3, 11, 0), "ok"), ((3, 13, 9), "ok"), ((3, 14, 0), "warn")]
+)
+def test_pythons(here: tuple[int, int, int], status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.version_info", here)
+    assert machine.python().status == status
+    assert (machine.python().remedy == "") == (status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "remedy"),
+    [
+        ("16.0.2", "fail", "JDK 17 or newer"),
+        ("17.0.15", "ok", ""),
+        ("21.0.4", "ok", ""),
+        ("22.0.1", "warn", "17, 21 or 25"),
+        ("25", "warn", "25.0.3 or newer"),
+        ("25.0.2", "warn", "25.0.3 or newer"),
+        ("25.0.3", "ok", ""),
+        ("26-ea", "warn", "17, 21 or 25"),
+        ("unheard of", "warn", "17, 21 or 25"),
+    ],
+)
+def test_javas(text: str, status: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    row = machine.java()
+    assert row.status == status
+    assert remedy in row.remedy
+    assert (row.remedy == "") == (status == "ok")
+
+
+def test_log_dirs(run: Run, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
+    before = {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")}
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    of = {name.removeprefix(str(log_dir)): row for name, row in rows.items() if name.startswith(str(log_dir))}
+    assert list(of) == ["", ": owner", ": storage", ": lock"]
+    assert {row["status"] for row in of.values()} == {"ok"}
+    assert "1 partitions, stopped cleanly" in of[""]["found"]
+    assert {path: path.stat().st_mtime_ns for path in log_dir.rglob("*")} == before, "it only looks"
+    with hold([str(log_dir)]):
+        held = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert held[f"{log_dir}: lock"]["status"] == "warn"
+    state = [(row["clean_shutdown"], row["held"]) for row in of.values()]
+    assert state == [(True, None), (None, None), (None, None), (None, False)]
+    assert {row["log_dir"] for row in of.values()} == {str(log_dir)}
+    assert (held[f"{log_dir}: lock"]["held"], held["clock"]["held"], held["clock"]["log_dir"]) == (True, None, None)
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    (log_dir / "lost+found").mkdir()
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows[str(log_dir)]["status"] == "fail"
+    assert "lost+found" in rows[str(log_dir)]["found"]
+    (log_dir / "lost+found").rmdir()
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows[str(log_dir)]["status"] == "warn"
+    assert rows[str(log_dir)]["clean_shutdown"] is False
+    [log] = list(log_dir.glob("orders-0/00000000000000000000.log"))
+    os.utime(log, (time.time() + 7200, time.time() + 7200))
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(log_dir)))
+    assert rows["clock"]["status"] == "fail"
+    assert "newer than that" in rows["clock"]["found"]
+
+
+def test_storage_that_is_full_shared_or_read_only(tmp_path: Path) -> None:
+    log_dir = str(write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)}))
+
+    def storage(**answers: object) -> CheckRow:
+        fs = FileSystem()
+        for name, answer in answers.items():
+            setattr(fs, name, lambda path, answer=answer: answer)
+        rows = doctor_log_dirs.log_dirs(fs, [log_dir], 2**60, Configuration())
+        [row] = [row for row in rows if row.check.endswith(": storage")]
+        return row
+
+    assert storage().status == "ok"
+    assert "--shared-storage" in storage(file_system_type="nfs4").remedy
+    assert "rounds" in storage(free_bytes=10).remedy
+    assert "--output-dir" in storage(is_read_only=True).remedy
+
+
+def test_a_partition_that_a_running_broker_removes_meanwhile(tmp_path: Path) -> None:
+    log_dir = str(write_log_dir(tmp_path / "logs", {name: random_records(1, 400) for name in ("gone-0", "orders-0")}))
+
+    class Removing(FileSystem):
+        def scan_sizes(self, path: str, suffix: str) -> Sizes:
+            if path.endswith("gone-0"):
+                raise FileNotFoundError(path)
+            return super().scan_sizes(path, suffix)
+
+    rows = doctor_log_dirs.log_dirs(Removing(), [log_dir], 2**60, Configuration())
+    about = [row for row in rows if row.check != "metadata log" and not row.check.startswith("Kafka")]
+    assert [row.status for row in about] == ["ok"] * 5, rows
+
+
+def test_no_log_dir(run: Run, tmp_path: Path) -> None:
+    rows = rows_of(run("doctor", "--output", "json", "--log-dirs", str(tmp_path / "nowhere")))
+    assert rows["log dirs"]["status"] == "fail"
+    assert str(tmp_path / "nowhere") in rows["log dirs"]["found"]
+
+
+def test_hosts_that_differ() -> None:
+    here = spark_doctor.look([])
+    there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
+    here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
+    assert spark_doctor.differences(here, here) == []
+    nothing = "/x has no listing (No such file or directory), here 7 directories"
+    assert spark_doctor.differences(here, there) == [nothing]
+    versions = ("keytail 9", *here.versions[1:])
+    other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})
+    assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
+        "Python 3.9.1", "keytail 9", "/x has 7 directories"]  # fmt: skip
+    assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
+
+
+@pytest.mark.spark
+def test_executors(run: Run, on_spark: None, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
+    done = run("doctor", "--output", "json", "--log-dirs", log_dir, "--master", "local[2]")
+    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    assert rows[f"executor on {os.uname().nodename}"]["status"] == "ok", done.stderr
+    assert "the same log dirs" in rows[f"executor on {os.uname().nodename}"]["found"]
+
+
+@pytest.mark.long
+def test_after_warming_a_run_compiles_nothing(tmp_path: Path) -> None:
+    is_empty = os.environ.get("KEYTAIL_EMPTY_CACHE") == "1"
+    cache = {"KEYTAIL_CACHE_DIR": str(tmp_path / "cache")} if is_empty else {}
+    warmed, _, said = told(_WARM, **cache)
+    assert "kernels are compiled" in said
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 400)})
+    called, compiled, _ = told(_WORK, str(log_dir / "orders-0"), **cache)
+    assert len(called) > 10
+    cold = {name: set(types) - set(warmed.get(name, ())) for name, types in called.items()}
+    assert not any(cold.values()), cold
+    assert not (is_empty and compiled)

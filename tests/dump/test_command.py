@@ -1,0 +1,208 @@
+"""The verb `dump`: what it prints, how it ends, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keytail.log.lock import hold
+from tests.command_line import Run
+from tests.log_dirs import records_of, snapshot
+from tests.reference.batches import Rec, encode_batch
+from tests.reference.indexing import index_files
+
+
+def objects(text: str, kind: str = "") -> list[dict]:
+    found = [json.loads(line) for line in text.splitlines()]
+    return [one for one in found if one["type"] == kind] if kind else found
+
+
+def test_a_partition_directory_is_dumped_file_by_file(run: Run, log_dir: Path) -> None:
+    before = snapshot(log_dir)
+    result = run("dump", log_dir / "orders-0", "--print-data-log", "--output", "json")
+    assert result.exit_code == 0, result.output
+    records = records_of(log_dir / "orders-0")
+    found = objects(result.stdout, "record")
+    assert [one["offset"] for one in found] == [record.offset for record in records]
+    assert [one["key"] for one in found] == [record.key.decode() for record in records]
+    assert [one["payload"] for one in found] == [record.value and record.value.decode() for record in records]
+    assert [Path(one["file"]).suffix for one in objects(result.stdout, "file")] == [
+        *([".index", ".log", ".timeindex"] * 4),
+        "",
+    ]
+    assert objects(result.stdout, "leaderEpoch") == [{"type": "leaderEpoch", "epoch": 0, "startOffset": 0}]
+    assert snapshot(log_dir) == before
+    assert not (log_dir / ".lock").exists()
+
+
+def test_text_and_checkpoints(run: Run, log_dir: Path) -> None:
+    result = run("dump", "--files", f"{log_dir}/replication-offset-checkpoint,{log_dir}/orders-0/{0:020d}.log")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert "topic: orders partition: 0 offset: 400" in lines
+    assert "Log starting offset: 0" in lines
+    assert any(line.startswith("baseOffset: 0 lastOffset: 9 count: 10 ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((), "no file is named"),
+        (("/no/such/file.log",), "no such file"),
+        (("/etc/hostname",), "none of the files"),
+        (("/etc/hostname", "--from-offset", "5", "--to-offset", "5"), "--to-offset 5 is not above"),
+        (("/etc/hostname", "--from-position", "-1"), "not a whole number from 0"),
+        (("/etc/hostname", "--offsets-decoder", "--transaction-log-decoder"), "exclude each other"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: tuple[str, ...], word: str) -> None:
+    result = run("dump", *arguments)
+    assert result.exit_code == 2
+    assert word in result.stderr
+
+
+def test_an_empty_directory_is_no_partition(run: Run, tmp_path: Path) -> None:
+    result = run("dump", tmp_path)
+    assert result.exit_code == 2
+    assert "holds no file" in result.stderr
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    """Sixty batches of three records, with an index entry at every second one."""
+    folder = tmp_path / "logs" / "one-0"
+    folder.mkdir(parents=True)
+    batches = [
+        encode_batch([Rec(3 * i + k, 1000 + i, b"k%02d" % i, b"v" * 50) for k in range(3)]) for i in range(60)
+    ]
+    log = b"".join(batches)
+    index, time_index = index_files(log, 0, 300)
+    for suffix, data in ((".log", log), (".index", index), (".timeindex", time_index)):
+        (folder / f"{0:020d}{suffix}").write_bytes(data)
+    return folder / f"{0:020d}.log"
+
+
+def test_a_flipped_byte(run: Run, segment: Path) -> None:
+    data = bytearray(segment.read_bytes())
+    size = len(data) // 60
+    data[5 * size + 80] ^= 1
+    segment.write_bytes(data)
+    text = run("dump", segment)
+    assert text.exit_code == 1
+    assert [line[-5:] for line in text.stdout.splitlines() if "isvalid" in line].count("false") == 1
+    assert f"({segment}, byte position {5 * size}, offset 15)" in text.stderr
+    rows = run("dump", segment, "--output", "json")
+    assert rows.exit_code == 1
+    [problem] = objects(rows.stdout, "problem")
+    assert (problem["file"], problem["position"], problem["offset"]) == (str(segment), 5 * size, 15)
+    assert rows.stderr == ""
+
+
+def test_a_record_that_cannot_be_read_hides_none_of_the_others(run: Run, segment: Path) -> None:
+    spoiled = encode_batch([Rec(180, 5, b"k", b"v"), Rec(181, 5, b"k", b"v")], record_count=3)
+    tail = encode_batch([Rec(183, 6, b"k", b"v")])
+    segment.write_bytes(segment.read_bytes() + spoiled + tail)
+    result = run("dump", segment, "--deep-iteration", "--output", "json")
+    assert result.exit_code == 1
+    assert [one["offset"] for one in objects(result.stdout, "record")][-3:] == [180, 181, 183]
+    [problem] = objects(result.stdout, "problem")
+    assert problem["offset"] == 180 and "record 2 of 3" in problem["what"]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 40, b"\1" * 10, b"\xff" * 60])
+def test_bytes_behind_the_last_batch(run: Run, segment: Path, tail: bytes) -> None:
+    size = len(segment.read_bytes())
+    segment.write_bytes(segment.read_bytes() + tail)
+    result = run("dump", segment, "--output", "json")
+    assert result.exit_code == 1
+    assert [one["position"] for one in objects(result.stdout, "problem")] == [size]
+    assert len(objects(result.stdout, "batch")) == 60
+    # The active segment of a log dir that a broker has open is longer than what it holds.
+    with hold([str(segment.parent.parent)]):
+        result = run("dump", segment, "--output", "json")
+    assert result.exit_code == 0
+    assert "active segment" in result.stderr
+    assert not objects(result.stdout, "problem")
+
+
+def test_a_range_of_offsets(run: Run, segment: Path) -> None:
+    result = run("dump", segment, "--deep-iteration", "--from-offset", 61, "--to-offset", 65, "--output", "json")
+    assert result.exit_code == 0 and result.stderr == ""
+    assert [one["offset"] for one in objects(result.stdout, "record")] == [61, 62, 63, 64]
+    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [60, 63]
+
+
+def test_a_range_of_bytes(run: Run, segment: Path) -> None:
+    size = len(segment.read_bytes()) // 60
+    result = run("dump", segment, "--from-position", 10 * size + 1, "--to-position", 12 * size + 1, "--output", "json")
+    assert [one["position"] for one in objects(result.stdout, "batch")] == [11 * size, 12 * size]
+    result = run("dump", segment, "--max-bytes", 3 * size - 1, "--output", "json")
+    assert [one["position"] for one in objects(result.stdout, "batch")] == [0, size]
+    assert result.exit_code == 0
+
+
+def test_a_range_is_read_from_the_index_on(run: Run, segment: Path) -> None:
+    """Damage in front of the place where reading begins is not seen."""
+    data = bytearray(segment.read_bytes())
+    data[8:12] = bytes(4)  # no batch has that size: reading from byte 0 would end there
+    segment.write_bytes(data)
+    flags = ("--from-offset", 100, "--to-offset", 102, "--output", "json")
+    result = run("dump", segment, *flags)
+    assert result.exit_code == 0
+    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [99]
+    segment.with_suffix(".index").unlink()
+    result = run("dump", segment, *flags)
+    assert result.exit_code == 1
+    assert "read from its start" in result.stderr
+
+
+@pytest.mark.parametrize("damage", ["swapped", "wrong"])
+def test_an_index_that_lies_is_not_believed(run: Run, segment: Path, damage: str) -> None:
+    index = segment.with_suffix(".index")
+    data = bytearray(index.read_bytes())
+    if damage == "swapped":
+        data[:8], data[8:16] = data[8:16], data[:8]
+    else:
+        for at in range(0, len(data), 8):
+            data[at + 7] ^= 1  # every position, by one byte
+    index.write_bytes(data)
+    result = run("dump", segment, "--from-offset", 150, "--to-offset", 151, "--output", "json")
+    assert [one["baseOffset"] for one in objects(result.stdout, "batch")] == [150]
+    assert "cannot be trusted" in result.stderr
+    assert run("dump", index).exit_code == 1
+
+
+def test_files_beside_an_index_that_are_missing_are_not_made(run: Run, segment: Path) -> None:
+    segment.with_suffix(".index").unlink()
+    assert run("dump", segment.with_suffix(".timeindex")).exit_code == 0
+    segment.unlink()
+    result = run("dump", segment.with_suffix(".timeindex"))
+    assert result.exit_code == 1
+    assert "no log beside the index" in result.stderr
+    assert [path.suffix for path in segment.parent.iterdir()] == [".timeindex"]
+
+
+def test_a_broken_checkpoint_and_snapshot(run: Run, tmp_path: Path) -> None:
+    for name, data in [
+        ("leader-epoch-checkpoint", b"0\n2\n0 0\n"),
+        ("cleaner-offset-checkpoint", b"1\n0\n"),
+        (f"{7:020d}.snapshot", b"\0\1\0\0\0\0\0\0\0\0"),
+        ("partition.metadata", b"version: 0"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        result = run("dump", tmp_path / name)
+        assert result.exit_code == 1, name
+        assert name in result.stderr
+
+
+def test_an_emptied_batch_is_no_false_alarm(run: Run, tmp_path: Path) -> None:
+    """Kafka's tool calls its time index entry a mismatch with -1."""
+    log = encode_batch([], base_offset=0, last_offset=4, max_timestamp=77)
+    index, time_index = index_files(log, 0, 0)
+    for suffix, data in ((".log", log), (".index", index), (".timeindex", time_index)):
+        (tmp_path / f"{0:020d}{suffix}").write_bytes(data)
+    assert run("dump", tmp_path).exit_code == 0
+    (tmp_path / f"{0:020d}.timeindex").write_bytes(time_index[:7] + b"\x4e" + time_index[8:])
+    assert run("dump", tmp_path).exit_code == 1

@@ -1,0 +1,23 @@
+"""keytail's command line in a session that copies slow tasks, which no session of keytail's own does.
+
+    python -m tests.import_.speculating VERB FLAGS...
+"""
+
+from __future__ import annotations
+
+import sys
+
+from keytail.main import main as cli
+from keytail.run import session
+
+DUPLICATES = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "50ms",
+}
+
+if __name__ == "__main__":
+    session.CORRECTNESS.update(DUPLICATES)
+    cli.main(sys.argv[1:])

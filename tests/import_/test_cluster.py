@@ -1,0 +1,120 @@
+"""Imports on a standalone cluster of two workers, whose tasks are killed, lost with their executor, and copied: the
+same partitions as of a run in which nothing happens, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from keytail.import_ import command as import_
+from keytail.import_.command import Request, import_records
+from keytail.import_.source import Source
+from keytail.log.lock import is_held
+from tests.import_.test_driver import TOPIC_ID, log_dir, unknown_topics
+from tests.run.cluster import ROOT, Cluster
+from tests.run.disturbed import wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
+
+SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
+PARTITIONS = 3
+RECORDS = 14_000
+SEGMENT_BYTES = 1_500_000
+IMPORT_ID = "the-one"
+SORTED = ("--sort-by", "timestamp")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """Of 14 MB, which makes slices of 4 MiB; times are given, so that two runs write the same."""
+    path = tmp_path_factory.mktemp("source") / "s.parquet"
+    keys = [b"key-%d" % (n * 7919 % 997) for n in range(RECORDS)]
+    values = [b"%d:" % n + b"v" * 1000 for n in range(RECORDS)]
+    pq.write_table(pa.table({"key": keys, "value": values, "timestamp": range(RECORDS)}), path, row_group_size=1000,
+                   use_dictionary=False)  # fmt: skip
+    return Source(str(path), "parquet")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source: Source, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    logs = log_dir(tmp_path_factory.mktemp("undisturbed") / "logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_, "session_of_run", lambda *_, **__: spark)
+        rows = import_records(
+            Request(source, "orders", (str(logs),), configuration=unknown_topics(), segment_bytes=SEGMENT_BYTES,
+                    single_replica=True, topic_id=TOPIC_ID, partition_count=PARTITIONS, import_id=IMPORT_ID,
+                    execute=True)
+        )  # fmt: skip
+    assert [(row.status, row.segments >= 3) for row in rows] == [("imported", True)] * PARTITIONS  # type: ignore
+    assert sum(row.records for row in rows) == RECORDS
+    return files(logs)
+
+
+def files(logs: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(logs)): path.read_bytes() for path in logs.rglob("*") if path.is_file()}
+
+
+# Of the tasks that read, and of those that write, one waits for its copy: there are two places for tasks.
+IN_SOAK = [
+    ("read-1:worker,write-1:executor", ()),
+    ("read-0:slow,write-2:slow", ()),
+    ("read-0:late,write-2:worker", ()),
+    ("write-0:executor", SORTED),
+    ("write-1:slow", SORTED),
+]
+
+
+@pytest.mark.parametrize(("how", "flags"), [("read-1:executor,write-1:late", ()), *(IN_SOAK if SOAK else [])])
+@pytest.mark.soak("tests/run/test_cluster.py, import_/test_driver.py")
+def test_one_clean_import(
+    how: str, flags: tuple[str, ...], source: Source, undisturbed: dict[str, bytes], two_workers: Cluster,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The import id is given, as the order is part of it: sorted by time the records come as they do without."""
+    logs = log_dir(tmp_path / "logs")
+    rows, notes = run(two_workers, source, logs, tmp_path / "notes", how, *flags)
+    for one in how.split(","):
+        step, _, kind = one.partition(":")
+        workers = [name.rpartition(".")[2] for name in notes if name.startswith(f"{step}.s")]
+        assert len(workers) >= 2, f"nothing went wrong: {notes}"
+        if kind != "worker":  # which its executor starts anew
+            assert len(set(workers)) >= 2, f"in one executor: {notes}"
+    assert [row["status"] for row in rows] == ["imported"] * PARTITIONS, rows
+    assert not is_held(str(logs))
+    wait_for(lambda: not two_workers.executors())
+    assert files(logs).keys() == undisturbed.keys(), "also when the last worker has ended"
+    assert files(logs) == undisturbed
+
+
+def run(
+    made: Cluster, source: Source, logs: Path, notes: Path, how: str, *flags: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    notes.mkdir()
+    settings = {
+        "spark.speculation": "true",
+        "spark.python.task.killTimeout": "60s",  # an attempt that lost goes on until the run ends
+        "spark.python.daemon.module": "tests.run.disturbed",
+        "spark.executorEnv.KEYTAIL_NOTES": str(notes),
+        "spark.executorEnv.KEYTAIL_DISTURBED": how,
+    }
+    speculating = any(kind in how for kind in ("slow", "late"))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "tests.import_.speculating" if speculating else "keytail.main.main", "import",
+            source.path, "--topic", "orders", "--log-dirs", str(logs), "--segment-bytes", str(SEGMENT_BYTES),
+            "--import-id", IMPORT_ID, "--single-replica", "--topic-id", TOPIC_ID, "--partition-count", str(PARTITIONS),
+            "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--execute", "--output",
+            "json", "--master", made.url, *flags,
+        ],
+        env=made.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), sorted(path.name for path in notes.iterdir())

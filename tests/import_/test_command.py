@@ -1,0 +1,191 @@
+"""`keytail import` through the command line: what is said before Spark starts, and of replicas and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keytail.cli.metadata import Cluster
+from keytail.cli.selection import Configuration, read_configuration
+from keytail.errors import KeytailError, Refused, UsageProblem
+from keytail.import_ import command as import_
+from keytail.import_.command import ImportRow, Request, exit_status
+from keytail.import_.source import Source
+from keytail.import_.table import next_step, print_table
+from keytail.import_.target import Target, find_target
+from keytail.log.fs import LOCAL
+from keytail.log.lock import hold
+from tests.command_line import Run
+from tests.log_dirs import snapshot
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: Any, **__: Any) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(import_, "session_of_run", started)
+
+
+POLICY = "orders:cleanup.policy=delete"
+KNOWN = ("--topics-have-no-overrides", "--topic-config", POLICY, "--topic-config", "new:cleanup.policy=delete")
+KNOWN += ("--topic-config", "order:cleanup.policy=delete")
+
+
+MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
+    "no such topic": (("--topic", "order", *KNOWN), "no partition of a topic order"),
+    "no topic's name": (("--topic", "or/ders", *KNOWN), "no name of a topic"),
+    "two statements": (
+        ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
+        "contradict each other",
+    ),
+    "too few partitions": (("--topic", "orders", *KNOWN, "--partition-count", "1"), "cannot be"),
+    "no id to make it with": (
+        ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
+    ),
+    "a broker's own replica": (
+        ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
+    ),
+    "no format": (("--topic", "orders", "--format", "avro"), "avro"),
+    "no size": (("--topic", "orders", "--segment-bytes", "many"), "is no size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_flags_end_before_spark_starts(name: str, run: Run, log_dir: Path) -> None:
+    arguments, message = MISTAKES[name]
+    before = snapshot(log_dir)
+    result = run("import", "source.parquet", "--log-dirs", log_dir, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output.replace("\n", " ")
+    assert snapshot(log_dir) == before
+
+
+def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path) -> None:
+    result = run("import", "source.parquet", "--log-dirs", log_dir, "--topic", "orders", "--output", "json")
+    assert result.exit_code == 1
+    assert "topic config unknown" in result.stderr
+    assert result.stdout.strip() == "[]"
+    result = run("import", "s", "--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides")
+    assert result.exit_code == 1
+    assert "Not known of orders: cleanup.policy. Give" in result.stderr
+
+
+def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) -> None:
+    """A broker before 3.0 sends the batches of version 2 as they are, and clients before 0.11 cannot read them."""
+    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--output", "json")
+    (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
+    result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
+    assert result.exit_code == 1
+    assert "orders has a message format before version 2 (command line: orders:message.format" in result.stderr
+    (log_dir / "meta.properties").write_text("version=1\nnode.id=1\n")  # KRaft ignores it
+    result = run(*arguments, "--topic-config", "orders:message.format.version=0.10.2")
+    assert "message format" not in result.stderr and "Spark was started" in repr(result.exception)
+
+
+def test_no_import_beside_a_broker(run: Run, log_dir: Path) -> None:
+    arguments = ("import", "s", "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--execute")
+    with hold([str(log_dir)]):
+        result = run(*arguments)
+    assert result.exit_code == 1
+    assert "in use by" in result.stderr
+
+
+def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **changes: Any) -> Target:
+    configuration = read_configuration(None, (POLICY,), topics_have_no_overrides=True)
+    if known is not None:
+        topic = SimpleNamespace(topic_id="A" * 22, replicas=known)
+        metadata: Any = SimpleNamespace(
+            topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
+            as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={},
+            unknown_types=(),
+        )  # fmt: skip
+        configuration = Configuration(cluster=Cluster(1, metadata))
+    request = Request(Source("s", "parquet"), "orders", (str(log_dir),), configuration=configuration, **changes)
+    return find_target(LOCAL, request)
+
+
+def refused(of: Target) -> list[str]:
+    found = []
+    for partition in of.partitions:
+        try:
+            of.refuse(partition)
+        except KeytailError as problem:
+            found.append(str(problem))
+    return found
+
+
+def test_other_replicas_must_be_given_or_be_none(log_dir: Path, tmp_path: Path) -> None:
+    assert len(refused(target(log_dir))) == 2
+    assert refused(target(log_dir, single_replica=True)) == []
+    other = tmp_path / "other"
+    (other / "orders-0").mkdir(parents=True)
+    (other / "meta.properties").write_text("version=1\nnode.id=2\n")
+    [left] = refused(target(log_dir, replica_log_dirs=((str(other),),)))
+    assert "whether the partition has other replicas is not known" in left
+    both = {0: (1, 2), 1: (1,)}
+    assert refused(target(log_dir, both, replica_log_dirs=((str(other),),))) == []
+    [left] = refused(target(log_dir, both))
+    assert "replicas on brokers 1, 2, and directories were given of 1" in left
+    [left] = refused(target(log_dir, both, single_replica=True))
+    assert "would differ for ever" in left, "the metadata log knows better than a flag"
+    assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
+
+
+def test_what_the_metadata_log_says_of_the_topic_holds(log_dir: Path) -> None:
+    of = target(log_dir, dict.fromkeys(range(4), (1,)))
+    assert (of.n_partitions, [partition.number for partition in of.partitions]) == (4, [0, 1, 2, 3])
+    assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]
+    with pytest.raises(UsageProblem, match="orders has 4 partitions"):
+        target(log_dir, dict.fromkeys(range(4), (1,)), partition_count=3)
+    with pytest.raises(UsageProblem, match="is not that of orders"):
+        target(log_dir, {0: (1,), 1: (1,)}, topic_id="B" * 22)
+
+
+def test_codec_and_level_are_the_topics_unless_a_flag_says_otherwise(log_dir: Path) -> None:
+    def with_type(*settings: str) -> Target:
+        configuration = read_configuration(None, (POLICY, *settings), topics_have_no_overrides=True)
+        source = Source("s", "parquet")
+        return find_target(LOCAL, Request(source, "orders", (str(log_dir),), configuration=configuration))
+
+    assert with_type().codec(None) == ("none", None)
+    assert with_type("compression.type=zstd", "compression.zstd.level=7").codec(None) == ("zstd", 7)
+    assert with_type("compression.type=zstd").codec("gzip") == ("gzip", None)
+    assert with_type("compression.type=lz4").codec(None) == ("lz4", None), "level 9 is Kafka's name for the fast one"
+    assert with_type("compression.type=uncompressed").codec(None) == ("none", None)
+
+
+def test_records_that_retention_will_remove_are_told(log_dir: Path) -> None:
+    of = target(log_dir)
+    week_ms = 604_800_000
+    assert of.notes_on(1000, 1000 + week_ms) == []
+    assert "older than retention.ms" in of.notes_on(1000, 1001 + week_ms)[0]
+
+
+def test_two_brokers_dirs_are_not_those_of_one(log_dir: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "orders-5").mkdir(parents=True)
+    (other / "meta.properties").write_text("version=1\nnode.id=2\n")
+    request = Request(Source("s", "parquet"), "orders", (str(log_dir), str(other)), partition_count=6,
+                      configuration=read_configuration(None, (POLICY,), topics_have_no_overrides=True))  # fmt: skip
+    with pytest.raises((UsageProblem, Refused), match=r"brokers 1, 2|number differs"):
+        find_target(LOCAL, request)
+
+
+def test_the_table_and_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    done = ImportRow("orders", 0, "/logs", "imported", records=1234, log_bytes=5000, segments=2, first_offset=0,
+                     end_offset=1234, notes=("a note",))  # fmt: skip
+    bad = ImportRow("orders", 1, "/logs", "refused", "because")
+    print_table([done, bad], "Import")
+    out = capsys.readouterr().out
+    assert "1,234" in out
+    assert "orders-1 refused: because" in out
+    assert "orders-0: a note" in out
+    assert "2 partitions: 1 imported, 1 refused. 1,234 records, 4.9 KiB of log." in out
+    assert [exit_status(rows) for rows in ([done], [done, bad], [bad])] == [0, 3, 1]
+    assert "start the brokers" in next_step([done], True)
+    assert "--execute" in next_step([ImportRow("orders", 0, "/logs", "would-import")], False)

@@ -1,0 +1,413 @@
+"""The ledger of runs, with real Delta tables: what it says after runs that end well, badly, or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from chispa import assert_df_equality
+
+from keytail.cli.selection import Configuration
+from keytail.compact.replacing import planned_row
+from keytail.errors import KeytailError, UsageProblem
+from keytail.ledger import history_table
+from keytail.ledger import maintain as ledger_maintain
+from keytail.ledger import tables as ledger_tables
+from keytail.ledger.history import PartitionRow, RunRow, folded_partitions, folded_runs
+from keytail.ledger.maintain import maintain
+from keytail.ledger.of_run import LedgerFlags, Recording, recording
+from keytail.ledger.read import read_rows
+from keytail.ledger.repair import repair
+from keytail.ledger.tables import Stamp, partition_fields
+from keytail.ledger.write import Ledger, LedgerTable
+from keytail.log.fs import FileSystem
+from keytail.log.recover import recover
+from keytail.run.rows import ResultRow, exit_status
+from tests.chance import SEED
+from tests.compact.test_driver import checkpoint, compaction, make
+from tests.log_dirs import snapshot
+
+pytestmark = pytest.mark.spark
+
+EVERY_POINT = os.environ.get("KEYTAIL_FAULTS") == "all"
+
+
+@pytest.fixture(scope="module")
+def empty(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger of no runs: making its tables takes some seconds."""
+    path = tmp_path_factory.mktemp("ledgers") / "empty"
+    Ledger(spark, str(path), "nobody").open()
+    return path
+
+
+@pytest.fixture
+def path(empty: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(empty, tmp_path / "ledger"))
+
+
+def runs(path: str) -> dict[str, RunRow]:
+    return {row.run_id: row for row in folded_runs(read_rows(path, "runs", {}))}
+
+
+def partitions(path: str, run_id: str) -> dict[str, PartitionRow]:
+    return {row.name: row for row in folded_partitions(read_rows(path, "partitions", {"run_id": run_id}))}
+
+
+def begun(spark: Any, path: str, run_id: str, log_dir: Path, **more: Any) -> Ledger:
+    ledger = Ledger(spark, path, run_id, **more)
+    ledger.begin(command="compact", arguments=["compact"], log_dirs=[str(log_dir)], versions={}, now_ms=0, config={})
+    return ledger
+
+
+def assert_segments_are_on_disk(path: str, run_id: str, log_dir: Path, bases: dict[str, set[int]]) -> None:
+    """Those that the ledger has of a run, by partition, and their digests."""
+    rows = read_rows(path, "segments", {"run_id": run_id})
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        name = f"{row['topic']}-{row['partition']}"
+        found.setdefault(name, set()).add(row["base_offset"])
+        data = (log_dir / name / f"{row['base_offset']:020d}.log").read_bytes()
+        assert row["xxh3_128"] == xxhash.xxh3_128(data).hexdigest()
+        assert (row["log_bytes"], row["index_status"], row["error"]) == (len(data), "good", None)
+    assert found == {name: wanted for name, wanted in bases.items() if wanted}
+
+
+def cleaned_bases(log_dir: Path) -> dict[str, set[int]]:
+    """Segments below the checkpoint."""
+    found = {}
+    for (topic, number), to in checkpoint(log_dir).items():
+        bases = {int(log.stem) for log in (log_dir / f"{topic}-{number}").glob("*.log")}
+        found[f"{topic}-{number}"] = {base for base in bases if base < to}
+    return found
+
+
+def test_a_run_that_ends_well(spark: Any, path: str, tmp_path: Path) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=3)
+    ledger = begun(spark, path, "one", log_dir)
+    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    assert runs(path)["one"].status == "interrupted", "it has not said how it ended"
+    skipped = ResultRow("u", 0, str(log_dir), "skipped", "not due")
+    ledger.end([*rows, skipped], "done")
+    assert not ledger.lost
+    run = runs(path)["one"]
+    assert (run.status, run.partitions, run.counts) == ("done", 4, {"compacted": 3, "skipped": 1})
+    assert run.bytes_before == sum(row.bytes_before or 0 for row in rows)
+    assert run.records_after == sum(row.records_after or 0 for row in rows)
+    told = partitions(path, "one")
+    assert told.pop("u-0").status == "skipped"
+    for row in rows:
+        of_ledger = told.pop(row.name)
+        for name in ("status", "bytes_before", "bytes_after", "records_before", "records_after", "end_dirty_offset"):
+            assert getattr(of_ledger, name) == getattr(row, name)
+        assert of_ledger.bundle is not None
+    assert not told
+    assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Dying:
+    """Raises Killed at the `at`-th of the points it is shown, and from then on at every one: a dead process does
+    nothing more."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.seen = at, list[str]()
+
+    def point(self, name: str) -> None:
+        self.seen.append(name)
+        if self.at is not None and len(self.seen) > self.at:
+            raise Killed
+
+
+class DyingFileSystem(FileSystem):
+    def __init__(self, dying: Dying) -> None:
+        super().__init__()
+        self._dying = dying
+
+    def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], Any]) -> Any:
+        self._dying.point(operation)
+        return super()._change(operation, arguments, action)
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
+    """Before and after each append of the ledger are points too."""
+    death = Dying(None)
+    write = LedgerTable._write
+
+    def dangerous(table: LedgerTable, rows: Any) -> None:
+        death.point(f"before {table.name}")
+        write(table, rows)
+        death.point(f"after {table.name}")
+
+    monkeypatch.setattr(LedgerTable, "_write", dangerous)
+    yield death
+
+
+def one_run(spark: Any, path: str, log_dir: Path, tasks: Any, dying: Dying) -> None:
+    ledger = begun(spark, path, "killed", log_dir)
+    rows = compaction(spark, log_dir, tasks, ledger=ledger, fs=DyingFileSystem(dying)).run()
+    ledger.end(rows, "done")
+
+
+def test_killed_at_any_point_the_ledger_tells_no_lie_and_the_next_run_mends_it(
+    spark: Any, empty: Path, tmp_path: Path, dying: Dying
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=2, records=120)
+    once = str(shutil.copytree(empty, tmp_path / "once"))
+    shutil.copytree(log_dir, tmp_path / "copy")
+    one_run(spark, once, log_dir, tasks, dying)
+    points = dying.seen
+    assert len(points) > 30
+    [intended, concluded] = [at for at, name in enumerate(points) if name == "after partitions"]
+    rng = random.Random(SEED)
+    drawn = {rng.choice((rng.randrange(intended + 1, concluded), intended, concluded - 1, concluded))}
+    chosen = range(len(points)) if EVERY_POINT else sorted(drawn)
+    print(f"seed {SEED}, points {list(chosen)} of {len(points)}")
+    for at in chosen:
+        shutil.rmtree(log_dir)
+        shutil.copytree(tmp_path / "copy", log_dir)
+        path = str(shutil.copytree(empty, tmp_path / f"ledger-{at}"))
+        dying.at, dying.seen = at, []
+        with pytest.raises(Killed):
+            one_run(spark, path, log_dir, tasks, dying)
+        dying.at = None
+        told = partitions(path, "killed")
+        moved = checkpoint(log_dir)
+        for name, row in told.items():
+            if row.status == "compacted":
+                assert ("t", int(name[2:])) in moved, f"at {at}: told as done, and is not"
+            else:
+                assert row.status == "interrupted"
+        for task in tasks:
+            recover(FileSystem(), task.partition_path)
+            if (task.topic, task.partition) in moved:
+                assert f"t-{task.partition}" in told, f"at {at}: begun without an intent"
+        known = runs(path)
+        next_run = Ledger(spark, path, "next")
+        repair(next_run, [str(log_dir)])
+        assert repair(Ledger(spark, path, "later"), [str(log_dir)]) == 0, "all is told"
+        for name, row in partitions(path, "killed").items():
+            done = ("t", int(name[2:])) in moved
+            assert row.status == ("compacted" if done else "interrupted"), f"at {at}"
+        if "killed" in known:
+            done = known["killed"].status == "done"
+            assert runs(path)["killed"].status == ("done" if done else "interrupted")
+        if len(moved) == 2:
+            assert_segments_are_on_disk(path, "killed", log_dir, cleaned_bases(log_dir))
+
+
+def test_a_bundle_whose_intent_cannot_be_written_is_not_begun(
+    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=2)
+    ledger = begun(spark, path, "one", log_dir)
+    before = snapshot(log_dir)
+    monkeypatch.setattr(LedgerTable, "_write", fail)
+    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    assert [row.status for row in rows] == ["failed", "failed"]
+    assert "the ledger cannot be written: no room" in rows[0].error
+    assert "nothing was begun" in rows[0].error
+    assert snapshot(log_dir) == before
+
+
+def fail(table: LedgerTable, rows: Any) -> None:
+    raise OSError("no room")
+
+
+def test_a_lost_outcome_shows_in_the_exit_status_and_is_mended_from_the_disk(
+    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=2)
+    notes: list[str] = []
+    ledger = begun(spark, path, "one", log_dir, on_note=notes.append)
+    conclude = Ledger.conclude
+
+    def lose(self: Ledger, *arguments: Any, **more: Any) -> None:
+        monkeypatch.setattr(LedgerTable, "_write", fail)
+        conclude(self, *arguments, **more)
+
+    write = LedgerTable._write
+    monkeypatch.setattr(Ledger, "conclude", lose)
+    rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
+    ledger.end(rows, "done")
+    assert [row.status for row in rows] == ["compacted", "compacted"]
+    assert ledger.lost
+    assert "the ledger cannot be written" in notes[0]
+    assert exit_status(rows) == 0
+    assert exit_status(Recording(ledger).recorded(rows)) == 3
+    assert {row.status for row in partitions(path, "one").values()} == {"interrupted"}
+    monkeypatch.setattr(LedgerTable, "_write", write)
+    monkeypatch.setattr(Ledger, "conclude", conclude)
+    assert repair(Ledger(spark, path, "two"), [str(tmp_path / "other")]) == 0, "of other log dirs"
+    assert repair(Ledger(spark, path, "two", host="another"), [str(log_dir)]) == 0, "of another host"
+    assert repair(Ledger(spark, path, "two"), [str(log_dir)]) == 3
+    told = partitions(path, "one")
+    for row in rows:
+        assert (told[row.name].status, told[row.name].repaired_by) == ("compacted", "two")
+        assert told[row.name].bytes_after == row.bytes_after
+        assert told[row.name].end_dirty_offset == row.end_dirty_offset
+    assert runs(path)["one"].status == "interrupted"
+    assert_segments_are_on_disk(path, "one", log_dir, cleaned_bases(log_dir))
+
+
+def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
+    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, tasks = make(tmp_path / "logs", count=1)
+    ledger = begun(spark, path, "killed", log_dir)
+    ledger.intend(1, [planned_row(task) for task in tasks])
+    (log_dir / "cleaner-offset-checkpoint").write_text("no checkpoint")
+    notes: list[str] = []
+    given = {"log_dirs": [str(log_dir)], "now_ms": 0, "configuration": Configuration(), "on_note": notes.append}
+    monkeypatch.setattr(sys, "argv", ["keytail", "compact"])
+    with recording(LedgerFlags(path), spark, "next", command="compact", **given) as record:
+        record.end([], 0)
+    assert "could not be found out" in notes[0]
+    assert runs(path)["next"].status == "done"
+
+
+def test_an_append_that_came_through_in_spite_of_an_error_is_not_done_twice(
+    spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql.readwriter import DataFrameWriter
+
+    save = DataFrameWriter.save
+    saved = []
+
+    def save_and_fail(self: Any, *arguments: Any, **more: Any) -> None:
+        save(self, *arguments, **more)
+        saved.append(1)
+        if len(saved) == 1:
+            raise RuntimeError("io.delta.exceptions.ConcurrentWriteException: another came first")
+
+    monkeypatch.setattr(DataFrameWriter, "save", save_and_fail)
+    table = LedgerTable(spark, path, "partitions", "one")
+    stamp = Stamp("one", "here", 0)
+    table.append([partition_fields(stamp, "intent", 1, ResultRow("t", 0, "/x", "would-compact"))])
+    assert len(saved) == 2
+    assert len(read_rows(path, "partitions", {})) == 1
+
+
+def test_rows_that_come_while_an_append_runs_go_together_in_the_next(
+    spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    going, may_go = threading.Event(), threading.Event()
+
+    def slow(table: LedgerTable, rows: Any) -> None:
+        going.set()
+        may_go.wait(30)
+        writes.append(len(rows))
+
+    monkeypatch.setattr(LedgerTable, "_write", slow)
+    table = LedgerTable(spark, path, "partitions", "one")
+    threads = [threading.Thread(target=table.append, args=([{}],)) for _ in range(9)]
+    threads[0].start()
+    assert going.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    while len(table._waiting) < 8:
+        time.sleep(0.01)
+    may_go.set()
+    for thread in threads:
+        thread.join(30)
+    assert writes == [1, 8]
+
+
+def test_an_older_ledger_gets_the_columns_it_lacks(spark: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stamp = Stamp("old", "here", 0)
+    LedgerTable(spark, path, "runs", "old").append([{**stamp.fields(), "event": "intent"}])
+    newer = {**ledger_tables.RUNS, "seconds": ("bigint", "that it took")}
+    monkeypatch.setitem(ledger_tables.TABLES, "runs", newer)  # type: ignore[arg-type]
+    assert read_rows(path, "runs", {})[0]["seconds"] is None
+    table = LedgerTable(spark, path, "runs", "new")
+    table.ensure()
+    table.append([{**stamp.fields(), "run_id": "new", "event": "intent", "seconds": 7}])
+    assert {row["run_id"]: row["seconds"] for row in read_rows(path, "runs", {})} == {"old": None, "new": 7}
+    monkeypatch.undo()
+    LedgerTable(spark, path, "runs", "older").ensure()
+    LedgerTable(spark, path, "runs", "older").append([{**stamp.fields(), "run_id": "older", "event": "intent"}])
+    assert len(read_rows(path, "runs", {})) == 3, "an older keytail goes on writing"
+
+
+def test_what_is_no_ledger_of_ours_is_refused(
+    spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark.range(3).write.format("delta").save(str(tmp_path / "else" / "runs"))
+    with pytest.raises(UsageProblem, match="no table of a ledger"):
+        Ledger(spark, str(tmp_path / "else"), "one").open()
+    spark.sql(f"ALTER TABLE delta.`{path}/runs` SET TBLPROPERTIES ('keytail.ledger.version' = '9')")
+    with pytest.raises(UsageProblem, match="newer keytail"):
+        Ledger(spark, path, "one").open()
+    changed = {**ledger_tables.PARTITIONS, "status": ("int", "")}
+    monkeypatch.setitem(ledger_tables.TABLES, "partitions", changed)  # type: ignore[arg-type]
+    with pytest.raises(UsageProblem, match="column status of the ledger is string, not int"):
+        LedgerTable(spark, path, "partitions", "one").ensure()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeytailError, match="the ledger cannot be opened"):
+        Ledger(spark, str(tmp_path / "file" / "ledger"), "one").open()
+
+
+def test_both_readers_see_the_same(spark: Any, path: str) -> None:
+    stamp = Stamp("it's", "here", 1_700_000_000_123)
+    run = {**stamp.fields(), "event": "intent", "config": {"a": "b"}, "log_dirs": ["/x", "/y"], "counts": {"clean": 2}}
+    LedgerTable(spark, path, "runs", "one").append([run, {**run, "run_id": "other"}])
+    one = read_rows(path, "runs", {"run_id": "it's"})
+    assert one == read_rows(path, "runs", {"run_id": "it's"}, spark)
+    assert [row["config"] for row in one] == [{"a": "b"}]
+    assert len(read_rows(path, "runs", {"run_id": ["it's", "other"]}, spark)) == 2
+    assert len(read_rows(path, "runs", {"run_id": ["it's", "other"]})) == 2
+    for reader in (None, spark):
+        with pytest.raises(UsageProblem, match="no ledger"):
+            read_rows(f"{path}/nowhere", "runs", {}, reader)
+
+
+def test_a_ledger_that_lacks_columns_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `read_rows` gives it: null is what the table does not have."""
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    key = {"run_id": "one", "at": at, "host": "here", "event": "outcome", "status": "done"}
+    [run] = folded_runs([{**dict.fromkeys(ledger_tables.RUNS), **key, "command": "compact"}])
+    place = {"log_dir": "/x", "topic": "t", "partition": 0}
+    [row] = folded_partitions([{**dict.fromkeys(ledger_tables.PARTITIONS), **key, **place}])
+    history_table.print_runs([run], "ledger")
+    history_table.print_run(run, [row])
+    history_table.print_partitions([row], "over time")
+    shown = capsys.readouterr().out
+    assert shown.count("t-0") == 2
+    assert shown.count("done") == 4
+
+
+def test_maintenance_removes_old_days_and_joins_files(
+    spark: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day_ms = 24 * 3600 * 1000
+    now_ms = 100 * day_ms
+    table = LedgerTable(spark, path, "runs", "one")
+    for days in (50, 3, 3, 3, 1):
+        stamp = Stamp(f"run-{days}", "here", now_ms - days * day_ms)
+        table.append([{**stamp.fields(), "event": "intent"}])
+    today = datetime.date(1970, 1, 1) + datetime.timedelta(days=100)
+    before = spark.read.format("delta").load(f"{path}/runs").where("day >= '1970-03-01'").sort("at")
+    kept = spark.createDataFrame(before.toArrow())
+    [row, *_] = maintain(spark, path, today, 30, execute=False)
+    assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
+    assert len(read_rows(path, "runs", {})) == 5
+    rows = maintain(spark, path, today, 30, execute=True)
+    assert [row.status for row in rows] == ["maintained"] * 3, rows
+    assert (rows[0].removed_rows, rows[0].files_before, rows[0].files_after) == (1, 5, 2)
+    assert_df_equality(spark.read.format("delta").load(f"{path}/runs").sort("at"), kept, ignore_metadata=True)
+    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
+    assert maintain(spark, path, today, None, execute=True)[0].removed_rows == 0

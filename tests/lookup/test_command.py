@@ -1,0 +1,164 @@
+"""The verb `lookup`: rows, messages, exit statuses, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import UsageProblem
+from keytail.lookup.command import parse_time, preview
+from tests.command_line import Run, rows_of
+from tests.log_dirs import BASE_MS, records_of, snapshot
+
+
+def test_a_record_by_offset_and_by_time(run: Run, log_dir: Path) -> None:
+    before = snapshot(log_dir)
+    expected = records_of(log_dir / "orders-1")[217]
+    assert (expected.offset, expected.timestamp) == (217, BASE_MS + 217)
+    for flags in (("--offset", "217"), ("--timestamp", str(BASE_MS + 217)), ("--timestamp", "2023-11-14T22:13:20.217")):
+        result = run("lookup", "--log-dirs", log_dir, "--partitions", "orders-1", *flags, "--output", "json")
+        assert result.exit_code == 0, result.stderr
+        row = rows_of(result)["orders-1"]
+        assert (row["status"], row["offset"], row["timestamp_ms"]) == ("found", 217, BASE_MS + 217)
+        assert (row["segment"], row["batch_base_offset"], row["batch_last_offset"]) == (200, 210, 219)
+        assert row["byte_position"] > 0
+        assert row["leader_epoch"] == 0
+        assert row["key"] == expected.key.decode()  # type: ignore[union-attr]
+        assert row["value"] == (None if expected.value is None else expected.value.decode())
+        assert row["steps"] == row["notes"] == []
+    assert snapshot(log_dir) == before
+
+
+def test_explain_numbers_the_steps(run: Run, log_dir: Path) -> None:
+    flags = ("lookup", "--log-dirs", log_dir, "--topic", "orders", "--offset", "217")
+    result = run(*flags, "--explain")
+    assert result.exit_code == 0
+    assert "orders-0, step by step:" in result.stdout
+    assert "orders-1, step by step:" in result.stdout
+    assert f"  2. Of the 4 segments the one with the largest base offset not above 217: {200:020d}.log" in result.stdout
+    assert "step by step" not in run(*flags).stdout
+    rows = rows_of(run(*flags, "--explain", "--output", "json"))
+    assert all(len(row["steps"]) == 5 for row in rows.values())
+
+
+def test_what_is_not_there_is_an_answer(run: Run, log_dir: Path) -> None:
+    (log_dir / "users-0" / f"{100:020d}.index").unlink()
+    for flags, status, says in (
+        (("--offset", "400"), "none", "400 is the log end offset"),
+        (("--offset", "401"), "out-of-range", "a broker refuses the fetch as out of range"),
+        (("--timestamp", str(BASE_MS + 10**6)), "none", "no segment has a timestamp at or after"),
+        (("--offset", "150"), "found", "00000000000000000100.index is missing"),
+    ):
+        result = run("lookup", "--log-dirs", log_dir, "--partitions", "users-0", *flags)
+        assert result.exit_code == 0
+        assert says in result.stdout
+        row = rows_of(run("lookup", "--log-dirs", log_dir, "--partitions", "users-0", *flags, "--output", "json"))
+        assert row["users-0"]["status"] == status
+
+
+def test_damage_is_told_and_the_others_are_answered(run: Run, log_dir: Path) -> None:
+    damaged = log_dir / "orders-1" / f"{100:020d}.log"
+    data = bytearray(damaged.read_bytes())
+    data[100] ^= 1
+    damaged.write_bytes(data)
+    (log_dir / "users-0" / f"{0:020d}.log").unlink()
+    for file in (log_dir / "users-0").glob("*.log"):
+        file.unlink()
+    result = run("lookup", "--log-dirs", log_dir, "--offset", "105", "--output", "json")
+    assert result.exit_code == 3
+    rows = rows_of(result)
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "orders-0": "found",
+        "orders-1": "corrupt",
+        "users-0": "failed",
+    }
+    assert f"{damaged}, byte position 0)" in rows["orders-1"]["error"]
+    assert "no segment in" in rows["users-0"]["error"]
+    assert run("lookup", "--log-dirs", log_dir, "--partitions", "users-0", "--offset", "1").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ((), "Give one of --offset and --timestamp"),
+        (("--offset", "1", "--timestamp", "1"), "Give one of --offset and --timestamp"),
+        (("--offset", "-1"), "not a whole number from 0 to"),
+        (("--timestamp", "-2"), "the first and the last offset in Kafka's tools"),
+        (("--timestamp", "yesterday"), "milliseconds since 1970, or a time such as"),
+        (("--offset", "1", "--partitions", "order-0"), "Did you mean orders-0?"),
+    ],
+)
+def test_wrong_usage(flags: tuple[str, ...], says: str, run: Run, log_dir: Path) -> None:
+    result = run("lookup", "--log-dirs", log_dir, *flags, "--output", "json")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_directory_that_is_no_log_dir(run: Run, log_dir: Path) -> None:
+    result = run("lookup", "--log-dirs", log_dir / "orders-0", "--offset", "1")
+    assert result.exit_code == 2
+    assert "not a log dir" in result.stderr
+
+
+def test_a_segment_that_a_running_broker_deletes_meanwhile_is_no_error(
+    run: Run, log_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from keytail.lookup import command as module
+
+    (log_dir / ".kafka_cleanshutdown").unlink()
+    looked = []
+
+    def look(fs, facts, offset):
+        if not looked:
+            looked.append(offset)
+            for file in (log_dir / "orders-0").glob(f"{0:020d}.*"):
+                file.unlink()
+        return original(fs, facts, offset)
+
+    original = module.lookup_offset
+    monkeypatch.setattr(module, "lookup_offset", look)
+    result = run("lookup", "--log-dirs", log_dir, "--partitions", "orders-0", "--offset", "3", "--output", "json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)[0]["status"] == "out-of-range"  # below where the log starts now
+
+
+@pytest.mark.parametrize(
+    ("text", "timestamp_ms"),
+    [
+        ("0", 0),
+        ("1700000000000", 1_700_000_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+        ("2023-11-14 23:13:20.001+01:00", 1_700_000_000_001),
+        ("2023-11-14T22:13:20.000001Z", 1_700_000_000_001),  # nothing earlier may be found
+        ("2023-11-14", 1_699_920_000_000),
+    ],
+)
+def test_times_are_milliseconds_or_iso(text: str, timestamp_ms: int) -> None:
+    assert parse_time(text) == timestamp_ms
+
+
+@pytest.mark.parametrize("text", ["", "1.5", "-1", "9223372036854775808", "1969-12-31T23:59:59Z", "14.11.2023"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageProblem):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (None, None),
+        (b"", ""),
+        ("für".encode(), "für"),
+        (b"a\x00\nb\xff", "a\\x00\\nb\\xff"),
+        (b"x" * 60, "x" * 60),
+        (b"x" * 61, "x" * 60 + "... (61 bytes)"),
+        ("\N{SNOWMAN}".encode() * 2000, "\N{SNOWMAN}" * 60 + "... (6,000 bytes)"),
+        (b"\x1b[31m", "\\x1b[31m"),  # nothing that a terminal would act on
+    ],
+)
+def test_previews_are_printable_and_short(data: bytes | None, text: str | None) -> None:
+    assert preview(data) == text

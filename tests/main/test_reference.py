@@ -1,0 +1,94 @@
+"""The page of verbs, flags and settings is what the program has; shells complete it; a near miss is answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from keytail.config.keys import KEYS
+from keytail.main import reference, reference_errors
+from keytail.main.main import VERBS, app
+
+PAGE = Path(reference.__file__).with_name("REFERENCE.md")
+
+
+def test_the_page_is_made_from_the_program() -> None:
+    assert PAGE.read_text() == reference.page(), "`make reference` makes it anew"
+
+
+def test_nothing_is_undocumented() -> None:
+    page = PAGE.read_text()
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for verb in VERBS:
+        assert f"## `keytail {verb}`\n" in page
+        for parameter in commands[verb].params:
+            assert parameter.help, f"{verb} {parameter.opts} has no help"
+            assert parameter.param_type_name == "argument" or all(f"`{name}`" in page for name in parameter.opts)
+    for key in KEYS:
+        assert f"| `{key}` |" in page
+
+
+def test_every_verb_has_an_example() -> None:
+    sections = PAGE.read_text().split("\n## ")
+    for verb in VERBS:
+        [section] = [one for one in sections if one.startswith(f"`keytail {verb}`\n")]
+        assert f"\n    keytail {verb}" in section
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["co"], {"compact"}),
+        (["compact", "--max"], {"--max-record-bytes", "--max-scratch-bytes"}),
+        (["compact", "--grouping", ""], {"measured", "kafka"}),
+        (["verify", "--log-f"], {"--log-format"}),
+    ],
+)
+def test_shells_complete(words: list[str], expected: set[str]) -> None:
+    line = {"_KEYTAIL_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["keytail", *words])}
+    keytail = Path(sys.executable).with_name("keytail")
+    line |= {**os.environ, "COMP_CWORD": str(len(words))}
+    done = subprocess.run([keytail], env=line, capture_output=True, text=True, check=False)
+    assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [(["compat"], "compact"), (["compact", "--log-dir", "x"], "--log-dirs"), (["plan", "--topik", "x"], "--topic")],
+)
+def test_a_near_miss_is_answered_with_what_was_meant(words: list[str], nearest: str) -> None:
+    keytail = Path(sys.executable).with_name("keytail")
+    done = subprocess.run([keytail, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert nearest in done.stderr.replace(" ".join(words), "")
+
+
+ERRORS = Path(reference.__file__).with_name("ERRORS.md")
+# Their rows or the lines above say the rest, or they say all there is.
+WITHOUT_REMEDY = 9
+
+
+@pytest.mark.long
+def test_the_page_of_errors_is_made_from_the_program() -> None:
+    assert ERRORS.read_text() == reference_errors.page(), "`make reference` makes it anew"
+
+
+@pytest.mark.long
+def test_what_is_told_in_the_wild_is_found_on_the_page() -> None:
+    page = ERRORS.read_text()
+    for words in ("no high watermark", "stray: …", "the log dir is in use", "segment changed since it was planned"):
+        assert words in page
+    found = set(reference_errors.errors())
+    assert len(found) > 250
+    assert {one.kind for one in found} == {"Refused", "CorruptLog", "UsageProblem", "KeytailError"}
+
+
+@pytest.mark.long
+def test_whoever_is_refused_is_told_what_to_do() -> None:
+    without = {one.text for one in reference_errors.errors() if one.kind != "UsageProblem" and not one.remedy}
+    assert len(without) <= WITHOUT_REMEDY, without

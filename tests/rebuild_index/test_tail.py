@@ -1,0 +1,193 @@
+"""Where a log is torn, what a cut there takes away, and where none is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from keytail.errors import Refused
+from keytail.log.fs import LOCAL
+from keytail.rebuild_index.tail import cut_tail
+from tests.chance import SEED
+from tests.crash.partitions import PARTITION, log_of
+from tests.rebuild_index.torn import (
+    AFTER,
+    CHECKPOINTS,
+    HOSTED,
+    Torn,
+    checkpoints_of,
+    cut,
+    facts_of,
+    find,
+    flipped,
+    logs_of,
+    plan,
+    torn_logs,
+)
+from tests.reference.batches import Rec, decode_log, encode_batch
+
+WHOLE = log_of(range(10, 15))
+BATCH = log_of(range(15, 17))
+TEARS = {
+    "a cut batch": BATCH[:-1],
+    "a cut header": BATCH[:40],
+    "less than a magic": BATCH[:16],
+    "zeros": bytes(5000),
+    "seventeen zeros": bytes(17),
+    "a length below the least": BATCH[:8] + struct.pack(">i", 13) + BATCH[12:],
+    "a negative length": BATCH[:8] + struct.pack(">i", -5) + BATCH[12:],
+    "a magic of an old message": BATCH[:16] + b"\1" + BATCH[17:],
+    "a negative magic": BATCH[:16] + b"\x82" + BATCH[17:],
+    "shorter than a header": BATCH[:8] + struct.pack(">i", 48) + BATCH[12:61],
+    "another checksum": flipped(BATCH, len(BATCH) - 1),
+    "old magic with another checksum": BATCH[:8] + struct.pack(">i", 30) + bytes(4) + b"\1" + bytes(25),
+}
+
+
+@pytest.mark.parametrize("tear", TEARS)
+@pytest.mark.parametrize("last", [True, False], ids=["in the last segment", "with segments behind"])
+def test_a_tear_is_found_at_its_byte_and_cut_there(tear: str, last: bool, tmp_path: Path) -> None:
+    logs = {**torn_logs(), 10: WHOLE + TEARS[tear]}
+    if last:
+        logs = {base: log for base, log in logs.items() if base <= 10}
+    torn = Torn(logs)
+    torn.make(tmp_path / "d")
+    expected = torn.recovered(tmp_path / "d")
+    found = find(tmp_path / "d")
+    assert found is not None and found.broker_cuts
+    assert (found.base_offset, found.byte_position, found.next_offset) == (10, len(WHOLE), 15)
+    done = cut(LOCAL, tmp_path / "d")
+    assert done is not None and done.cut_bytes == len(TEARS[tear])
+    assert logs_of(tmp_path / "d") == expected == {0: log_of(range(10)), 10: WHOLE}
+    assert checkpoints_of(tmp_path / "d") == AFTER
+    left = {path.name for path in (tmp_path / "d" / PARTITION).iterdir() if not path.name.startswith(f"{0:020d}")}
+    assert left == {
+        f"{10:020d}.log",
+        f"{10:020d}.snapshot",
+        f"{15:020d}.snapshot",
+        "leader-epoch-checkpoint",
+    }
+    assert find(tmp_path / "d") is None
+
+
+def test_what_is_lost_is_told(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    told = plan(tmp_path / "d")
+    assert (told.next_offset, told.lost_end, told.acknowledged_until) == (15, 34, 33)
+    assert told.removed_segments == (20, 30)
+    assert (told.cleaner_checkpoint, told.high_watermark) == (10, 15)
+    assert told.tail.what == "batch checksum does not match its bytes"
+    low = {**CHECKPOINTS, "cleaner-offset-checkpoint": 10, "replication-offset-checkpoint": 15}
+    Torn(checkpoints=low).make(tmp_path / "low")
+    told = plan(tmp_path / "low")
+    assert (told.cleaner_checkpoint, told.high_watermark, told.acknowledged_until) == (None, None, None)
+    one = Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]})
+    one.make(tmp_path / "one")
+    told = plan(tmp_path / "one")  # zeros do not say what they were to be; the high watermark does
+    assert (told.lost_end, told.acknowledged_until) == (33, 33)
+    Torn({0: log_of(range(10)), 10: WHOLE + TEARS["zeros"]}, checkpoints=low).make(tmp_path / "unknown")
+    assert (plan(tmp_path / "unknown").lost_end, plan(tmp_path / "unknown").acknowledged_until) == (15, None)
+
+
+def test_a_segment_without_a_valid_batch_stays_empty(tmp_path: Path) -> None:
+    logs = {**torn_logs(), 20: bytes(300), 10: log_of(range(10, 19))}
+    Torn(logs).make(tmp_path / "d")
+    done = cut(LOCAL, tmp_path / "d")
+    assert done is not None and done.next_offset == 20
+    assert logs_of(tmp_path / "d") == {0: logs[0], 10: logs[10], 20: b""}
+    assert facts_of(tmp_path / "d").log_end_offset == 20
+
+
+def with_recovery_point(offset: int) -> dict[str, int]:
+    return {**CHECKPOINTS, "recovery-point-offset-checkpoint": offset}
+
+
+BACK = log_of(range(13, 15))  # offsets that were there already
+REFUSED = {
+    "stopped cleanly": (Torn(clean_shutdown=True), "stopped cleanly"),
+    "below the recovery point": (Torn(checkpoints=with_recovery_point(16)), "below the recovery point 16"),
+    "in a segment that is trusted": (
+        Torn({**torn_logs(), 10: log_of(range(10, 20)) + bytes(9)}, checkpoints=with_recovery_point(20)),
+        "below the recovery point 20",
+    ),
+    "a broker would go on": (Torn({**torn_logs(), 10: WHOLE + BACK}), "would not cut it here"),
+    "a magic of the future": (Torn({**torn_logs(), 10: WHOLE + flipped(BATCH, 16)}), "would not cut it here"),
+    "below the log start": (
+        Torn(checkpoints={**CHECKPOINTS, "log-start-offset-checkpoint": 16}),
+        "below the log start offset 16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_damage_is_not_cut(case: str, tmp_path: Path) -> None:
+    torn, why = REFUSED[case]
+    torn.make(tmp_path / "d")
+    tail = find(tmp_path / "d", anywhere=True)
+    assert tail is not None and tail.base_offset == 10
+    with pytest.raises(Refused, match=why) as refused:
+        plan(tmp_path / "d", tail)
+    assert refused.value.byte_position == tail.byte_position
+    assert logs_of(tmp_path / "d") == dict(torn.logs)
+
+
+def test_the_recovery_point_itself_may_be_the_new_end(tmp_path: Path) -> None:
+    Torn(checkpoints=with_recovery_point(15)).make(tmp_path / "d")
+    assert plan(tmp_path / "d").next_offset == 15
+
+
+def test_a_file_that_changed_meanwhile_is_left(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    told = plan(tmp_path / "d")
+    grown = dataclasses.replace(told, tail=dataclasses.replace(told.tail, log_bytes=told.tail.log_bytes - 1))
+    with pytest.raises(Refused, match="nothing was changed"):
+        cut_tail(LOCAL, facts_of(tmp_path / "d"), grown, hosted=HOSTED)
+    assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
+
+
+def test_a_log_that_has_another_name_is_not_cut_under_it(tmp_path: Path) -> None:
+    Torn().make(tmp_path / "d")
+    told = plan(tmp_path / "d")
+    log = tmp_path / "d" / "orders-0" / f"{told.tail.base_offset:020d}.log"
+    (tmp_path / "backup").hardlink_to(log)
+    with pytest.raises(Refused, match="2 names") as refused:
+        cut_tail(LOCAL, facts_of(tmp_path / "d"), told, hosted=HOSTED)
+    assert refused.value.path == str(log)
+    assert logs_of(tmp_path / "d") == torn_logs() and checkpoints_of(tmp_path / "d") == CHECKPOINTS
+
+
+def test_random_damage_is_cut_where_a_broker_cuts_it(tmp_path: Path) -> None:
+    rng = random.Random(f"torn {SEED}")
+    for number in range(60):
+        logs, offset = {}, 0
+        for base in (0, 40, 80):
+            parts = []
+            offset = max(offset, base)
+            for _ in range(rng.randint(0, 6)):
+                count = rng.randint(1, 4)
+                parts.append(encode_batch([Rec(offset + i, 5, b"k", b"v" * rng.randint(0, 90)) for i in range(count)]))
+                offset += count
+            logs[base] = b"".join(parts)
+        victim = rng.choice([base for base in logs if logs[base]] or [80])
+        log = logs[victim]
+        if log and rng.random() < 0.5:
+            batch = rng.choice(decode_log(log))  # of which the offset may be anything a broker would split for
+            logs[victim] = flipped(log, batch.position + rng.randrange(8, batch.size))
+        else:
+            logs[victim] = log[: rng.randint(0, len(log))] + rng.randbytes(rng.randint(0, 90))
+        recovery_point = rng.choice([0, 0, victim, 80])
+        torn = Torn(logs, (40, 80), with_recovery_point(recovery_point))
+        root = tmp_path / str(number)
+        torn.make(root)
+        expected, was = torn.recovered(root), dict(logs)
+        try:
+            cut(LOCAL, root)
+        except Refused as refused:
+            assert logs_of(root) == was, refused
+            assert expected == was or "recovery point" in str(refused), f"log {number}"
+        else:
+            assert logs_of(root) == expected, f"log {number}, recovery point {recovery_point}"

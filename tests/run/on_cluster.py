@@ -1,0 +1,73 @@
+"""The driver of a test on a cluster: `keytail compact --execute` with speculation on or off, and with tasks that go
+wrong as they are told to.
+
+    python -m tests.run.on_cluster MASTER LOG_DIR NOTES HOW SPECULATION
+
+NOTES is a directory: each attempt of a task leaves an empty file there. HOW says by partition what goes wrong, such as
+`1:slow` or `1:executor,2:worker` for what is killed. Prints the rows as JSON, and the settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from keytail.cli.selection import Choice, read_configuration
+from keytail.compact import command as compaction
+from keytail.compact import driver as compact
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.log.fs import LOCAL
+from keytail.run import session, workers
+from tests.import_.speculating import DUPLICATES
+from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
+
+
+def clean_badly(
+    notes: str, how: dict[str, str], tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool
+) -> CleaningResult:
+    """Partitions named in `how` go wrong when they have written everything, the first time that they are run."""
+    number = str(task.partition)
+    (Path(notes) / f"{number}.{attempt}.{os.getppid()}").touch()
+    result = clean_partition(LOCAL, replace(task, attempt=attempt, map_memory_bytes=1 << 20))
+    if number in how and is_first(Path(notes) / f"{number}.first"):
+        if how[number] == "slow":  # until a copy of it has ended
+            wait_for((Path(notes) / f"{number}.done").exists)
+        elif how[number] == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how[number] == "executor":
+            os.kill(executor(), signal.SIGKILL)
+            time.sleep(LONGEST_S)
+    (Path(notes) / f"{number}.done").touch()
+    return result
+
+
+def main() -> None:
+    master, log_dir, notes, how, speculation = sys.argv[1:]
+    if speculation == "forced":
+        session.CORRECTNESS.update(DUPLICATES)
+    badly = dict(one.split(":") for one in how.split(","))
+    compact.clean_on_worker = partial(clean_badly, notes, badly)  # type: ignore[assignment]
+    settings: dict[str, str] = {}
+    real = workers.session_of_run
+
+    def noted(*args, **more):
+        spark = real(*args, **more)
+        settings.update(dict(spark.sparkContext.getConf().getAll()))
+        return spark
+
+    workers.session_of_run = noted  # type: ignore[assignment]
+    configuration = read_configuration(None, ["orders:cleanup.policy=compact"], topics_have_no_overrides=True)
+    request = compaction.Request(Choice((log_dir,)), configuration, execute=True, master=master, grouping="kafka")
+    rows = [replace(row, problem=None) for row in compaction.compact(request)]
+    print(json.dumps({"rows": [asdict(row) for row in rows], "speculation": settings.get("spark.speculation")}))
+
+
+if __name__ == "__main__":
+    main()

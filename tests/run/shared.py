@@ -1,0 +1,61 @@
+"""Fixtures: one Spark session for many tests, at most one in each test process, with two cores and Delta; and one
+cluster for those of what only a cluster does.
+
+A command line that runs inside a test process starts its own session and ends its JVM afterwards, unless `lend_session`
+gives it the shared one. tests/conftest.py ends the shared session before such a test; it is started again when a later
+module asks for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.run.cluster import Cluster, cluster
+
+_session: list[Any] = []
+
+
+def shared_session() -> Any:
+    from keytail.run import delta
+    from keytail.run.session import local_session
+
+    if not _session:
+        # Small data needs no 200 tasks for each shuffle, which is Spark's default.
+        settings = {**delta.session_settings(None), "spark.sql.shuffle.partitions": "2"}
+        _session.append(local_session("local[2]", "keytail tests", settings))
+    return _session[0]
+
+
+def end_shared_session() -> None:
+    if _session:
+        _session.pop().stop()
+        sys.modules["keytail.run.session"].end_jvm()
+
+
+def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command lines in this process use the shared session, and leave it as it is."""
+    session = sys.modules["keytail.run.session"]
+    monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
+    monkeypatch.setattr(session, "_stop", lambda spark: None)
+    monkeypatch.setattr(session, "end_jvm", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    return shared_session()
+
+
+@pytest.fixture
+def on_spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that start Spark get the session that tests share; how one starts and ends is for tests of processes."""
+    lend_session(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made

@@ -1,0 +1,149 @@
+"""On a standalone cluster of two workers: duplicates of slow tasks, tasks that are run again, an executor that is
+lost. Each leaves one clean result, as a run in which nothing happens leaves it. And a host that sees other files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.log.lock import is_held
+from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, write_log_dir
+from tests.run.cluster import ELSEWHERE, ROOT, Cluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("cluster")]  # one for all of them
+
+PARTITIONS = 4
+SOAK = os.environ.get("KEYTAIL_SOAK") == "1"
+# What is said of a partition by a host that sees the files.
+GOOD = {"verify": {"suspect"}, "rebuild-index": {"rebuilt"}, "compact": {"compacted"}}
+
+
+@pytest.mark.parametrize(
+    ("how", "speculation"), [("1:slow", "forced"), *([("1:executor,2:worker", "asked for")] if SOAK else [])]
+)
+def test_one_clean_result(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
+    log_dir = write_log_dir(tmp_path / "logs", {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)})
+    before = {n: records_of(log_dir / f"orders-{n}") for n in range(PARTITIONS)}
+    answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation)
+    assert answer["speculation"] == ("true" if speculation == "forced" else "false"), "ours counts, not the cluster's"
+    assert [row["status"] for row in answer["rows"]] == ["compacted"] * PARTITIONS, answer
+    for one in how.split(","):
+        number, _, kind = one.partition(":")
+        attempts = [name for name in notes if name.startswith(f"{number}.s")]
+        assert len(attempts) >= 2, "nothing went wrong"
+        if kind != "worker":  # which its executor starts anew
+            assert len({name.rpartition(".")[2] for name in attempts}) == len(attempts), "in one executor"
+    for n, records in before.items():
+        after, newest = records_of(log_dir / f"orders-{n}"), newest_by_key(records)
+        assert len(after) < len(records)
+        assert set(after) <= set(records)
+        assert newest_by_key(after) == newest
+    left = [path.name for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".cleaned", ".deleted")]
+    assert not left
+    assert not is_held(str(log_dir))
+    assert (log_dir / "cleaner-offset-checkpoint").read_text().splitlines()[1] == str(PARTITIONS)
+
+
+@pytest.mark.parametrize(
+    ("how", "speculation"), [("merge:executor", "asked for"), *([("scan:slow,merge:slow", "forced")] if SOAK else [])]
+)
+@pytest.mark.soak("test_one_clean_result, compact/fan_out/test_on_spark.py")
+def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: Cluster, tmp_path: Path) -> None:
+    """With the executor go the key runs that it had made for others; copies of tasks write the same beside them."""
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})
+    before = records_of(log_dir / "orders-0")
+    answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation, driver="tests.compact.fan_out.on_cluster")
+    assert [row["status"] for row in answer["rows"]] == ["compacted"], answer
+    for one in how.split(","):
+        stage = one.partition(":")[0]
+        attempts = [name for name in notes if name.startswith(f"{stage}-1.")]
+        assert len({name.rpartition(".")[2] for name in attempts}) >= 2, f"nothing went wrong: {notes}"
+    after = records_of(log_dir / "orders-0")
+    assert len(after) < len(before)
+    assert set(after) <= set(before)
+    assert newest_by_key(after) == newest_by_key(before)
+    left = [path.name for path in log_dir.rglob("*") if path.suffix in (".clean", ".swap", ".cleaned", ".deleted")]
+    assert not left
+    assert not is_held(str(log_dir))
+
+
+def run(
+    made: Cluster, log_dir: Path, notes: Path, how: str, speculation: str, *, driver: str = "tests.run.on_cluster"
+) -> tuple[dict[str, Any], list[str]]:
+    notes.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", driver, made.url, str(log_dir), str(notes), how, speculation],
+        env=made.environment({"spark.speculation": "true"}), cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), sorted(path.name for path in notes.iterdir())
+
+
+@pytest.mark.one_of("two hosts")
+def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster, tmp_path: Path) -> None:
+    """Nothing, where a mount is missing; an older copy; a copy that names, sizes and times do not tell apart."""
+    if not two_workers.namespaces:
+        assert os.environ.get("KEYTAIL_NO_SKIP") != "1", "KEYTAIL_NO_SKIP=1, and no namespaces can be made"
+        pytest.skip("makes a mount namespace, which needs root or user namespaces")
+    log_dirs = {}
+    for name in ("nothing", "older", "alike"):
+        partitions = {f"orders-{n}": random_records(n, 400) for n in range(PARTITIONS)}
+        log_dirs[name] = log_dir = write_log_dir(tmp_path / name, partitions)
+        for index in log_dir.glob("orders-*/00000000000000000100.index"):
+            index.unlink()
+        seen = tmp_path / "elsewhere" / name
+        seen.mkdir(parents=True)
+        if name != "nothing":
+            shutil.copytree(log_dir, seen, dirs_exist_ok=True)
+        if name == "older":
+            for log in seen.glob("orders-*/*.log"):  # each: which tasks run there is up to Spark
+                log.write_bytes(log.read_bytes()[:-100])
+        two_workers.elsewhere(log_dir, seen)
+    before = snapshot(tmp_path / "elsewhere")
+    sources = {path: path.read_bytes() for path in tmp_path.glob("*/orders-*/*.log")}
+    answer = run_driver(two_workers, "tests.run.on_hosts", str(tmp_path / "notes"), *map(str, log_dirs.values()))
+    for name, log_dir in log_dirs.items():
+        rows = answer[str(log_dir)]
+        if name == "alike":  # what is only read is the same there
+            assert {status for status, _ in rows.pop("verify").values()} == {"suspect"}, "an index is missing"
+        for verb, by_partition in rows.items():
+            # Of a copy whose logs are alike, an index that a task asks for can be missing.
+            not_done = ("refused", "failed") if (name, verb) == ("alike", "compact") else ("refused",)
+            refused = {partition for partition, (status, _) in by_partition.items() if status in not_done}
+            done = {partition for partition, (status, _) in by_partition.items() if status in GOOD[verb]}
+            assert len(refused) + len(done) == PARTITIONS, (name, verb, by_partition)
+            # The segments of a partition are looked at on many hosts, to make indexes: one of them is enough. Of copies
+            # that are alike only a missing index is noticed, and the few tasks that ask may all run on the other host.
+            assert refused or (name, verb) == ("alike", "rebuild-index"), (name, verb, by_partition)
+            assert done or verb == "rebuild-index", (name, verb, by_partition)
+            for partition in refused:
+                error = by_partition[partition][1]
+                assert f"host {ELSEWHERE}" in error, (name, verb, error)
+                assert str(log_dir / partition) in error
+                if verb == "compact":
+                    for path, content in sources.items():
+                        assert path.parent != log_dir / partition or path.read_bytes() == content
+    assert not [path for path in tmp_path.glob("*/orders-*/*.clean") if path.parts[-3] != "elsewhere"]
+    after = snapshot(tmp_path / "elsewhere")
+    assert before == {path: after[path] for path in before}
+    new = after.keys() - before.keys()
+    assert all(path.endswith(".clean") for path in new)
+    assert {path.split("/")[0] for path in new} <= {"alike", "older"}, "where a task found its own segment as planned"
+
+
+def run_driver(made: Cluster, module: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", module, made.url, *arguments], env=made.environment(), cwd=ROOT,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

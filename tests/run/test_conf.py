@@ -1,0 +1,66 @@
+"""conf/spark-defaults.conf as Spark reads it: every key is one of Spark's, every value has its type, each is explained;
+and the keys that the page for clusters names."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from keytail.run.session import CORRECTNESS
+from tests.run.cluster import SECURE
+from tests.run.test_submit import ROOT, submit
+
+CONF = ROOT / "conf" / "spark-defaults.conf"
+PAGE = ROOT / "lib" / "keytail" / "spark" / "CLUSTER.md"
+# Keys that end with a name of one's own.
+OWN_NAMES = ("spark.executorEnv.", "spark.kubernetes.driver.volumes.", "spark.kubernetes.executor.volumes.",
+             "spark.yarn.appMasterEnv.", "spark.kubernetes.driverEnv.", "spark.kubernetes.node.selector.")  # fmt: skip
+
+
+# Spark reads it by its name, without an entry among the others.
+BY_NAME = {"spark.local.dir"}
+
+
+def settings() -> dict[str, str]:
+    lines = [line.split(None, 1) for line in CONF.read_text().splitlines() if line.startswith("spark.")]
+    assert all(len(line) == 2 for line in lines)
+    found = {key: value.strip() for key, value in lines}
+    assert len(found) == len(lines), "a key stands there twice"
+    return found
+
+
+def named_keys(text: str) -> set[str]:
+    keys = {key.rstrip(".") for key in re.findall(r"(?<![\w./-])spark\.[\w.]+", text)}
+    keys -= BY_NAME
+    return {key for key in keys if not key.startswith(OWN_NAMES) and "." in key[6:] and not key.endswith(".conf")}
+
+
+def test_every_setting_is_explained() -> None:
+    for block in CONF.read_text().split("\n\n"):
+        if re.search(r"^spark\.", block, re.MULTILINE):
+            assert block.startswith("# "), block
+
+
+def test_other_users_of_the_hosts_are_kept_out() -> None:
+    """As on a cluster of the tests (tests/run/cluster.py), which has a secret besides."""
+    assert SECURE.items() <= settings().items()
+    assert settings()["spark.executorEnv.PYTHONSAFEPATH"] == "1"
+    assert not any("secret" in key for key in settings())
+
+
+@pytest.mark.spark
+def test_spark_knows_every_key_and_reads_every_value(tmp_path: Path) -> None:
+    """In a session that was submitted with the file. A value of the wrong type ends the job."""
+    wanted = settings()
+    keys = sorted(wanted.keys() | named_keys(CONF.read_text()) | named_keys(PAGE.read_text()))
+    done = submit("--master", "local[1]", str(Path(__file__).with_name("print_settings.py")), *keys)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    unknown = [key for key in answer["known"] if answer["known"][key] is False and not key.startswith(OWN_NAMES)]
+    assert not unknown, f"Spark knows no {', '.join(unknown)}"
+    assert len(keys) > len(wanted) > 10
+    for key, value in {**wanted, **CORRECTNESS}.items():
+        assert answer["settings"][key] == value

@@ -1,0 +1,276 @@
+"""Spark ends beneath a run: whatever call fails by it, one error comes of it. The JVM is a double."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from socketserver import StreamRequestHandler
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark.accumulators import AccumulatorTCPServer
+
+from keytail.cli.stopping import Stopped, stoppable
+from keytail.compact import driver as compact
+from keytail.compact.rounds import least_scratch_bytes
+from keytail.compact.task import CleaningTask
+from keytail.errors import KeytailError
+from keytail.log.fs import LOCAL
+from keytail.run import ended, session
+from keytail.run.ended import SparkEnded, await_signal, quiet_py4j, text_of
+from keytail.run.storage import ScratchSpace
+from keytail.run.tasks import attempt_one, run_bundle
+from tests.compact.test_driver import compaction
+from tests.compact.test_rounds_on_spark import clean_here, in_rounds, no_margin  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended, "HELD_BACK_S", 0.0)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+
+
+class Gone:
+    """What py4j gives for any call once the JVM has gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Py4JNetworkError("Error while sending or receiving")
+
+
+class Java:
+    """An exception of a JVM that has gone: its text cannot be asked for any more."""
+
+    _target_id = "o1"
+    _gateway_client = Gone()
+
+
+def java_error() -> Py4JJavaError:
+    return Py4JJavaError("An error occurred while calling o7.collectToPython.\n", Java())
+
+
+def session_that(is_stopped: bool | None) -> Any:
+    """Every job of it fails; its JVM says whether it is stopped, or is gone."""
+    scala = SimpleNamespace(isStopped=lambda: is_stopped)
+    context = SimpleNamespace(
+        _jsc=Gone() if is_stopped is None else SimpleNamespace(sc=lambda: scala),
+        setJobGroup=lambda *_, **__: None,
+        broadcast=lambda values: SimpleNamespace(value=values, destroy=lambda: None),
+    )
+
+    def fails(*_: Any) -> Any:
+        raise java_error()
+
+    return SimpleNamespace(sparkContext=context, range=fails, stop=fails)
+
+
+def nothing(payload: int, attempt: str) -> int:
+    return payload
+
+
+@pytest.mark.parametrize("is_stopped", [True, None])
+def test_a_job_that_is_lost_with_its_session_is_not_run_again(is_stopped: bool | None) -> None:
+    again: list[int] = []
+    with pytest.raises(SparkEnded) as raised:
+        run_bundle(session_that(is_stopped), [1, 2], nothing, before_again=again.append)
+    assert isinstance(raised.value.__cause__, Py4JJavaError)
+    assert again == []
+
+
+def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
+    again: list[int] = []
+    outcomes = run_bundle(session_that(False), [1, 2], nothing, before_again=again.append)
+    assert again == [1, 2]
+    said = "Spark lost the job of this partition, twice: Py4JJavaError"
+    assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [said, said]
+
+
+def test_the_text_of_an_error_is_had_without_its_jvm() -> None:
+    with pytest.raises(Py4JNetworkError):
+        str(java_error())
+    assert text_of(java_error()) == "Py4JJavaError"
+    assert session.first_line(java_error()) == "Py4JJavaError"
+
+
+@pytest.mark.parametrize(
+    ("is_stopped", "problem", "found"),
+    [
+        (None, java_error(), SparkEnded),
+        (True, Py4JNetworkError("Answer from Java side is empty"), SparkEnded),
+        (False, java_error(), Py4JJavaError),
+        (None, KeytailError("no room"), KeytailError),
+        (None, ZeroDivisionError("an oversight"), ZeroDivisionError),
+        (None, Stopped(signal.SIGTERM), Stopped),
+    ],
+)
+def test_what_fails_outside_of_jobs_is_told_where_the_session_is_let_go_of(
+    is_stopped: bool | None, problem: BaseException, found: type, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr(session, "submitted_session", lambda: session_that(is_stopped))
+    with pytest.raises(BaseException) as raised, contextlib.ExitStack() as run:
+        session.session_of_run(run, None, submitted=True)
+        raise problem
+    assert type(raised.value) is found
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_that_was_made_of_one_of_sparks_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
+    with pytest.raises(SparkEnded), contextlib.ExitStack() as run:
+        session.session_of_run(run, None, submitted=True)
+        raise KeytailError("Spark lost the job that reads the source") from java_error()
+
+
+def test_what_fails_on_the_way_of_a_signal_is_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it interrupts a call of py4j, and leaving that call asks the JVM for something more."""
+    monkeypatch.setattr(session, "submitted_session", lambda: session_that(False))
+    with pytest.raises(Stopped) as stopped, contextlib.ExitStack() as run:
+        session.session_of_run(run, None, submitted=True)
+        try:
+            try:
+                raise Stopped(signal.SIGINT)
+            finally:
+                raise Py4JNetworkError("Answer from Java side is empty")
+        except Exception as lost:
+            raise KeytailError("Spark lost the job that reads the source") from lost
+    assert stopped.value.exit_status == 130
+
+
+def test_under_spark_submit_the_signal_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(session, "submitted_session", lambda: session_that(None))
+    told = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped), stoppable(), contextlib.ExitStack() as run:
+        session.session_of_run(run, None, submitted=True)
+        told.start()
+        raise java_error()
+    monkeypatch.setattr(ended, "_LONGEST_END_S", 0.1)
+    await_signal()  # returns where none comes
+
+
+def ends_in_round(number: int, log_dir: Path, task: CleaningTask, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver of a run whose Spark ends with the job of a round, of which the worker has left a file."""
+    rounds_run: list[CleaningTask] = []
+
+    def bundle(spark: Any, tasks: list[CleaningTask], function: Any, **_: Any) -> Any:
+        rounds_run.extend(tasks)
+        outcomes = [attempt_one(clean_here, one, f"a{len(rounds_run)}") for one in tasks]
+        if len(rounds_run) > number:
+            raise SparkEnded
+        return outcomes
+
+    monkeypatch.setattr(compact, "run_bundle", bundle)
+    context = SimpleNamespace(defaultParallelism=1, master="local[1]")
+    space = ScratchSpace(LOCAL, least_scratch_bytes(task))
+    return compaction(SimpleNamespace(sparkContext=context), log_dir, [task], clean=clean_here, space=space)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_run_says_how_far_it_came_and_leaves_no_scratch(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    driver = ends_in_round(number, log_dir, task, monkeypatch)
+    with pytest.raises(SparkEnded):
+        driver.run()
+    [row] = driver.rows_so_far()
+    assert row.status == "skipped"
+    assert (f"{number} of at least" in row.error) == (number > 0), row.error
+    assert "safe to start the broker" in row.error or number == 0
+    driver.remove_scratch()
+    assert not list(log_dir.rglob("*.clean"))
+    assert not list(log_dir.rglob("*.swap"))
+
+
+def test_scratch_of_a_dead_attempt_goes_and_what_a_round_was_handed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the task is run again: until then nobody may write more than was reserved."""
+    log_dir, [task] = in_rounds(tmp_path / "logs")
+    seen: list[tuple[set[str], set[str]]] = []
+
+    def bundle(spark: Any, tasks: list[CleaningTask], function: Any, *, before_again: Any, **_: Any) -> Any:
+        [one] = tasks
+        handed = {one.handed_on.survivors.name, one.handed_on.proof.name} if one.handed_on else set()
+        lost = attempt_one(clean_here, one, "dead")
+        assert lost.value is not None
+        before_again(one)
+        seen.append(({path.name for path in log_dir.rglob("*.clean")}, handed))
+        return [attempt_one(clean_here, one, f"a{len(seen)}")]
+
+    driver = ends_in_round(9, log_dir, task, monkeypatch)
+    monkeypatch.setattr(compact, "run_bundle", bundle)
+    [row] = driver.run()
+    assert row.status == "compacted", row
+    assert len(seen) == 3
+    assert all(there == handed for there, handed in seen), seen
+
+
+def test_what_a_jvm_says_of_being_stopped_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor what it said in the moment before, while the signal was on its way to the driver."""
+    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
+    reader, jvm = os.pipe()
+    out, real = os.pipe()
+    started = threading.Event()
+    session._unheard.clear()
+    passing = threading.Thread(target=session._pass_on, args=(reader, real, started))
+    passing.start()
+    os.write(jvm, b"WARNING: Using incubator modules: x\nError: no such ma")
+    os.write(jvm, b"ster\n")
+    assert os.read(out, 100) == b"Error: no such master\n"
+    started.set()
+    os.write(jvm, b"ERROR of a task\n")
+    assert os.read(out, 100) == b"ERROR of a task\n"
+    os.write(jvm, b"java.util.concurrent.RejectedExecutionException: Task\n")
+    time.sleep(0.05)
+    session._unheard.set()
+    os.write(jvm, b"\tat java.base/java.util.concurrent\n")
+    os.close(jvm)
+    passing.join(60)
+    os.close(real)
+    assert os.read(out, 100) == b""
+    os.close(out)
+    session._unheard.clear()
+
+
+def test_the_jvm_is_heard_out_also_where_nobody_can_read_it() -> None:
+    """Else it waits for ever in a pipe that is full."""
+    reader, jvm = os.pipe()
+    nobody, real = os.pipe()
+    os.close(nobody)
+    started = threading.Event()
+    passing = threading.Thread(target=session._pass_on, args=(reader, real, started), daemon=True)
+    passing.start()
+    os.set_blocking(jvm, False)
+    said, last_s = 0, time.monotonic() + 60
+    while said < 1 << 20 and time.monotonic() < last_s:
+        with contextlib.suppress(BlockingIOError):
+            said += os.write(jvm, b"ERROR of a task\n" * 64)
+    os.close(jvm)
+    passing.join(60)
+    assert said >= 1 << 20
+    assert not passing.is_alive()
+    os.close(real)
+
+
+def test_py4j_prints_no_traceback_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    quiet_py4j()
+    said = "import logging\ntry:\n    1 / 0\nexcept Exception:\n    logging.getLogger(name).exception('sending')\n"
+    for file, name in (("/x/py4j/java_gateway.py", None), ("/x/py4j/clientserver.py", "py4j.clientserver")):
+        exec(compile(said, file, "exec"), {"name": name})
+    assert capfd.readouterr().err == ""
+    root = logging.getLogger()
+    assert root.filter(logging.LogRecord("root", logging.ERROR, "/x/keytail/a.py", 1, "said", None, None))
+
+    with AccumulatorTCPServer(("127.0.0.1", 0), StreamRequestHandler, "") as server:
+        try:
+            raise EOFError
+        except EOFError:
+            server.handle_error(SimpleNamespace(), ("127.0.0.1", 1))  # type: ignore[arg-type]
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,59 @@
+"""The worked example: every block of EXAMPLE.md, in order, as it stands; what it prints is what the page says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documentation.pages import ROOT, blocks, find_in_order, squeezed
+from tests.run.cluster import java_options
+
+pytestmark = pytest.mark.spark
+
+PAGE = "lib/keytail/run/EXAMPLE.md"
+
+
+def test_every_block(tmp_path: Path) -> None:
+    """Shell blocks are one shell, blocks of Python one program behind them: the page has them in that order, or the
+    program has ended before the shell goes on."""
+    found = [(one.kind, one.text, one.printed) for one in blocks(PAGE)]
+    assert {kind for kind, _, _ in found} == {"sh", "python", "text"}
+    lines, program = ["set -e"], ""
+    for kind, text, _ in found:
+        if kind == "sh":
+            lines += _run(program, tmp_path, lines)
+            program = ""
+            lines.append(text)
+        elif kind == "python":
+            program += text
+    lines += _run(program, tmp_path, lines)
+    environment = dict(os.environ, WORK=str(tmp_path / "work"), PATH=_with_interpreter(), COLUMNS="120")
+    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # For the tests' time; the page prints the same without.
+    environment["PYSPARK_SUBMIT_ARGS"] = "--conf spark.sql.shuffle.partitions=2 pyspark-shell"
+    environment["SPARK_SUBMIT_OPTS"] = java_options()
+    run = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    shown = [text if kind == "text" else printed for kind, text, printed in found if kind == "text" or printed]
+    missing = find_in_order([squeezed(text or "") for text in shown], squeezed(run.stdout))
+    assert missing is None, f"not printed, or not in this order:\n{missing}\nwhat was printed:\n{run.stdout}"
+
+
+def _run(program: str, folder: Path, lines: list[str]) -> list[str]:
+    if not program:
+        return []
+    path = folder / f"program-{len(lines)}.py"
+    path.write_text(program)
+    return [f"python {path}"]
+
+
+def _with_interpreter() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+

@@ -1,0 +1,262 @@
+"""Sessions that keytail starts: other users of the host neither read their files nor send them anything, and no module
+of the current directory runs in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keytail.errors import KeytailError
+from keytail.run import isolation
+from keytail.run.isolation import LocalDirs, configured_parents, remove_abandoned
+from tests import class_archives
+from tests.log_dirs import random_records, write_log_dir
+from tests.run.cluster import PACKAGES, Cluster
+from tests.run.test_submit import JOB, submit
+
+KEYTAIL = Path(sys.executable).with_name("keytail")
+# What a test plants: any of them is imported by a worker, or by the driver, that looks where it was started.
+PLANTED = ("pyspark/__init__.py", "numpy.py", "pyspark_source.py", "pyarrow.py", "typer.py")
+
+DRIVER = """
+import contextlib, json, os, signal, sys
+from keytail.run.session import session_of_run
+from pyspark import SparkContext
+with contextlib.ExitStack() as run:
+    spark = session_of_run(run, "local[1]", submitted=False)
+    context, jvm = spark.sparkContext, spark._jvm
+    manager = jvm.org.apache.spark.SparkEnv.get().blockManager().diskBlockManager()
+    found = [*map(str, manager.localDirsString()), context._temp_dir]
+    found += [jvm.java.lang.System.getProperty("java.io.tmpdir"), jvm.org.apache.spark.SparkFiles.getRootDirectory()]
+    spark.range(20, numPartitions=4).repartition(3, "id").collect()
+    print(json.dumps({"dirs": found, "jvm": SparkContext._gateway.proc.pid}), flush=True)
+    if sys.argv[1] != "ends":
+        os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
+    if sys.argv[1] == "both are killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def environment(temporary: Path) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "PYTHONSAFEPATH"))}
+    clean["SPARK_SUBMIT_OPTS"] = " ".join(class_archives.options("spark"))  # for the tests' time
+    return clean | {"TMPDIR": str(temporary), "PYTHONPATH": str(PACKAGES)}
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    made = tmp_path / "temporary"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def planted(tmp_path: Path, temporary: Path) -> Path:
+    """The current directory of a run; modules there and in the temporary directory leave a mark."""
+    here = tmp_path / "here"
+    for folder in (here, temporary):
+        for name in PLANTED:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__file__ + chr(10))\n")
+    return here
+
+
+def marks(planted: Path) -> str:
+    mark = planted.parent / "mark"
+    return mark.read_text() if mark.exists() else ""
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(1, 300)})
+    settings = ["--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=compact"]
+    return ["--log-dirs", str(log_dir), *settings, "--output", "json", "--execute"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([str(KEYTAIL)], id="script"),
+        pytest.param([sys.executable, "-m", "keytail.main.main"], id="-m", marks=pytest.mark.soak("script")),
+    ],
+)
+def test_a_module_in_the_current_directory_does_not_run(
+    command: list[str], planted: Path, temporary: Path, flags: list[str]
+) -> None:
+    done = subprocess.run(
+        [*command, "compact", "--master", "local[2]", *flags],
+        capture_output=True, text=True, timeout=300, cwd=planted, env=environment(temporary), check=False,
+    )  # fmt: skip
+    assert marks(planted) == ""
+    assert done.returncode == 0, done.stderr
+    assert [row["status"] for row in json.loads(done.stdout)] == ["compacted"]
+    assert sorted(one.name for one in temporary.iterdir()) == sorted({name.split("/")[0] for name in PLANTED})
+
+
+@pytest.mark.one_of("spark-submit beside other users")
+@pytest.mark.spark
+def test_nor_does_it_under_spark_submit(planted: Path, flags: list[str]) -> None:
+    done = submit("--master", "local[2]", str(JOB), *flags, cwd=planted)
+    assert marks(planted) == ""
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "how", ["ends", pytest.param("the JVM is killed", marks=pytest.mark.soak("both")), "both are killed"]
+)
+def test_what_spark_writes_is_private_and_gone_afterwards(how: str, temporary: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, how], stdout=subprocess.PIPE, text=True, env=environment(temporary)
+    ) as driver:
+        assert driver.stdout is not None
+        found = json.loads(driver.stdout.readline())
+        driver.wait(120)
+    dirs = [Path(one) for one in found["dirs"]]
+    [private] = {one for path in dirs for one in (path, *path.parents) if one.parent == temporary}
+    assert all(path.is_relative_to(private) for path in dirs)
+    if how == "both are killed":
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+        assert any(private.rglob("shuffle_*.data"))
+        remove_abandoned(str(temporary))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_of_a_living_run_is_left_alone(temporary: Path) -> None:
+    living = LocalDirs([str(temporary)])
+    [path] = living.paths
+    Path(path, "shuffle").touch()
+    other = LocalDirs([str(temporary)])
+    assert Path(path, "shuffle").exists()
+    other.remove()
+    living.remove()
+    assert list(temporary.iterdir()) == []
+
+
+def test_only_a_private_directory_of_ones_own_is_removed(temporary: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / "precious").touch()
+    (temporary / f"{isolation.PREFIX}link").symlink_to(elsewhere)
+    for name, mode in (("open", 0o755), ("private", 0o700)):
+        (temporary / f"{isolation.PREFIX}{name}").mkdir()
+        (temporary / f"{isolation.PREFIX}{name}").chmod(mode)
+        (temporary / f"{isolation.PREFIX}{name}" / "link").symlink_to(elsewhere)
+    (temporary / f"{isolation.PREFIX}file").touch(mode=0o700)
+    (temporary / "private").mkdir(mode=0o700)
+    remove_abandoned(str(temporary))
+    left = {path.name.removeprefix(isolation.PREFIX) for path in temporary.iterdir()}
+    assert left == {"link", "open", "file"} | {"private"}
+    assert not (temporary / f"{isolation.PREFIX}private").exists()
+    assert (elsewhere / "precious").exists()
+
+
+def test_one_below_a_set_group_directory_is_removed_too(temporary: Path) -> None:
+    """It takes over that bit."""
+    temporary.chmod(0o2775)
+    (temporary / f"{isolation.PREFIX}x").mkdir(mode=0o700)
+    remove_abandoned(str(temporary))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_of_another_user_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (temporary / f"{isolation.PREFIX}x").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    remove_abandoned(str(temporary))
+    assert list(temporary.iterdir()) != []
+
+
+def test_one_that_a_run_takes_for_abandoned_while_it_is_made_is_made_again(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = isolation.fcntl.flock, []
+
+    def flock(fd: int, how: int) -> None:
+        if not seen:
+            seen.append(fd)
+            remove_abandoned_here()
+        real(fd, how)
+
+    def remove_abandoned_here() -> None:
+        [path] = temporary.iterdir()
+        path.rmdir()
+
+    monkeypatch.setattr(isolation.fcntl, "flock", flock)
+    made = LocalDirs([str(temporary)])
+    assert [str(path) for path in temporary.iterdir()] == made.paths
+    made.remove()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, "temporary"), ({"SPARK_LOCAL_DIRS": "{}/a,{}/b"}, "a b"), ({"SPARK_CONF_DIR": "{}"}, "conf")],
+)
+def test_they_are_where_spark_was_told_to_keep_them(
+    variables: Mapping[str, str], expected: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(f"#spark.local.dir /no\nspark.local.dir  {tmp_path}/conf\n")
+    for name in ("SPARK_LOCAL_DIRS", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(isolation.tempfile, "gettempdir", lambda: str(temporary))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.replace("{}", str(tmp_path)))
+    assert configured_parents() == [str(tmp_path / name) for name in expected.split()]
+    assert all((tmp_path / name).is_dir() for name in expected.split())
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "file" / "below"))
+    with pytest.raises(KeytailError, match=r"Spark's temporary files.*file/below.*SPARK_LOCAL_DIRS"):
+        configured_parents()
+
+
+@pytest.mark.spark
+def test_the_ports_of_the_driver_take_nothing_without_the_secret(spark: Any) -> None:
+    """A request of Spark's RPC, whose body is a serialized Java object: it must not come as far as being read."""
+    settings = spark.sparkContext.getConf()
+    for port in (int(settings.get("spark.driver.port")), _block_manager_port(spark)):
+        assert b"Expected SaslMessage" in _answer_to_an_object(port)
+    assert settings.get("spark.driver.host") == "127.0.0.1"
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("cluster")
+def test_nor_does_the_master_of_a_cluster_with_these_settings(two_workers: Cluster) -> None:
+    assert b"Expected SaslMessage" in _answer_to_an_object(two_workers.port)
+
+
+@pytest.mark.spark
+def test_the_secret_is_on_no_command_line(spark: Any) -> None:
+    secret = str(spark._jvm.org.apache.spark.SparkEnv.get().securityManager().getSecretKey())
+    assert len(secret) >= 32
+    texts = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(secret.encode() in text for text in texts)
+    assert secret not in dict(spark.sparkContext.getConf().getAll()).values()
+
+
+def _answer_to_an_object(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(_rpc_request(b"\xac\xed\x00\x05 no object"))
+        return client.recv(1 << 16)
+
+
+def _block_manager_port(spark: Any) -> int:
+    return int(spark._jvm.org.apache.spark.SparkEnv.get().blockManager().blockManagerId().port())
+
+
+def _rpc_request(body: bytes) -> bytes:
+    """A frame of Spark's transport: its size, the type 3, a request id, the size of the body."""
+    rest = struct.pack(">bqi", 3, 7, len(body)) + body
+    return struct.pack(">q", 8 + len(rest)) + rest

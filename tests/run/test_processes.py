@@ -1,0 +1,132 @@
+"""Workers without Spark: the same promises as with it, and none of them outlives its driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keytail.run.processes import Processes
+from tests.run import work
+
+
+@pytest.fixture
+def workers() -> Iterator[Processes]:
+    with Processes(2) as made:
+        yield made
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _wait_until_gone(pids: list[int]) -> None:
+    last_s = time.monotonic() + 60
+    while any(map(_is_alive, pids)):
+        assert time.monotonic() < last_s, "a worker outlives its driver"
+        time.sleep(0.01)
+
+
+def test_answers_in_order_from_two_processes_that_stay(workers: Processes) -> None:
+    answers = workers.run(list(range(20)), work.double)
+    assert [value for value, _ in answers] == list(range(0, 40, 2))  # type: ignore[misc]
+    attempts = {attempt for _, attempt in answers}  # type: ignore[misc]
+    assert len(attempts) == 20
+    again = workers.run([1, 2, 3], work.double)
+    assert not attempts & {attempt for _, attempt in again}  # type: ignore[misc]
+    seen = workers.run([0.01] * 20, work.nap)
+    assert len(set(seen)) == 2
+    assert os.getpid() not in seen
+
+
+def test_a_function_given_at_the_start_need_not_be_picklable() -> None:
+    large = object()
+    with Processes(1, lambda payload, attempt: (payload, large is not None)) as workers:
+        assert workers.run([7]) == [(7, True)]
+
+
+def test_a_worker_that_dies_takes_only_its_task_with_it(workers: Processes, tmp_path: Path) -> None:
+    tidied: list[int] = []
+    payloads = [(number, number == 2, str(tmp_path)) for number in range(5)]
+    answers = workers.run(payloads, work.die_when_told, lambda payload: tidied.append(payload[0]))
+    assert answers == [0, 1, None, 3, 4]
+    assert len(list(tmp_path.glob("2.*"))) == 2, "once more, in another process"
+    assert tidied == [2]
+    assert workers.run([(0, str(tmp_path))], work.die_the_first_time) == [0]
+
+
+def test_several_threads_share_the_workers(workers: Processes) -> None:
+    found: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        found[number] = [answer[0] for answer in workers.run([number] * 5, work.double)]  # type: ignore[index]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {number: [2 * number] * 5 for number in range(6)}
+
+
+def test_cancel_kills_what_runs_and_gives_up_what_waits(workers: Processes) -> None:
+    [first] = workers.run([0], work.nap)
+    threading.Timer(0.3, workers.cancel).start()
+    start_s = time.monotonic()
+    assert workers.run([60.0, 60.0, 60.0], work.nap) == [None, None, None]
+    assert time.monotonic() - start_s < 30
+    _wait_until_gone([first or 0])
+
+
+def test_nothing_is_left_behind() -> None:
+    with Processes(2) as workers:
+        pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
+        forker = workers._forker
+    assert not any(map(_is_alive, [*pids, forker])), "close() waits for them: they hold the driver's locks"
+
+
+def test_signals_of_the_group_are_the_drivers_alone(workers: Processes) -> None:
+    [pid] = workers.run([0], work.nap)
+    assert pid
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, number)
+        os.kill(workers._forker, number)
+    time.sleep(0.1)
+    assert _is_alive(pid)
+    assert _is_alive(workers._forker)
+
+
+@pytest.mark.parametrize("ends_by", ["SIGKILL of the driver", "an exit without close"])
+def test_workers_end_with_their_driver(ends_by: str) -> None:
+    lines = (
+        "import os, sys, time\nfrom keytail.run.processes import Processes\nfrom tests.run import work\n"
+        "workers = Processes(2)\nprint(workers._forker, *set(workers.run([0.1] * 4, work.nap)), flush=True)\n"
+    )
+    lines += "os._exit(0)\n" if "exit" in ends_by else "workers.run([60.0] * 2, work.nap)\n"
+    run = subprocess.Popen([sys.executable, "-c", lines], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    pids = list(map(int, run.stdout.readline().split()))
+    assert len(pids) == 3
+    if "SIGKILL" in ends_by:
+        time.sleep(0.2)
+        run.kill()
+    run.wait(timeout=60)
+    run.stdout.close()
+    _wait_until_gone(pids)
+
+
+def test_workers_end_with_the_process_that_forked_them(workers: Processes) -> None:
+    pids = [pid for pid in workers.run([0.05] * 4, work.nap) if pid]
+    os.kill(workers._forker, signal.SIGKILL)
+    _wait_until_gone(pids)
+    assert workers.run([0.0], work.nap) == [None], "nobody is left to do it"

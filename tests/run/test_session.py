@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keytail.errors import UsageProblem
+from keytail.run import session
+from keytail.run.java import java_version, require_java
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    (home / "release").write_text(f'IMPLEMENTOR="X"\nJAVA_VERSION="{version}"\n')
+    return java
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("17.0.15", (17, 0, 15)), ("1.8.0_402", (8, 0)), ("25", (25,)), ("26-ea", (26,))]
+)
+def test_version_is_read_without_starting_java(tmp_path: Path, text: str, numbers: tuple[int, ...]) -> None:
+    assert java_version(str(make_java(tmp_path, text))) == numbers
+
+
+def test_version_is_asked_for_where_there_is_no_release_file(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    assert java_version(str(java)) == (11, 0, 2)
+
+
+def test_too_old_a_java_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_java(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageProblem, match=r"is Java 11, but Spark needs 17 or newer.*JAVA_HOME"):
+        require_java()
+
+
+def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageProblem, match=f"JAVA_HOME is {tmp_path}, but there is no program"):
+        require_java()
+
+
+def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageProblem, match=r"No Java was found.*Install a JDK 17"):
+        require_java()
+
+
+def test_what_the_jvm_of_spark_submit_says_comes_through_us(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JVM is a double. Nothing of it is passed on once a stop has begun."""
+    monkeypatch.setattr(session, "HELD_BACK_S", 2.0)
+    before = set(threading.enumerate())
+    streams: list[Any] = []
+    io = SimpleNamespace(FileOutputStream=lambda path: open(path, "wb", 0), PrintStream=lambda stream, flushes: stream)
+    java = SimpleNamespace(io=io, lang=SimpleNamespace(System=SimpleNamespace(setErr=streams.append)))
+    session._hear(SimpleNamespace(sparkContext=SimpleNamespace(_jvm=SimpleNamespace(java=java))))
+    [passing] = set(threading.enumerate()) - before
+    [jvm] = streams
+    jvm.write(b"ERROR of a task\n")
+    heard, last_s = "", time.monotonic() + 60
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.02)
+        heard = capfd.readouterr().err
+    assert heard == "ERROR of a task\n"
+    try:
+        jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
+        session._unheard.set()
+        jvm.close()
+        passing.join(60)
+        assert not passing.is_alive()
+        assert capfd.readouterr().err == ""
+    finally:
+        session._unheard.clear()
+
+
+def test_a_jvm_that_ends_already_says_nothing_more() -> None:
+    before = set(threading.enumerate())
+    session._hear(SimpleNamespace())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_submitted_jobs_log_as_quietly_as_the_command_line() -> None:
+    link = ROOT / "conf" / "log4j2.properties"
+    assert os.path.realpath(link) == str(ROOT / "lib" / "keytail" / "spark" / "log4j2.properties")
+
+
+def test_jobs_are_short_and_choose_no_master() -> None:
+    for job in (ROOT / "jobs").glob("*.py"):
+        lines = job.read_text().splitlines()
+        assert len(lines) < 60, f"{job}: an entry point, not a program"
+        assert not any(".master(" in line for line in lines)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from keytail.errors import Refused
+from keytail.log.fs import FileStat, FileSystem
+from keytail.run.storage import ScratchSpace, is_local, refuse_shared_storage
+
+SHARED = ["nfs", "nfs4", "cifs", "ceph", "lustre", "9p", "virtiofs", "gpfs"]
+UNKNOWN = ["fuse", "fuseblk", "fuse.sshfs", "fuse.s3fs", "fuse.ext4", "fuse.lxcfs", "cluster-of-tomorrow", "proc", ""]
+
+
+@pytest.mark.parametrize("kind", [*SHARED, *UNKNOWN])
+def test_only_known_types_are_local(kind: str) -> None:
+    assert not is_local(kind)
+
+    class OnIt(FileSystem):
+        def file_system_type(self, path: str) -> str:
+            return kind
+
+    with pytest.raises(Refused, match=rf"not known to be local \({kind or 'unknown type'}\).*--shared-storage"):
+        refuse_shared_storage(OnIt(), ["/var/kafka"])
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "tmpfs", "btrfs", "zfs", "overlay", "f2fs", "bcachefs"])
+def test_local_types(kind: str) -> None:
+    assert is_local(kind)
+
+
+class OnNfs(FileSystem):
+    def file_system_type(self, path: str) -> str:
+        return "nfs4" if path.startswith("/mnt") else "ext4"
+
+
+def test_a_log_dir_on_nfs_is_refused_with_its_path() -> None:
+    refuse_shared_storage(OnNfs(), ["/var/kafka"])
+    with pytest.raises(Refused, match=r"not known to be local .nfs4.*/mnt/logs.*--shared-storage"):
+        refuse_shared_storage(OnNfs(), ["/var/kafka", "/mnt/logs"])
+
+
+class FakeStorage(FileSystem):
+    """Log dirs under /a are on device 1, others on device 2; `free` says how much is left there."""
+
+    def __init__(self, free: dict[int, int]) -> None:
+        super().__init__()
+        self.free = free
+
+    def stat(self, path: str) -> FileStat:
+        return SimpleNamespace(device=1 if path.startswith("/a") else 2)  # type: ignore[return-value]
+
+    def free_bytes(self, path: str) -> int:
+        return self.free[self.stat(path).device]
+
+
+def test_by_default_half_of_what_is_free_is_used() -> None:
+    space = ScratchSpace(FakeStorage({1: 1000, 2: 1000}))
+    one = space.device("/a/x")
+    assert space.device("/a/y") == one
+    space.reserve({one: 300})
+    assert space.fits({one: 200})
+    assert not space.fits({one: 201})
+    assert space.fits({space.device("/b"): 500}), "another file system has its own account"
+    space.release({one: 300})
+    assert space.fits({one: 500})
+    assert not space.fits({one: 501}), "what needs more goes in rounds"
+    assert space.for_rounds(one, 100) == 500
+    assert space.for_rounds(one, 700) == 700, "a group that is larger may have what it needs"
+    assert space.for_rounds(one, 1001) is None
+
+
+def test_a_given_limit_holds_also_for_one_alone() -> None:
+    space = ScratchSpace(FakeStorage({1: 1000}), limit_bytes=100)
+    one = space.device("/a")
+    assert space.fits({one: 100})
+    assert not space.fits({one: 101})
+    assert space.for_rounds(one, 100) == 100
+    assert space.for_rounds(one, 101) is None
+    assert "--max-scratch-bytes to 101" in str(space.refusal(one, 101))
+    assert isinstance(space.refusal(one, 101), Refused)
+
+
+def test_free_space_that_shrinks_meanwhile_counts() -> None:
+    storage_now = FakeStorage({1: 1000})
+    space = ScratchSpace(storage_now)
+    one = space.device("/a")
+    storage_now.free[1] = 40
+    assert not space.fits({one: 50})
+    assert space.for_rounds(one, 30) == 30
+    assert space.for_rounds(one, 50) is None
+    refusal = str(space.refusal(one, 50))
+    assert "needs up to 50 bytes" in refusal
+    assert "40 are free" in refusal
+    assert "Free 10 bytes" in refusal

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from tests.log_dirs import newest_by_key, random_records, records_of, write_log_dir
+from tests.reference.murmur2 import partition as partition_of
+from tests.run.cluster import java_options
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).parents[2]
+SUBMIT = Path(sys.executable).with_name("spark-submit")
+JOB = ROOT / "jobs" / "compact.py"
+
+
+def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """spark-submit as an operator types it: in an activated environment, or with only SPARK_HOME set.
+
+    Nothing names the interpreter of driver or workers.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "SPARK_", "VIRTUAL_"))}
+    environment |= {"SPARK_CONF_DIR": str(ROOT / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= {"SPARK_SUBMIT_OPTS": java_options()}  # for the tests' time
+    folders = [folder for folder in os.environ["PATH"].split(os.pathsep) if folder != str(SUBMIT.parent)]
+    if activated:
+        folders.insert(0, str(SUBMIT.parent))
+    else:
+        environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
+    environment["PATH"] = os.pathsep.join(folders)
+    return subprocess.run(
+        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=300, cwd=cwd, check=False
+    )
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    partitions = {f"orders-{n}": random_records(n, 400) for n in range(3)}
+    return write_log_dir(tmp_path / "logs", partitions)
+
+
+def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
+    before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
+    flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]
+    flags.append("--topics-have-no-overrides")
+    done = submit("--master", "local[2]", str(JOB), *flags, "--execute")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["status"] for row in rows] == ["compacted"] * 3
+    for n in range(3):
+        after = records_of(log_dir / f"orders-{n}")
+        assert len(after) < len(before[n])
+        newest = newest_by_key(before[n])
+        assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
+
+    keytail = str(SUBMIT.with_name("keytail"))
+    again = subprocess.run([keytail, "compact", *flags, "--execute"], capture_output=True, timeout=300, check=True)
+    assert {row["status"] for row in json.loads(again.stdout)} == {"clean"}
+
+
+@pytest.mark.soak("the compact job; tests/test_jobs.py; tests/import_/test_driver.py")
+def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> None:
+    keys = [b"%d" % number for number in range(500)]
+    pq.write_table(pa.table({"key": keys, "value": keys}), tmp_path / "orders.parquet", row_group_size=100)
+    logs = write_log_dir(tmp_path / "logs", {})
+    (logs / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":-1}')
+    flags = ["--topic", "orders", "--log-dirs", str(logs), "--single-replica", "--topics-have-no-overrides"]
+    flags += ["--topic-config", "orders:cleanup.policy=delete"]
+    flags += ["--partition-count", "2", "--topic-id", "AAAAAAAAAAAAAAAAAAAAAQ", "--output", "json", "--execute"]
+    job = ROOT / "jobs" / "import_logs.py"
+    done = submit("--master", "local[2]", str(job), str(tmp_path / "orders.parquet"), *flags)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [row["status"] for row in rows] == ["imported"] * 2
+    assert "tasks read Parquet themselves" in done.stderr
+    found = {n: [record.key for record in records_of(logs / f"orders-{n}")] for n in range(2)}
+    assert found == {n: [key for key in keys if partition_of(key, 2) == n] for n in range(2)}
+
+
+def test_the_job_refuses_a_master_of_its_own(log_dir: Path) -> None:
+    done = submit("--master", "local[1]", str(JOB), "--log-dirs", str(log_dir), "--master", "local[2]")
+    assert done.returncode == 2
+    assert "before the job's name" in done.stderr
+    assert done.stdout == ""

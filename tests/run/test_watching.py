@@ -1,0 +1,241 @@
+"""The driver hears of tasks while they run, and of nobody else; a task never fails by it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from keytail.log.fs import LOCAL
+from keytail.log.meter import METER
+from keytail.run import watching
+from keytail.run.processes import Processes
+from keytail.run.tasks import run_bundle
+from keytail.run.watching import (
+    HERE,
+    LOOPBACK,
+    Channel,
+    DriverAddress,
+    Sign,
+    Watch,
+    address_of_driver,
+    current_channel,
+    send_to,
+    telling,
+)
+
+
+@pytest.fixture
+def heard() -> list[Sign]:
+    return []
+
+
+@pytest.fixture
+def watch(heard: list[Sign]) -> Iterator[Watch]:
+    with Watch(HERE, heard.append) as made:
+        yield made
+
+
+def read_slowly(path: str, attempt: str) -> int:
+    """A task of 1.2 s that reads `path` twice: it has told of itself by then, also where all is slow."""
+    with telling(path, attempt, "first"):
+        LOCAL.read_at(path, 0, 1000)
+        with METER.during("second"):
+            time.sleep(1.2)
+            LOCAL.read_at(path, 0, 1000)
+    return METER.read_bytes
+
+
+# In which read_slowly may be met, by phase and bytes.
+STANDINGS = {("first", 0), ("first", 1000), ("second", 1000), ("second", 2000), ("first", 2000)}
+
+
+def _file(tmp_path: Path, name: str) -> str:
+    path = tmp_path / name
+    path.write_bytes(bytes(1000))
+    return str(path)
+
+
+def _wait_for(heard: list[Sign], count: int) -> None:
+    last_s = time.monotonic() + 60
+    while sum(sign.is_over for sign in heard) < count:
+        assert time.monotonic() < last_s, heard
+        time.sleep(0.01)
+
+
+@pytest.mark.long
+def test_processes_tell_what_they_are_at(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1"), _file(tmp_path, "t-2")]
+    with Processes(2) as workers:
+        assert address_of_driver(workers) == HERE
+        outcomes = run_bundle(workers, paths, read_slowly)
+    assert all(outcome.problem is None for outcome in outcomes)
+    _wait_for(heard, 3)
+    for name in ("t-0", "t-1", "t-2"):
+        of_one = [sign for sign in heard if sign.name == name]
+        *during, last = [(sign.phase, sign.read_bytes) for sign in of_one]
+        assert ("second", 1000) in during
+        assert set(during) <= STANDINGS
+        assert last == ("first", 2000)
+        assert [sign.is_over for sign in of_one] == [False] * len(during) + [True]
+        assert len({sign.attempt for sign in of_one}) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"spark.driver.host": "b1"}, ("b1", "b1")),
+        ({"spark.driver.host": "b1", "spark.driver.bindAddress": "0.0.0.0"}, ("b1", "0.0.0.0")),
+        ({"spark.driver.host": "[fe80::1]"}, ("fe80::1", "fe80::1")),
+        ({}, HERE),
+    ],
+)
+def test_on_a_cluster_it_listens_where_spark_does(settings: dict[str, str], expected: tuple[str, str]) -> None:
+    context = SimpleNamespace(master="spark://m:7077", getConf=lambda: settings)
+    assert address_of_driver(SimpleNamespace(sparkContext=context)) == expected
+
+
+def test_the_name_that_tasks_use_need_not_be_the_address_that_is_listened_on(heard: list[Sign], tmp_path: Path) -> None:
+    """Debian's /etc/hosts takes a host's own name for 127.0.1.1, where no other host reaches it."""
+    with Watch(DriverAddress("127.0.1.1", "0.0.0.0"), heard.append) as made:
+        assert made.channel.host == "127.0.1.1"
+        read_slowly(_file(tmp_path, "t-0"), "a")
+        _wait_for(heard, 1)
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_tell_what_they_are_at(spark: Any, heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    paths = [_file(tmp_path, "t-0"), _file(tmp_path, "t-1")]
+    assert address_of_driver(spark) == HERE
+    run_bundle(spark, paths, read_slowly, name="compact t-0 and 1 more")
+    _wait_for(heard, 2)
+    for name in ("t-0", "t-1"):
+        seen = {(sign.phase, sign.read_bytes) for sign in heard if sign.name == name}
+        assert {("second", 1000), ("first", 2000)} <= seen <= STANDINGS
+    send_to(None)  # nobody watches the next
+    before = len(heard)
+    run_bundle(spark, paths[:1], read_slowly, name="unwatched")
+    time.sleep(0.2)
+    assert len(heard) == before
+    store = spark._jsparkSession.sparkContext().statusStore()
+    ours = {"compact t-0 and 1 more", "unwatched"}
+    jobs = [job for job in _all_of(store.jobsList(None)) if _text(job.description()) in ours]
+    assert {_text(job.description()) for job in jobs} == ours
+    for job in jobs:
+        stage = store.lastStageAttempt(int(job.stageIds().head()))
+        assert _text(stage.description()) == _text(job.description())
+
+
+def _text(option: Any) -> str:
+    return str(option.get()) if option.isDefined() else ""
+
+
+def _all_of(found: Any) -> Iterator[Any]:
+    for number in range(found.size()):
+        yield found.apply(number)
+
+
+def test_what_no_task_of_the_run_has_sent_is_not_heard(heard: list[Sign], watch: Watch) -> None:
+    channel = watch.channel
+    sign = json.dumps(["t-0", "a", "map", 7, False]).encode()
+    good, evil = watching._with_code(sign, channel.key), sign.replace(b"t-0", b"t-1")
+    code, other = good[: -len(sign)], watching._with_code(evil, bytes(len(channel.key)))
+    bad = [evil, bytes(len(code)) + evil, code[:-1] + evil, code + evil, other, sign, code[:-1] + sign]
+    bad += [b"", code, good[:-1], code + b"7", good + b" ", b"\xff" * 3000, b"[" * 3000]
+    bad += [watching._with_code(text, channel.key) for text in (b"", b"7", sign[:-1] + b", 1]")]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        for data in (*bad, good):
+            out.sendto(data, (channel.host, channel.port))
+    last_s = time.monotonic() + 60
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.01)
+    assert heard == [Sign("t-0", "a", "map", 7)]
+
+
+def test_a_sign_that_was_overheard_makes_no_other_one(heard: list[Sign], watch: Watch, tmp_path: Path) -> None:
+    """Between hosts anybody on the way reads what is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.settimeout(60)
+        send_to(replace(watch.channel, port=listener.getsockname()[1]))
+        try:
+            with telling(str(tmp_path / "t-0"), "a", "map"):
+                data = listener.recv(4096)
+        finally:
+            send_to(None)
+    forged = data.replace(b"t-0", b"t-1")
+    assert forged != data
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        for one in (forged, data):
+            out.sendto(one, (watch.channel.host, watch.channel.port))
+    last_s = time.monotonic() + 60
+    while not heard and time.monotonic() < last_s:
+        time.sleep(0.01)
+    assert [sign.name for sign in heard] == ["t-0"]
+    assert watch.channel.key not in data
+    assert repr(watch.channel.key) not in repr(watch.channel)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 9), ("127.0.0.1", 0), ("no-such-host.invalid", 9)])
+def test_a_task_that_nobody_hears_goes_on(host: str, port: int, tmp_path: Path) -> None:
+    path = _file(tmp_path, "t-0")
+    send_to(Channel(host, port, b"key"))
+    try:
+        assert read_slowly(path, "a")
+        with pytest.raises(ZeroDivisionError), telling(path, "b"):
+            1 / 0
+    finally:
+        send_to(None)
+    assert current_channel() is None
+
+
+def test_a_task_looks_up_the_name_of_the_driver_once(
+    heard: list[Sign], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names are slow to be found, that is a delay of the task."""
+    asked: list[Any] = []
+
+    def find(host: str, port: int, **how: Any) -> list[Any]:
+        asked.append(host)
+        return socket_getaddrinfo("127.0.0.1", port, **how)
+
+    socket_getaddrinfo = socket.getaddrinfo
+    monkeypatch.setattr("socket.getaddrinfo", find)
+    send_to(Channel("driver.example", watch.channel.port, watch.channel.key))
+    try:
+        read_slowly(_file(tmp_path, "t-0"), "a")
+    finally:
+        send_to(None)
+    _wait_for(heard, 1)
+    assert len(heard) > 1
+    assert asked == ["driver.example"]
+
+
+def test_a_watch_that_finds_no_port_leaves_no_socket() -> None:
+    """192.0.2.1 is no address of any machine."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(OSError, match="assign"):
+            Watch(DriverAddress(LOOPBACK, "192.0.2.1"), print)
+        gc.collect()
+    assert [str(one.message) for one in told if issubclass(one.category, ResourceWarning)] == []
+
+
+def test_the_end_of_a_watch_takes_no_time_and_leaves_no_port(heard: list[Sign]) -> None:
+    begun_s = time.monotonic()
+    for _ in range(20):
+        with Watch(HERE, heard.append) as made:
+            assert current_channel() == made.channel
+        assert current_channel() is None
+    assert time.monotonic() - begun_s < 10  # a second each where nothing wakes the thread
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
+        again.bind((made.channel.host, made.channel.port))

@@ -1,0 +1,420 @@
+"""What is put back, in which order, and what is in the way: by hand, by chance, for every kind of difference."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import keytail.undo
+from keytail.errors import CorruptLog, Refused
+from keytail.kernels.native import file_digest
+from keytail.log.checkpoint import read_offsets
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.recover import recover
+from keytail.log.replace import GroupOutput, commit_group
+from keytail.undo.manifest import MANIFEST, Manifest, read_manifest
+from keytail.undo.originals import Originals, keep
+from keytail.undo.partition import Decision, Found, bytes_to_copy, check_originals, decide, look, restore
+from tests.chance import SEED, draws
+from tests.crash.partitions import NO_PRODUCERS, PARTITION, Group, Partition, log_of, txn_index, write_segment
+from tests.reference.loader import load
+
+MTIME_NS = 1_700_000_000_123_456_789
+ACTIVE = 40
+SEGMENTS = {0: range(10), 10: range(10, 20), 20: range(20, 30), 30: range(30, 36), 36: (), ACTIVE: range(40, 42)}
+# Merged; split, with an index of aborted transactions; ended below the base of a source; emptied.
+GROUPS = (
+    Group((0, 10), (1, 4, 12)),
+    Group((20,), (21, 22, 25), txn_index(25), (24,)),
+    Group((30, 36), (31,)),
+)
+Tree = dict[str, tuple[bytes, int, int, int, int]]
+
+
+class Story:
+    """A partition whose originals are kept, and as many of its groups replaced as asked for."""
+
+    def __init__(
+        self, root: Path, done: int, *, partition: Partition | None = None, copies: bool = False,
+        before: int | None = 10, after: int = ACTIVE,
+    ) -> None:  # fmt: skip
+        self.logs, self.path, self.originals = root / "logs", root / "logs" / PARTITION, root / "originals"
+        partition = partition or Partition(SEGMENTS, GROUPS, {0: txn_index(3)})
+        partition.make(self.logs)
+        (self.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n4 25\n")
+        self.cleaner = self.logs / "cleaner-offset-checkpoint"
+        self.set_cleaner(before)
+        (self.logs / "log-start-offset-checkpoint").write_text("0\n1\nother 1 5\n")
+        for file in self.path.iterdir():
+            os.utime(file, ns=(MTIME_NS, MTIME_NS))
+        self.before = tree(self.path)
+        groups = [with_digests(self.path, group) for group in partition.outputs()]
+        bases = [base for group in groups for base in group.source_bases]
+        self.entry = keep(
+            LOCAL, Originals(str(self.originals), copies), str(self.path), groups[: done + 1],
+            run_id="r1", topic="orders", partition=0, source_bases=bases, end_offset=ACTIVE, next_checkpoint=after,
+            now_ms=1,
+        )  # fmt: skip
+        for group in groups[:done]:
+            commit_group(LOCAL, str(self.path), group)
+        if done == len(groups):
+            self.set_cleaner(after)
+        recover(LOCAL, str(self.path))
+        self.left = tree(self.path)
+
+    def set_cleaner(self, offset: int | None) -> None:
+        lines = ["other 1 5"] if offset is None else [f"orders 0 {offset}", "other 1 5"]
+        self.cleaner.write_text("\n".join(["0", str(len(lines)), *lines]) + "\n")
+
+    @property
+    def cleaned(self) -> int | None:
+        entries = read_offsets(LOCAL, str(self.cleaner))
+        assert entries["other", 1] == 5
+        return entries.get(("orders", 0))
+
+    @property
+    def manifest(self) -> Manifest:
+        return read_manifest(LOCAL, self.entry)
+
+    def decide(self) -> Decision:
+        return decide(self.manifest, look(LOCAL, self.manifest))
+
+    def undo(self) -> None:
+        decision = self.decide()
+        assert decision.differences == ()
+        check_originals(LOCAL, self.manifest, self.entry, decision.parts)
+        restore(LOCAL, self.manifest, self.entry, decision, 2)
+
+
+def with_digests(path: Path, group: GroupOutput) -> GroupOutput:
+    def digest(name: str) -> str:
+        found = file_digest()
+        found.update((path / name).read_bytes())
+        return found.hexdigest()
+
+    segments = tuple(
+        replace(out, files=tuple(replace(file, digest_hex=digest(file.name)) for file in out.files))
+        for out in group.segments
+    )
+    return replace(group, segments=segments)
+
+
+def tree(path: Path) -> Tree:
+    """But for scratch."""
+    found = {}
+    for file in sorted(path.iterdir()):
+        if not file.name.endswith(".clean"):
+            facts = file.stat()
+            found[file.name] = (file.read_bytes(), facts.st_mtime_ns, facts.st_mode, facts.st_uid, facts.st_gid)
+    return found
+
+
+def bases(decision: Decision) -> list[tuple[int, ...]]:
+    return [part.source_bases for part in decision.parts]
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("done", range(len(GROUPS) + 1))
+def test_the_directory_is_as_it_was(tmp_path: Path, done: int, copies: bool) -> None:
+    story = Story(tmp_path, done, copies=copies)
+    assert (story.left != story.before) == (done > 0)
+    parts = bases(story.decide())
+    assert parts == [group.source_bases for group in GROUPS[:done]][::-1], "from the newest to the oldest"
+    story.undo()
+    assert tree(story.path) == story.before
+    assert story.cleaned == 10
+    assert story.decide().is_done
+    assert story.manifest.undone_ms == 2
+    restore(LOCAL, story.manifest, story.entry, story.decide(), 3)
+    assert tree(story.path) == story.before
+
+
+class WithoutLinks(FileSystem):
+    def link(self, source: str, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+
+def test_without_hard_links_copies_are_kept_and_put_back(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS), copies=True)
+    restore(WithoutLinks(), story.manifest, story.entry, story.decide(), 2)
+    assert tree(story.path) == story.before
+    partition, originals = Partition(SEGMENTS, GROUPS), Originals(str(tmp_path / "others"), False)
+    partition.make(tmp_path / "logs2")
+    with pytest.raises(Refused, match="cannot have a hard link") as caught:
+        keep(
+            WithoutLinks(), originals, str(tmp_path / "logs2" / PARTITION), partition.outputs()[:1], run_id="r2",
+            topic="orders", partition=0, source_bases=[0, 10], end_offset=ACTIVE, next_checkpoint=ACTIVE, now_ms=1,
+        )  # fmt: skip
+    assert "--copy-originals" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "target"), [(10, 40, 10), (None, 40, None), (40, 40, 40), (0, 40, 0), (1000, 40, None)]
+)
+def test_the_cleaners_checkpoint(tmp_path: Path, before: int | None, after: int, target: int | None) -> None:
+    """One that lay above what the run cleaned may lie inside the log by now: rather none, which is its start."""
+    story = Story(tmp_path, len(GROUPS), before=before, after=after)
+    decision = story.decide()
+    assert (decision.cleaner_checkpoint, decision.moves_checkpoint) == (target, target != after)
+    story.undo()
+    assert story.cleaned == target
+
+
+def test_it_is_lowered_before_anything_is_put_back(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    (tmp_path / "originals" / "r1" / PARTITION / f"{30:020d}.log").unlink()
+    with pytest.raises(FileNotFoundError):
+        restore(LOCAL, story.manifest, story.entry, story.decide(), 2)
+    assert story.cleaned == 10
+    assert tree(story.path) == story.left
+    assert story.manifest.undone_ms is None
+
+
+def test_what_was_appended_stays(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    write_segment(story.path, 60, log_of(range(60, 66)), "")
+    (story.path / f"{60:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    (story.path / f"{66:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    with (story.path / f"{ACTIVE:020d}.log").open("ab") as active:
+        active.write(log_of(range(42, 60)))
+    (story.path / "leader-epoch-checkpoint").write_text(f"0\n3\n0 0\n4 25\n9 {ACTIVE}\n")
+    with_more = tree(story.path)
+    story.undo()
+    wanted = {name: file for name, file in story.before.items() if name[:20].isdigit() and int(name[:20]) < ACTIVE}
+    wanted |= {name: file for name, file in with_more.items() if not name[:20].isdigit() or int(name[:20]) >= ACTIVE}
+    assert tree(story.path) == wanted
+    offsets = [record.offset for record in load(story.path).records()]
+    assert offsets == [*range(36), *range(40, 66)]
+
+
+def test_snapshots_where_nothing_begins_are_a_brokers_own(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    (story.path / f"{17:020d}.snapshot").write_bytes(NO_PRODUCERS)
+    story.undo()
+    assert (story.path / f"{17:020d}.snapshot").exists()
+
+
+@pytest.mark.parametrize("base", [20, 30])
+def test_a_broker_may_have_removed_snapshots_below_the_log_start(tmp_path: Path, base: int) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    (story.path / f"{base:020d}.snapshot").unlink()
+    story.undo()
+    assert tree(story.path) == story.before
+    (story.path / f"{base:020d}.snapshot").unlink()
+    assert story.decide().is_done
+
+
+def test_last_sources_that_an_interrupted_replacement_kept(tmp_path: Path) -> None:
+    """Row 12 of SWAP.md: they lie behind the end of what replaced those before them."""
+    story = Story(tmp_path, len(GROUPS))
+    for name in [name for name in story.before if name.startswith(f"{36:020d}")]:
+        shutil.copy2(Path(story.entry) / name, story.path / name)
+    assert bases(story.decide()) == [(30,), (20,), (0, 10)]
+    story.undo()
+    assert tree(story.path) == story.before
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def compact_again(story: Story) -> None:
+    write_segment(story.path, 0, log_of((4, 12)), "")
+
+
+# What a broker, or anyone, may have done since; what is said of it.
+DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
+    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents now than the run left"),
+    "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes now, .* left"),
+    "compacted again": (compact_again, r"0000.log has \d+ bytes now, the run left \d+"),
+    "an index made anew": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes now"),
+    "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is gone"),
+    "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is gone"),
+    "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log is there now"),
+    "one that was merged": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log is there now"),
+    "a new index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex is there now"),
+    "a snapshot back": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot is there now"),
+    "another snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot has other contents"),
+    "the log start": (
+        lambda s: (s.logs / "log-start-offset-checkpoint").write_text("0\n1\norders 0 7\n"),
+        r"the log start offset is 7 now, and was 0 \(log-start-offset-checkpoint\)",
+    ),
+    "an epoch": (
+        lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
+        "has epoch 0 from 0, epoch 5 from 25 below offset 40 now, and had epoch 0 from 0, epoch 4 from 25",
+    ),
+    "an epoch gone": (
+        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has nothing below offset 40 now, and had epoch 0"
+    ),
+    "cleaned further": (lambda s: s.set_cleaner(41), "cleaner-offset-checkpoint has 41 now, the run left 40"),
+    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_difference_is_told_and_is_in_the_way(tmp_path: Path, name: str) -> None:
+    change, told = DIFFERENCES[name]
+    story = Story(tmp_path, len(GROUPS))
+    change(story)
+    differences = story.decide().differences
+    assert any(re.search(told, text) for text in differences), differences
+    assert not story.decide().is_done
+
+
+def test_all_differences_are_told(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    for name in ("a flipped bit", "a segment gone", "an epoch", "cleaned further"):
+        DIFFERENCES[name][0](story)
+    assert len(story.decide().differences) == 4
+
+
+@pytest.mark.parametrize("name", ["a flipped bit", "a segment gone"])
+def test_what_the_run_did_not_come_to_must_be_as_it_was(tmp_path: Path, name: str) -> None:
+    story = Story(tmp_path, 0)
+    DIFFERENCES[name][0](story)
+    assert story.decide().differences
+
+
+@pytest.mark.parametrize("entry", ["orders 0 0", "orders 0 -1"])
+def test_a_log_start_that_says_the_same_is_no_difference(tmp_path: Path, entry: str) -> None:
+    """A broker drops entries that its first segment makes needless."""
+    story = Story(tmp_path, len(GROUPS))
+    (story.logs / "log-start-offset-checkpoint").write_text(f"0\n1\n{entry}\n")
+    assert story.decide().differences == ()
+
+
+@pytest.mark.parametrize("damage", ["gone", "flipped", "longer"])
+def test_originals_that_are_damaged_are_told_before_anything_is_changed(tmp_path: Path, damage: str) -> None:
+    story = Story(tmp_path, len(GROUPS), copies=True)
+    kept = Path(story.entry) / f"{10:020d}.log"
+    if damage == "gone":
+        kept.unlink()
+    elif damage == "flipped":
+        flip(kept)
+    else:
+        kept.write_bytes(kept.read_bytes() + b"x")
+    with pytest.raises(CorruptLog, match=rf"kept original .*{kept}.*cannot be undone"):
+        check_originals(LOCAL, story.manifest, story.entry, story.decide().parts)
+    assert tree(story.path) == story.left
+
+
+def test_originals_that_are_not_needed_may_be_gone(tmp_path: Path) -> None:
+    story = Story(tmp_path, 1)
+    (Path(story.entry) / f"{20:020d}.log").unlink()
+    story.undo()
+    assert tree(story.path) == story.before
+
+
+def test_times_and_modes_come_back_where_the_kept_files_have_lost_them(tmp_path: Path) -> None:
+    story = Story(tmp_path, len(GROUPS))
+    assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == 0
+    kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
+    for path in kept:
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+        path.chmod(0o600)
+    size_bytes = sum(path.stat().st_size for path in kept)
+    assert bytes_to_copy(LOCAL, story.manifest, story.entry, story.decide().parts) == size_bytes
+    story.undo()
+    assert tree(story.path) == story.before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users, which only root may")
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(("uid", "mode"), [(0, 0o6755), (52_013, 0o4711)])
+def test_an_edited_manifest_gives_no_file_another_owner_or_special_bits(
+    uid: int, mode: int, lost: bool, tmp_path: Path
+) -> None:
+    """`lost`: the kept files do not have what the manifest says, and are copied. Else they are what it says."""
+    owner = 52_012
+    story = Story(tmp_path, len(GROUPS), copies=True)
+    manifest = Path(story.entry) / MANIFEST
+    fields = json.loads(manifest.read_text())
+    fields["files"] = [{**kept, "uid": uid, "gid": uid, "mode": mode} for kept in fields["files"]]
+    manifest.write_text(json.dumps(fields))
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, owner, owner)
+    kept = [path for path in Path(story.entry).iterdir() if path.name in story.before]
+    for path in kept:
+        if not lost:
+            path.chmod(mode)  # a hard link would have it too
+    before = {path.name for path in story.path.iterdir()}
+    story.undo()
+    put_back = [path for path in story.path.iterdir() if path.name not in before]
+    assert len(put_back) > 5
+    for path in put_back:
+        facts = path.stat()
+        assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o7777) == (owner, owner, mode & 0o666), path.name
+
+
+def random_partition(rng: random.Random) -> Partition:
+    ends = sorted(rng.sample(range(1, ACTIVE), rng.randint(2, 5)))
+    starts = [0, *ends]
+    segments: dict[int, list[int]] = {
+        base: [offset for offset in range(base, end) if rng.random() < 0.8]
+        for base, end in zip(starts, [*ends, ACTIVE], strict=True)
+    }
+    segments[ACTIVE] = list(range(ACTIVE, ACTIVE + 2))
+    groups, rest = [], starts
+    while rest:
+        count = rng.randint(1, len(rest))
+        sources, rest = tuple(rest[:count]), rest[count:]
+        kept = tuple(offset for base in sources for offset in segments[base] if rng.random() < 0.5)
+        places = [offset for offset in kept if offset not in segments and offset > sources[0]]
+        continued = tuple(sorted(rng.sample(places, min(len(places), rng.choice([0, 0, 1, 2])))))
+        aborted = txn_index(kept[-1]) if kept and rng.random() < 0.3 else None
+        groups.append(Group(sources, kept, aborted, continued))
+    return Partition(segments, tuple(groups), {0: txn_index(1)} if rng.random() < 0.3 else {})
+
+
+@pytest.mark.parametrize("number", range(draws(20)))
+def test_random_partitions(tmp_path: Path, number: int) -> None:
+    """Whatever was replaced comes back; whatever one file of it is changed into is in the way."""
+    rng = random.Random(f"{SEED} {number}")
+    partition = random_partition(rng)
+    done = rng.randint(0, len(partition.groups))
+    story = Story(tmp_path, done, partition=partition, copies=rng.random() < 0.5)
+    assert story.decide().differences == ()
+    ours = [path for path in story.path.iterdir() if path.name[:20].isdigit() and int(path.name[:20]) < ACTIVE]
+    victim = rng.choice(sorted(ours))
+    data, facts = victim.read_bytes(), victim.stat()
+    victim.write_bytes(data + b"x" if rng.random() < 0.5 or not data else bytes([data[0] ^ 1]) + data[1:])
+    assert story.decide().differences, victim
+    victim.write_bytes(data)
+    os.utime(victim, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    story.undo()
+    assert tree(story.path) == story.before
+    assert story.cleaned == 10
+
+
+def test_nothing_found_is_all_gone() -> None:
+    manifest = Manifest("r1", "t", 0, "/d", 1, 10, None, 10, None, (), (), ())
+    assert decide(manifest, Found({}, None, None, ())).is_done
+
+
+# By the row of the table: what is done until there, and from which groups on there are originals.
+ROWS = {1: "all", 2: "all", 3: "newest", 4: "none", 5: "none", 6: "none", 7: "none", 8: "newest", 9: "newest",
+        10: "all", 11: "all", 12: "as before"}  # fmt: skip
+
+
+def test_the_table_of_states_is_whole() -> None:
+    """That each of them holds what it says, tests/crash/test_undo.py shows by stopping everywhere."""
+    page = (Path(next(iter(keytail.undo.__path__))) / "UNDO.md").read_text()
+    found = re.findall(r"^\| (\d+) \| .* \| (all|newest|none|as before) \| .* \|$", page, re.MULTILINE)
+    assert {int(number): part for number, part in found} == ROWS

@@ -1,0 +1,178 @@
+"""A segment that is missing in the middle of a log is found by what it left; no cleaned log is taken for one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keytail.format.producers import encode_snapshot
+from keytail.log.fs import LOCAL
+from keytail.log.partition import survey_log_dirs
+from keytail.verify.finding_kinds import KINDS
+from keytail.verify.scope import Claims, claims_of
+from keytail.verify.task import verify_partition
+from tests import golden
+from tests.chance import draws
+from tests.log_dirs import BASE_MS as NOW
+from tests.log_dirs import random_records, write_partition
+from tests.reference.batches import Rec
+
+END = 600
+KNOWN = Claims(True, recovery_point=END, high_watermark=END)
+SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
+
+
+def write(path: Path, records: Sequence[Rec] = ()) -> Path:
+    """Segments of 100 offsets each, at 0 to 500, as a broker from 2.8 on leaves them; nothing was ever compacted."""
+    write_partition(path, records or random_records(1, END), segments=6)
+    for base in (*range(100, END, 100), END):
+        (path / f"{base:020d}.snapshot").write_bytes(encode_snapshot([]))
+    (path / "partition.metadata").write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    return path
+
+
+def remove(path: Path, base: int, *suffixes: str) -> None:
+    for suffix in suffixes or SUFFIXES:
+        (path / f"{base:020d}{suffix}").unlink(missing_ok=True)
+
+
+def found(path: Path, claims: Claims = KNOWN, **options: Any) -> list[tuple[str, str, int | None, int | None]]:
+    report = verify_partition(LOCAL, str(path), claims, **options)
+    return [(f.kind, Path(f.path).name, f.offset, f.byte_position) for f in report if f.kind != "orphan"]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return write(tmp_path / "orders-0")
+
+
+def test_a_whole_log_has_none(log: Path) -> None:
+    assert verify_partition(LOCAL, str(log), KNOWN).findings == ()
+
+
+@pytest.mark.parametrize("base", [100, 300, 400])
+def test_a_log_file_that_is_gone_is_found_by_its_indexes(log: Path, base: int) -> None:
+    remove(log, base, ".log")
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):  # whatever the cleaner did
+        assert found(log, claims) == [("segment-missing", f"{base:020d}.index", base, None)]
+    [missing] = [f for f in verify_partition(LOCAL, str(log), KNOWN) if f.kind == "segment-missing"]
+    assert f"offsets {base} to {base + 99} have no batch" in missing.what
+    assert missing.severity == "error" and not missing.start_loses
+    assert "replica" in missing.remedy
+
+
+@pytest.mark.parametrize("base", [100, 300, 400])
+def test_a_segment_whose_files_are_gone_is_found_by_its_snapshot(log: Path, base: int) -> None:
+    remove(log, base, ".log", ".index", ".timeindex")
+    for claims in (KNOWN, replace(KNOWN, cleaner=END), Claims()):
+        assert found(log, claims) == [("segment-missing", f"{base:020d}.snapshot", base, None)]
+
+
+def test_without_a_trace_it_is_found_where_every_other_offset_has_its_record(log: Path) -> None:
+    remove(log, 300)
+    assert found(log) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
+    [missing] = verify_partition(LOCAL, str(log), KNOWN)
+    assert "offsets 300 to 399 have no batch" in missing.what
+    assert missing.severity == "warning" and not missing.start_loses
+    remove(log, 400)
+    assert found(log) == [("offsets-missing", f"{500:020d}.log", 300, 0)], "two in a row are one gap"
+
+
+# What a healthy log may look like, though offsets of its middle have no batch.
+HEALTHY: dict[str, tuple[Callable[[Path], object], Claims]] = {
+    "it was cleaned": (lambda d: remove(d, 300), replace(KNOWN, cleaner=500)),
+    "nothing is known of it": (lambda d: remove(d, 300), Claims()),
+    "below the log start": (lambda d: remove(d, 300), replace(KNOWN, log_start=400)),
+    "retention began at the front": (lambda d: [remove(d, base) for base in (0, 100, 200)], KNOWN),
+    "recovered at the next start": (lambda d: remove(d, 300), Claims(False, recovery_point=200, high_watermark=END)),
+    "more than one gap, as a cleaner leaves them": (lambda d: [remove(d, base) for base in (100, 300)], KNOWN),
+    "not every offset has its record": (lambda d: [remove(d, 300), without_a_record(d)], KNOWN),
+    "a snapshot of an old broker": (
+        lambda d: [remove(d, 300, ".log", ".index", ".timeindex"), (d / "partition.metadata").unlink()],
+        replace(KNOWN, cleaner=END),
+    ),
+    "a snapshot of a segment that was merged": (
+        lambda d: (d / f"{150:020d}.snapshot").write_bytes(encode_snapshot([])), KNOWN,
+    ),
+    "a replacement is not finished": (
+        lambda d: [remove(d, 300, ".log"), (d / f"{300:020d}.log.deleted").touch()], replace(KNOWN, cleaner=END),
+    ),
+    "a broker is starting or was killed": (
+        lambda d: remove(d, 300, ".log"), Claims(False, recovery_point=END, high_watermark=END, cleaner=END),
+    ),
+}  # fmt: skip
+
+
+def without_a_record(path: Path) -> None:
+    """The first batch of the log is gone, as one whose records are all superseded."""
+    for suffix in (".log", ".index", ".timeindex"):
+        (path / f"{0:020d}{suffix}").unlink()
+    whole = path.with_name("whole")
+    write_partition(whole, random_records(1, END)[10:100], segments=1)
+    for suffix in (".log", ".index", ".timeindex"):
+        (whole / f"{10:020d}{suffix}").rename(path / f"{0:020d}{suffix}")
+    shutil.rmtree(whole)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_said_of_what_a_healthy_log_may_look_like(name: str, log: Path) -> None:
+    change, claims = HEALTHY[name]
+    change(log)
+    kinds = {kind for kind, *_ in found(log, claims)}
+    assert not kinds & {"segment-missing", "offsets-missing"}
+
+
+def test_records_that_a_cleaner_would_leave_show_nothing(tmp_path: Path) -> None:
+    """Each key is there once below the gap: what was in the gap may have been superseded by what is above."""
+    once = [Rec(offset, NOW + offset, b"key-%d" % offset, b"v") for offset in range(END)]
+    log = write(tmp_path / "orders-0", once)
+    remove(log, 300)
+    assert found(log) == []
+    keyless = [replace(one, key=None) if one.offset == 299 else one for one in once]
+    log = write(tmp_path / "keyless-0", keyless)
+    remove(log, 300)
+    assert found(log) == [("offsets-missing", f"{400:020d}.log", 300, 0)]
+    marked = [replace(one, key=b"key-450") if one.offset == 420 else one for one in once]
+    log = write(tmp_path / "above-0", marked)
+    remove(log, 300)
+    assert found(log) == [], "above the gap no cleaner may have been yet"
+
+
+def test_beside_a_broker_nothing_is_said(log: Path) -> None:
+    remove(log, 300)
+    assert found(log, live=True) == []
+
+
+@settings(max_examples=draws(50), deadline=None)
+@given(gone=st.lists(st.integers(1, 4), unique=True, min_size=1, max_size=3), cleaner=st.integers(0, END))
+def test_no_cleaned_log_is_taken_for_one_with_a_segment_missing(
+    gone: list[int], cleaner: int, tmp_path_factory: Any
+) -> None:
+    """With a checkpoint of its cleaner a log may lack any of its segments, wherever the checkpoint is."""
+    log = write(tmp_path_factory.mktemp("cleaned") / "orders-0")
+    for number in gone:
+        remove(log, number * 100)
+    assert found(log, replace(KNOWN, cleaner=cleaner)) == []
+
+
+def test_golden_logs_lack_nothing_also_where_the_cleaners_checkpoint_is_lost(tmp_path: Path) -> None:
+    facts = survey_log_dirs(LOCAL, [str(golden.unpack(tmp_path))])[0]
+    assert facts.partitions
+    for entry in facts.partitions:
+        claims = claims_of(facts, entry.topic, entry.partition)
+        for one in (claims, replace(claims, cleaner=None), replace(claims, clean_shutdown=not claims.clean_shutdown)):
+            kinds = {finding.kind for finding in verify_partition(LOCAL, entry.path, one)}
+            assert not kinds & {"segment-missing", "offsets-missing"}, entry.path
+
+
+def test_the_kinds_name_what_helps() -> None:
+    for kind in ("segment-missing", "offsets-missing"):
+        assert "put them back" in KINDS[kind].remedy
+        assert "offsets" in KINDS[kind].what
