@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from keytail.compact.one_partition import compact
-from keytail.compact.plan import CompactionConfig
+from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
 from keytail.log.partition import PartitionEntry, survey_log_dirs, survey_partition
 from tests.reference.batches import Rec, encode_batch, encode_marker

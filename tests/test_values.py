@@ -180,12 +180,12 @@ def test_no_class_runs_its_own_code_when_it_is_read(monkeypatch: pytest.MonkeyPa
 
 
 ANSWERS = (
-    "clean.cleaner:Findings", "clean.export_plan:Exported", "clean.fan_out_bits:ShardBits",
-    "clean.fan_out_proof:Verdict", "clean.fan_out_slices:Settled", "clean.fan_out_slices:Survey",
-    "clean.fan_out_write:Written", "clean.latest:Latest", "clean.proof_state:ProofSoFar", "clean.task:CleaningResult",
-    "inspection.audit:Audit", "inspection.audit_shard:ShardFindings", "inspection.audit_scan:Gap",
-    "inspection.verify:VerifyReport", "maintenance.import_segments:Written", "spark.contents:Answer",
-    "spark.doctor:Seen", "spark.rebuild:Scan", "spark.rebuild:SegmentResult", "spark.tasks:Outcome",
+    "compact.cleaner:Findings", "export.plan:Exported", "compact.fan_out.bits:ShardBits",
+    "compact.fan_out.proof:Verdict", "compact.fan_out.slices:Settled", "compact.fan_out.slices:Survey",
+    "compact.fan_out.write:Written", "export.latest:Latest", "compact.proof.state:ProofSoFar",
+    "compact.task:CleaningResult", "audit.stages:Audit", "audit.shard:ShardFindings", "audit.scan:Gap",
+    "verify.task:VerifyReport", "import_.segments:Written", "run.contents:Answer",
+    "doctor.executors:Seen", "rebuild_index.driver:Scan", "rebuild_index.driver:SegmentResult", "run.tasks:Outcome",
 )  # fmt: skip
 
 

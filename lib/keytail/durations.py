@@ -1,6 +1,8 @@
-"""How a duration is said to a person."""
+"""How a duration, or a time, is said to a person."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
@@ -16,3 +18,7 @@ def duration_text(ms: int) -> str:
             more = rest_ms // smaller_ms
             return f"{count:,} {unit} {more} {smaller}" if more else f"{count:,} {unit}"
     return f"{ms} ms"
+
+
+def time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

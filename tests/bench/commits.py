@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.log.fs import FileSystem
 from tests.log_dirs import BASE_MS, write_log_dir

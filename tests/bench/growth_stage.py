@@ -11,8 +11,8 @@ import sys
 import time
 
 from keytail.compact.driver import Compaction
-from keytail.compact.plan import CompactionConfig
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.log.fs import LOCAL
 from keytail.log.partition import hosted, survey_log_dirs, survey_partition
 from keytail.run.session import end_jvm, local_session

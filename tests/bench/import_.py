@@ -24,9 +24,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from keytail.cli.selection import read_configuration
+from keytail.cli.configuration import read_configuration
 from keytail.import_ import command as import_
-from keytail.import_.command import BATCH_BYTES, Request, import_records
+from keytail.import_.command import import_records
+from keytail.import_.request import BATCH_BYTES, Request
 from keytail.import_.source import Source
 from keytail.run.session import local_session
 from tests.bench.report import Figure, machine

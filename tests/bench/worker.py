@@ -21,8 +21,8 @@ import numpy as np
 
 from keytail.compact import cleaner
 from keytail.compact.cleaner import clean_partition, install
-from keytail.compact.plan import CompactionConfig
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.log.checkpoint import update_offset
 from keytail.log.freeing import Freeing
 from keytail.log.fs import LOCAL, FileSystem

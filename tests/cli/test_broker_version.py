@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keytail.cli.selection import read_configuration
+from keytail.cli.configuration import read_configuration
 from keytail.config.broker_version import parse_broker_version
 from tests.command_line import Run, rows_of
 from tests.no_spark import without_spark

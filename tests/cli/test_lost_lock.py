@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.compact.out_of_place.output_tree import MountedTree
 from keytail.expire.command import Request as ExpireRequest

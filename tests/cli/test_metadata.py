@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.appended import appended_after
-from keytail.import_.plan import ImportRecord
+from keytail.log.appended import appended_after
+from keytail.log.import_record import ImportRecord
 from tests import golden
 from tests.command_line import Run, rows_of
 from tests.log.test_listing import Counting

@@ -6,8 +6,8 @@ import os
 import random
 from dataclasses import dataclass
 
-from keytail.compact.plan import CompactionConfig
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.log.partition import SegmentFacts
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment

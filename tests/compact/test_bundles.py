@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from keytail.compact import bundles, rounds
 from keytail.compact import driver as compact
 from keytail.compact.bundles import BUNDLE_BYTES, BundleSize, Waiting, bundles_in_flight
-from keytail.compact.plan import CompactionConfig
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.partition import SegmentFacts

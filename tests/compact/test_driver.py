@@ -11,8 +11,8 @@ import pytest
 
 from keytail.compact.cleaner import CleaningResult, CleaningTask, clean_partition
 from keytail.compact.driver import Compaction
-from keytail.compact.plan import CompactionConfig
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.log.checkpoint import read_offsets
 from keytail.log.fs import LOCAL, FileSystem

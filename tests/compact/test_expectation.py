@@ -12,20 +12,13 @@ from hypothesis import strategies as st
 
 from keytail.cli.progress import Reporter
 from keytail.compact import bundles
-from keytail.compact.expectation import (
-    MAP_BYTES_A_KEY,
-    PACKED_BYTES,
-    SPARK_FROM_S,
-    Expected,
-    expect,
-    is_worth_spark,
-    run_seconds,
-)
+from keytail.compact.expectation import MAP_BYTES_A_KEY, PACKED_BYTES, Expected, expect
 from keytail.compact.offset_map import OffsetMap
 from keytail.compact.plan import Selection
 from keytail.log.partition import SegmentFacts
 from keytail.run import workers
 from keytail.run.processes import Processes
+from keytail.run.rates import SPARK_FROM_S, is_worth_spark, run_seconds
 from keytail.run.watching import HERE
 
 GIB = 1 << 30

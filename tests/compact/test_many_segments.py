@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.errors import KeytailError
 from keytail.log.directory import Directory

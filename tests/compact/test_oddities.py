@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from keytail.compact.cleaner import clean_partition, install
-from keytail.compact.plan import CompactionConfig, refusals, select
+from keytail.compact.plan import refusals, select
 from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.checkpoint import read_offsets, update_offset

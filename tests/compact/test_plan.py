@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keytail.compact.plan import (
-    CompactionConfig,
     decide,
     group_segments,
     refusals,
@@ -17,6 +16,7 @@ from keytail.compact.plan import (
     select,
     settings_of_compaction,
 )
+from keytail.config.compaction import CompactionConfig
 from keytail.log.partition import PartitionFacts, SegmentFacts
 from keytail.log.producers import Unstable
 from tests.chance import draws

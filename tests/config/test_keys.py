@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.compact.plan import CompactionConfig
+from keytail.config.compaction import CompactionConfig
 from keytail.config.files import parse_server_properties
 from keytail.config.keys import (
     BROKER_KEYS,

@@ -18,8 +18,10 @@ from typing import Any
 
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.driver import Compaction
-from keytail.compact.plan import CompactionConfig, select
+from keytail.compact.keeper import Keeper
+from keytail.compact.plan import select
 from keytail.compact.task import CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL, FileSystem
@@ -28,7 +30,6 @@ from keytail.log.producers import first_unstable
 from keytail.log.recover import recover
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import attempt_one
-from keytail.undo.keeper import Keeper
 from keytail.undo.originals import Originals
 from tests.crash.driver import Failed
 from tests.crash.partitions import NO_PRODUCERS, write_segment

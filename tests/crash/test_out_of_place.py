@@ -18,7 +18,8 @@ from unittest.mock import patch
 
 import pytest
 
-from keytail.cli.selection import Choice, Configuration
+from keytail.cli.configuration import Configuration
+from keytail.cli.selection import Choice
 from keytail.compact import driver
 from keytail.compact.command import Request
 from keytail.compact.out_of_place import command as out_of_place

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from keytail.cli.selection import Configuration
+from keytail.cli.configuration import Configuration
 from keytail.doctor import executors as spark_doctor
 from keytail.doctor import log_dirs as doctor_log_dirs
 from keytail.doctor import machine

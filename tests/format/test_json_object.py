@@ -12,8 +12,8 @@ from keytail.compact.out_of_place.output_record import decode_record
 from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem
 from keytail.export.delta_table import _commit_info, _state_of
 from keytail.format.json_object import parse_object
-from keytail.import_.plan import parse_record
 from keytail.log.fs import LOCAL
+from keytail.log.import_record import parse_record
 from keytail.source.options import _json
 from keytail.undo.manifest import MANIFEST, read_manifest
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.metadata import Cluster
-from keytail.cli.selection import Configuration, read_configuration
+from keytail.cli.cluster import Cluster
+from keytail.cli.configuration import Configuration, read_configuration
 from keytail.errors import KeytailError, Refused, UsageProblem
 from keytail.import_ import command as import_
-from keytail.import_.command import ImportRow, Request, exit_status
+from keytail.import_.command import ImportRow, exit_status
+from keytail.import_.request import Request
 from keytail.import_.source import Source
 from keytail.import_.table import next_step, print_table
 from keytail.import_.target import Target, find_target

@@ -13,10 +13,8 @@ from keytail.format.producers import encode_snapshot
 from keytail.import_ import segments as import_segments
 from keytail.import_.install import install, make_partition
 from keytail.import_.plan import (
-    ImportRecord,
     Rules,
     newest_epoch,
-    parse_record,
     producers_at_end,
     refusals,
     refuse_unclosed,
@@ -24,6 +22,7 @@ from keytail.import_.plan import (
 )
 from keytail.import_.segments import SegmentsWriter
 from keytail.log.fs import LOCAL
+from keytail.log.import_record import ImportRecord, parse_record
 from keytail.log.partition import PartitionFacts
 from tests.crash.partitions import PARTITION, write_segment
 from tests.import_.case import (

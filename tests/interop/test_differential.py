@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from keytail.compact.cleaner import clean_partition, install, next_round
-from keytail.compact.plan import CompactionConfig, Selection, select
+from keytail.compact.plan import Selection, select
 from keytail.compact.task import CleaningTask, Grouping
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.format.index import TXN_ENTRY
 from keytail.log.checkpoint import write_offsets

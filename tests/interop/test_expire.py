@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice, Configuration
+from keytail.cli.configuration import Configuration
+from keytail.cli.selection import Choice
 from keytail.config.resolve import Setting, from_command_line
 from keytail.expire.command import ExpireRow, Request, expire
 from keytail.log.fs import LOCAL

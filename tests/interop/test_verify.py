@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice, Configuration
+from keytail.cli.configuration import Configuration
+from keytail.cli.selection import Choice
 from keytail.compact.planning import Rules
 from keytail.describe.command import describe
 from keytail.log.fs import LOCAL

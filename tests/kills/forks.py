@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.compact import driver, rounds
 from keytail.compact.command import Request, compact

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.masking import HIDDEN, masked_arguments
 from keytail.ledger import write as of_spark
 from keytail.ledger.history import folded_runs
 from keytail.ledger.of_run import LedgerFlags, recording
 from keytail.ledger.tables import TABLES
-from keytail.report.masking import HIDDEN, masked_arguments
 
 SECRET = "hunter2"
 ARGUMENTS = [

@@ -17,7 +17,7 @@ import pytest
 import xxhash
 from chispa import assert_df_equality
 
-from keytail.cli.selection import Configuration
+from keytail.cli.configuration import Configuration
 from keytail.compact.replacing import planned_row
 from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger import history_table

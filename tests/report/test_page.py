@@ -12,13 +12,13 @@ from html.parser import HTMLParser
 
 import pytest
 
+from keytail.cli.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.compact.detail import Part
 from keytail.compact.key_counts import HOTTEST, MOST_KEY_BYTES, KeyCounts
 from keytail.errors import Refused, UsageProblem
 from keytail.report import drawings, keys, sums
 from keytail.report import page as module
 from keytail.report.facts import Finding, Partition
-from keytail.report.masking import HIDDEN, masked, masked_arguments, shown
 from keytail.report.page import page
 from keytail.run.rows import ResultRow
 from tests.report.case import (

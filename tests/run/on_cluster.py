@@ -18,7 +18,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
 from keytail.compact import driver as compact
 from keytail.compact.cleaner import clean_partition

@@ -59,7 +59,8 @@ def test_one_clean_result_of_a_fan_out(how: str, speculation: str, two_workers: 
     """With the executor go the key runs that it had made for others; copies of tasks write the same beside them."""
     log_dir = write_log_dir(tmp_path / "logs", {"orders-0": random_records(5, 900)})
     before = records_of(log_dir / "orders-0")
-    answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation, driver="tests.compact.fan_out.on_cluster")
+    driver = "tests.compact.fan_out.on_cluster"
+    answer, notes = run(two_workers, log_dir, tmp_path / "notes", how, speculation, driver=driver)
     assert [row["status"] for row in answer["rows"]] == ["compacted"], answer
     for one in how.split(","):
         stage = one.partition(":")[0]

@@ -11,7 +11,8 @@ import pytest
 from click.testing import Result
 
 from keytail.cli import rows
-from keytail.cli.selection import Choice, choose, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice, choose
 from keytail.compact import command as compaction
 from keytail.errors import KeytailError, Refused
 from keytail.log.fs import LOCAL
@@ -121,7 +122,7 @@ def test_what_fails_in_a_process_is_told(log_dirs: list[Path]) -> None:
         raise ZeroDivisionError("an oversight")
 
     with pytest.raises(KeytailError, match="an oversight"):
-        each_partition.of_each(chosen, fail)
+        each_partition.of_each(chosen.partitions, fail)
 
 
 @pytest.mark.parametrize("setting", ["min.compaction.lag.ms=86400000", "max.compaction.lag.ms=86400000"])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from keytail.cli.selection import Choice, read_configuration
+from keytail.cli.configuration import read_configuration
+from keytail.cli.selection import Choice
 from keytail.compact.command import Request, compact
 from keytail.config.broker_version import parse_broker_version
 from keytail.format.batch import DELETE_HORIZON

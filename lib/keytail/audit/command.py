@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from keytail.cli.progress import Reporter
+from keytail.cli.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.cli.selection import Choice, pick
-from keytail.compact.replicas import Replica, refuse_other_topic, replicas_of
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs

@@ -1,6 +1,6 @@
 """Audits of many partitions: small ones a task each, of Spark or of Processes; a large one by tasks of all hosts.
 
-Reads only. What is held against what is inspection/audit's; here is who looks when, and what carries the cells.
+Reads only. What is held against what is audit/stages.py's; here is who looks when, and what carries the cells.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, exit_status
 
 if TYPE_CHECKING:
-    from keytail.cli.selection import Choice, Configuration
+    from keytail.cli.configuration import Configuration
+    from keytail.cli.selection import Choice
 
 SUBMITTED = "under spark-submit"
 
@@ -96,7 +97,7 @@ def configuration_of(
     topic_configs: str | None = None,
     metadata_is_current: bool = False,
 ) -> Configuration:
-    from keytail.cli.selection import read_configuration  # noqa: PLC0415 (--help and --version stay fast)
+    from keytail.cli.configuration import read_configuration  # noqa: PLC0415 (--help and --version stay fast)
 
     return read_configuration(
         config, topic_config or (), topics_have_no_overrides, topic_configs, metadata_is_current

@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from keytail.cli.metadata import Cluster
+from keytail.cli.cluster import Cluster
 from keytail.config.files import parse_meta_properties
 from keytail.config.kafka_version import Inferred, Signs, infer
 from keytail.errors import KeytailError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-from keytail.cli.selection import Configuration
+from keytail.cli.configuration import Configuration
 from keytail.config.keys import SEGMENT_BYTES_OF_4_1
 from keytail.errors import KeytailError
 

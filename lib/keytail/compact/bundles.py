@@ -11,13 +11,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from keytail.compact.keeper import Keeper
 from keytail.compact.rounds import least_scratch_bytes, scratch_bytes
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
 from keytail.run.memory import map_memory_bytes
 from keytail.run.storage import ScratchSpace
-from keytail.undo.keeper import Keeper
 
 # A killed run loses the bundles in flight: small enough not to regret, large enough to hide a job's 0.1 s.
 BUNDLE_BYTES = 1 << 30

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
-from keytail.cli.selection import Choice, Chosen, Configuration, choose
+from keytail.cli.replicas import replicas_of
+from keytail.cli.selection import Choice, Chosen, choose
 from keytail.cli.stopping import Stopped
+from keytail.compact.gate import tell_unhosted
 from keytail.compact.key_counts import HOTTEST
 from keytail.compact.planning import (
     Planned,
@@ -32,7 +35,6 @@ from keytail.compact.planning import (
     say_what_goes_by_file_time,
     say_what_is_assumed,
 )
-from keytail.compact.replicas import replicas_of, tell_unhosted
 from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
@@ -50,8 +52,8 @@ from keytail.undo.options import make_directory, originals_of, tell, tell_kept
 
 if TYPE_CHECKING:
     from keytail.compact.driver import Compaction
+    from keytail.compact.keeper import Keeper
     from keytail.compact.task import CleaningTask, FanOut
-    from keytail.undo.keeper import Keeper
     from keytail.undo.originals import Originals
 
 
@@ -128,7 +130,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         map_memory = request.map_memory()
         rows = of_each(
-            chosen,
+            chosen.partitions,
             lambda log_dir, entry: plan_one(
                 fs, log_dir, entry, configuration, rules, by_listing=not request.in_detail
             ).planned_row(map_memory, in_detail=request.in_detail),
@@ -221,7 +223,7 @@ def _workers(
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
     """Decisions, after what interrupted runs left in partitions of compacted topics has been resolved."""
     found = of_each(
-        chosen, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
+        chosen.partitions, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
     )
     planned = []
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
@@ -273,7 +275,7 @@ def _compaction(
 
 
 def _keeper(fs: FileSystem, originals: Originals) -> Keeper:
-    from keytail.undo.keeper import Keeper  # noqa: PLC0415 (brings in the kernels)
+    from keytail.compact.keeper import Keeper  # noqa: PLC0415 (brings in the kernels)
 
     return Keeper(fs, originals)
 

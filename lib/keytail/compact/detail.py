@@ -10,8 +10,9 @@ from keytail.compact.plan import segments_between
 
 if TYPE_CHECKING:
     from keytail.compact.key_counts import KeyCounts
-    from keytail.compact.plan import CompactionConfig, Selection
+    from keytail.compact.plan import Selection
     from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
+    from keytail.config.compaction import CompactionConfig
     from keytail.log.partition import SegmentFacts
 
 MOST_PARTS = 48

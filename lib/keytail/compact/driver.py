@@ -17,8 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keytail.compact.bundles import Bundle, BundleSize, Waiting, bundles_in_flight, for_next_round
-from keytail.compact.cleaner import clean_partition, next_round
+from keytail.compact.cleaner import next_round
 from keytail.compact.fan_out.on_spark import fan_out_on_spark
+from keytail.compact.keeper import Keeper
 from keytail.compact.out_of_place.partition import uncleaned
 from keytail.compact.replacing import (
     Interrupted,
@@ -29,22 +30,19 @@ from keytail.compact.replacing import (
     written,
 )
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
+from keytail.compact.worker import clean_on_worker
 from keytail.errors import REPORT_IT, KeytailError, Refused
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import LockLost
-from keytail.log.pace import Pace, PacedFileSystem
 from keytail.run.ended import SparkEnded, await_signal, sweep
-from keytail.run.hosts import refuse_network_here, refuse_unseen
-from keytail.run.memory import map_memory_bytes
+from keytail.run.hosts import refuse_unseen
 from keytail.run.processes import Processes
 from keytail.run.rows import ResultRow, status_of
 from keytail.run.session import concurrent_tasks, end_jobs, parallel_tasks
 from keytail.run.storage import ScratchSpace
 from keytail.run.tasks import Outcome, explained, run_bundle
-from keytail.run.watching import telling
-from keytail.undo.keeper import Keeper
 
 if TYPE_CHECKING:
     from keytail.compact.out_of_place.driver import Placing
@@ -364,22 +362,3 @@ def move_checkpoints(
 ) -> None:
     """Set where the next rounds begin, in the file from which a broker takes it too."""
     update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)
-
-
-def clean_on_worker(
-    tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
-) -> CleaningResult:
-    """What one Spark task does; a map memory of 0 means this host's share."""
-    if not shared_storage:
-        refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
-    with telling(task.partition_path, attempt):
-        return clean_partition(*on_worker(tasks_a_host, task, attempt))
-
-
-def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
-    """The file system at the task's pace, and the task with this host's share of memory."""
-    memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    fs = LOCAL
-    if task.throttle_bytes_per_s is not None:
-        fs = PacedFileSystem(Pace(max(1, task.throttle_bytes_per_s // tasks_a_host)))
-    return fs, replace(task, attempt=attempt, map_memory_bytes=memory)

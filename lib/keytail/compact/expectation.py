@@ -1,33 +1,19 @@
-"""What a run is expected to take, from what listings tell: its way, its seconds, its scratch space; and whether that
-is worth a start of Spark.
-
-Pure, and rough on purpose. All rates stand here. They are those of one core of the machine of the benchmark, with
-files in the page cache (`python -m tests.bench.run`, figure 2, and with `--batch-records 1`, with `--codec zstd`).
-What no listing tells, the codec and the size of batches, makes a factor of ten between the fastest and the slowest
-log: seconds may be off by three times either way, and a slow disk comes on top. They are good for an order of work and
-for the choice of a way, and promise nothing.
-"""
+"""What the compaction of one partition is expected to take, from what its listing tells: its way, its seconds, its
+scratch space. Pure, and rough on purpose (run/rates.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from keytail.run.rates import CLEAN_BYTES_PER_S, DIRTY_BYTES_PER_S, PARTITION_S, SEGMENT_S
 
 if TYPE_CHECKING:
     from keytail.compact.plan import Selection
     from keytail.log.partition import SegmentFacts
 
 Way = Literal["one task", "packed", "maybe fan-out"]
-
-# Bytes of `.log` files a second.
-DIRTY_BYTES_PER_S = 120e6
-CLEAN_BYTES_PER_S = 200e6
-VERIFIED_BYTES_PER_S = 200e6
-INDEXED_BYTES_PER_S = 600e6
-# Opening, fsyncs, renames: of a partition, and of each file of a segment that is read.
-PARTITION_S = 0.03
-SEGMENT_S = 0.002
 
 # A key takes a slot of 24 bytes at a load of 0.9, and while the map doubles half as much again.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
@@ -66,24 +52,3 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
 def most_keys(selection: Selection) -> int:
     """Each offset of the dirty section a key of its own: no listing tells a lower bound that always holds."""
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)
-
-
-def run_seconds(each_s: Iterable[float], cores: int) -> float:
-    """Of a run over partitions, largest first on so many cores: no less than the longest takes alone."""
-    seconds = list(each_s)
-    return max(sum(seconds) / max(cores, 1), max(seconds, default=0.0))
-
-
-# From command to first task, less what a run without Spark takes there (`python -m tests.bench.start`).
-SPARK_START_S = 4.0
-# Of a run that takes ten times as long nobody notices it, and Spark shows what is going on.
-SPARK_FROM_S = 10 * SPARK_START_S
-
-
-# What is read of so few bytes takes no memory to speak of, and less time than a process that loads the kernels anew.
-HERE_BYTES = 64 << 20
-
-
-def is_worth_spark(each_s: Iterable[float], cores: int) -> bool:
-    """Whether a run on so many cores of this host is long enough."""
-    return run_seconds(each_s, cores) >= SPARK_FROM_S

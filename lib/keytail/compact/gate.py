@@ -1,13 +1,18 @@
-"""Up to which offset tombstones and markers may go, where other replicas are asked first (CLEANING.md 14). Pure."""
+"""Up to which offset tombstones and markers may go, where other replicas are asked first (CLEANING.md 14)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from keytail.log.partition import PartitionFacts
+from keytail.cli.replicas import Replica, refuse_other_topic
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.log.fs import FileSystem
+from keytail.log.metadata import read_topic_id
+from keytail.log.partition import PartitionFacts, list_partition, survey_partition
+from keytail.telling import say
+
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -37,3 +42,42 @@ def gate_of(cleaned: Mapping[str, int]) -> Gate:
         return Gate(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])
     return Gate(cleaned[replica], replica)
+
+
+def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> Gate:
+    """How far all replicas that host the partition have been cleaned. Refused where one of them cannot say so."""
+    mine = read_topic_id(fs, facts.path)
+    cleaned: dict[str, int] = {}
+    for replica in replicas:
+        found = replica.find(facts.topic, facts.partition)
+        if found is None:
+            continue
+        log_dir, entry = found
+        try:
+            refuse_other_topic(fs, replica.name, entry.path, mine)
+            theirs = list_partition(fs, log_dir, entry) or survey_partition(fs, log_dir, entry)
+        except Refused:
+            raise
+        except (KeytailError, OSError) as problem:
+            raise _unknown(replica.name, entry.path, in_words(problem)) from problem
+        if theirs.problems:
+            raise _unknown(replica.name, entry.path, "; ".join(theirs.problems))
+        cleaned[replica.name] = cleaned_to(theirs)
+    return gate_of(cleaned)
+
+
+def tell_unhosted(names: Sequence[str]) -> None:
+    """A word on standard error about partitions that are due and that no other replica is known of."""
+    if names:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        some = ", ".join(names[:_MOST_NAMED])
+        text = f"{some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over"
+        say(f"keytail: {text}", "warning")
+
+
+def _unknown(name: str, path: str, why: str) -> Refused:
+    return Refused(
+        f"how far replica {name} has been cleaned is not known: {why}",
+        path=path,
+        remedy="Without that nobody can tell which tombstones may go; mend it, or take this --replica out",
+    )

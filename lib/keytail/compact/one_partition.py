@@ -7,8 +7,9 @@ The command line does the same on Spark, for many partitions, with locks, settin
 from __future__ import annotations
 
 from keytail.compact.cleaner import clean_partition, install
-from keytail.compact.plan import CompactionConfig, refusals, select
+from keytail.compact.plan import refusals, select
 from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.errors import Refused
 from keytail.log.fs import LOCAL, FileSystem

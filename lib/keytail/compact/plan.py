@@ -8,11 +8,12 @@ to others.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
 
 if TYPE_CHECKING:
@@ -31,38 +32,6 @@ _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 HighWatermarkSource = Literal["checkpoint", "log-end"]
 Limit = Literal["active segment", "high watermark", "open transaction", "recovery point", "min.compaction.lag.ms"]
 Status = Literal["would-compact", "clean", "skipped", "refused"]
-
-
-@dataclass(frozen=True)
-class CompactionConfig:
-    """The configuration that compaction of one partition obeys, by Kafka's names with dots as underscores.
-
-    `segment_bytes` is `internal.segment.bytes` where that is set. The defaults are Kafka's.
-    """
-
-    cleanup_policy: frozenset[str] = frozenset({"delete"})
-    segment_bytes: int = 1_073_741_824
-    segment_index_bytes: int = 10_485_760
-    segment_ms: int = 604_800_000
-    index_interval_bytes: int = 4096
-    max_message_bytes: int = 1_048_588
-    delete_retention_ms: int = 86_400_000
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = 2**63 - 1
-    min_cleanable_dirty_ratio: float = 0.5
-    producer_id_expiration_ms: int = 86_400_000
-    remote_storage_enable: bool = False
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> CompactionConfig:
-        """From values by Kafka's topic config names (`config/keys.py`); a missing name keeps its default."""
-        given = {name.replace(".", "_"): value for name, value in values.items()}
-        fields = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
-        if "cleanup_policy" in fields:
-            fields["cleanup_policy"] = frozenset(fields["cleanup_policy"])
-        if given.get("internal_segment_bytes") is not None:
-            fields["segment_bytes"] = given["internal_segment_bytes"]
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from keytail.cli.selection import Configuration
+from keytail.cli.configuration import Configuration
+from keytail.cli.replicas import Replica
 from keytail.compact.detail import Detail, detail_of_plan
 from keytail.compact.expectation import Expected, expect
-from keytail.compact.gate import Gate
-from keytail.compact.plan import CompactionConfig, Decision, HighWatermarkSource, decide, settings_of_compaction
-from keytail.compact.replicas import Replica, gate
+from keytail.compact.gate import Gate, gate
+from keytail.compact.plan import Decision, HighWatermarkSource, decide, settings_of_compaction
+from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
 from keytail.durations import duration_text

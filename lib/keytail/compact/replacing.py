@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from keytail.compact.cleaner import install
 from keytail.compact.detail import detail_of_result
+from keytail.compact.keeper import Keeper
 from keytail.compact.key_counts import KeyCounts
 from keytail.compact.task import CleaningResult, CleaningTask, SourceCounts
 from keytail.errors import KeytailError
@@ -21,7 +22,6 @@ from keytail.log.recover import recover
 from keytail.log.replace import GroupOutput
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow, status_of
-from keytail.undo.keeper import Keeper
 
 _SAFE = "safe to start the broker"
 

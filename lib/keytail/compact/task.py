@@ -11,7 +11,7 @@ import numpy as np
 from keytail.compact.key_counts import KeyCounts
 from keytail.compact.out_of_place.output_record import PlacedFile, SeenFile
 from keytail.compact.out_of_place.output_tree import writable
-from keytail.compact.plan import CompactionConfig
+from keytail.config.compaction import CompactionConfig
 from keytail.config.message_format import MessageFormat
 from keytail.errors import KeytailError
 from keytail.format import names

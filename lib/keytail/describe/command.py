@@ -17,9 +17,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
+from keytail.cli.configuration import Configuration
 from keytail.cli.kafka_version import which_kafka
 from keytail.cli.metadata import with_metadata
-from keytail.cli.selection import Choice, Configuration, choose
+from keytail.cli.selection import Choice, choose
 from keytail.compact.plan import Selection, select
 from keytail.compact.planning import Planned, Rules, plan_one
 from keytail.config.kafka_version import Inferred
@@ -109,7 +110,7 @@ def describe(
 
     if not count_records:
         return of_each(
-            chosen,
+            chosen.partitions,
             lambda log_dir, entry: row(plan_one(fs, log_dir, entry, configuration, rules, by_listing=True), None),
             fs,
         )

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
+from keytail.cli.configuration import Configuration
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Configuration
 from keytail.doctor import machine
 from keytail.doctor.log_dirs import clock, log_dirs
 from keytail.doctor.row import FAIL, OK, CheckRow

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keytail.cli import rows as show
+from keytail.cli.cluster import GIVE_SETTINGS, Cluster
+from keytail.cli.configuration import Configuration
 from keytail.cli.kafka_version import which_kafka
-from keytail.cli.metadata import Cluster, read_cluster
-from keytail.cli.selection import GIVE_SETTINGS, Configuration
+from keytail.cli.metadata import read_cluster
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
 from keytail.config.kafka_version import Inferred

@@ -21,12 +21,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Choice, Configuration, choose
-from keytail.compact.plan import CompactionConfig, HighWatermarkSource
+from keytail.cli.selection import Choice, choose
+from keytail.compact.plan import HighWatermarkSource
 from keytail.compact.plan import refusals as refusals_of_removal
 from keytail.compact.planning import check_clock
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError
 from keytail.expire.settings import unknown_retention
 from keytail.ledger.of_run import LedgerFlags, recording, run_id_at

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keytail.cli.selection import SETTINGS_COMMAND, Configuration
+from keytail.cli.cluster import SETTINGS_COMMAND
+from keytail.cli.configuration import Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
 

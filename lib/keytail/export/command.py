@@ -19,9 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keytail.acting_user import as_caller
+from keytail.cli.configuration import Configuration
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
-from keytail.cli.selection import Choice, Configuration, choose
+from keytail.cli.selection import Choice, choose
 from keytail.cli.stopping import Stopped
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names

@@ -11,13 +11,13 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Configuration
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import KeytailError, Refused, in_words
+from keytail.import_.request import Request
 from keytail.import_.source import Source, delta_settings
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
@@ -34,43 +34,6 @@ if TYPE_CHECKING:
     from keytail.import_.plan import ImportPlan
     from keytail.import_.records import Load
     from keytail.import_.segments import SegmentsTask
-
-# Larger than a producer's 16 KiB: what is loaded at once is read at once, and compresses better.
-BATCH_BYTES = 128 << 10
-
-
-@dataclass(frozen=True)
-class Request:
-    """Everything that `import` is told; defaults are the flags' own."""
-
-    source: Source
-    topic: str
-    log_dirs: tuple[str, ...]
-    replica_log_dirs: tuple[tuple[str, ...], ...] = ()
-    configuration: Configuration = field(default_factory=Configuration)
-    codec: str | None = None
-    batch_bytes: int = BATCH_BYTES
-    segment_bytes: int | None = None
-    append: bool = False
-    single_replica: bool = False
-    topic_id: str | None = None
-    partition_count: int | None = None
-    import_id: str | None = None
-    execute: bool = False
-    master: str | None = None
-    shared_storage: bool = False
-    submitted: bool = False  # under spark-submit, which has chosen the master
-
-    def __post_init__(self) -> None:
-        if self.single_replica and self.replica_log_dirs:
-            raise UsageProblem(
-                "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
-            )
-
-    @property
-    def all_log_dirs(self) -> tuple[str, ...]:
-        return (*self.log_dirs, *(path for dirs in self.replica_log_dirs for path in dirs))
-
 
 @dataclass(frozen=True)
 class ImportRow:

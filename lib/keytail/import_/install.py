@@ -16,7 +16,6 @@ from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
 from keytail.import_.plan import (
     ImportPlan,
-    ImportRecord,
     ReplicaFacts,
     producers_at_end,
     refuse_unclosed,
@@ -25,6 +24,7 @@ from keytail.import_.plan import (
 from keytail.import_.segments import Written
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.fs import FileStat, FileSystem
+from keytail.log.import_record import ImportRecord
 from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts
 from keytail.log.recover import recover

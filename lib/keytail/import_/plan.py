@@ -6,7 +6,6 @@ reasons and every state on disk; `install.py` does what is decided here.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,69 +16,17 @@ import numpy as np
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, HEADER_BYTES
-from keytail.format.json_object import parse_object
 from keytail.format.producers import check_snapshot, encode_snapshot
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
+from keytail.log.import_record import ImportRecord, parse_record
 from keytail.log.metadata import read_topic_id
 from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
 from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import Epoch
 
 FIRST_LEADER_EPOCH = 0  # what KRaft gives a partition when it is made
-_RECORD_VERSION = 1
 _STRIDE_BYTES = 1 << 20
-
-Progress = Literal["begun", "done"]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportRecord:
-    """What a partition directory remembers of its last import: the offsets of [base_offset, end_offset).
-
-    `first_crc` is the checksum of the first batch. "begun" stands before the commit, "done" after all of it.
-    """
-
-    import_id: str
-    base_offset: int
-    end_offset: int
-    segment_bases: tuple[int, ...]
-    first_crc: int
-    records: int
-    progress: Progress
-
-    def encode(self) -> bytes:
-        fields = {
-            "version": _RECORD_VERSION,
-            "import_id": self.import_id,
-            "base_offset": self.base_offset,
-            "end_offset": self.end_offset,
-            "segments": self.segment_bases,
-            "first_crc": self.first_crc,
-            "records": self.records,
-            "progress": self.progress,
-        }
-        return (json.dumps(fields) + "\n").encode()
-
-
-def parse_record(data: bytes) -> ImportRecord:
-    """ValueError for anything that `ImportRecord.encode` does not give."""
-    try:
-        fields = parse_object(data)
-        if fields["version"] != _RECORD_VERSION or fields["progress"] not in ("begun", "done"):
-            raise ValueError("another version of keytail wrote it")
-        return ImportRecord(
-            str(fields["import_id"]),
-            int(fields["base_offset"]),
-            int(fields["end_offset"]),
-            tuple(int(base) for base in fields["segments"]),
-            int(fields["first_crc"]),
-            int(fields["records"]),
-            fields["progress"],
-        )
-    except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"a field is missing or of another kind: {error}") from error
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:

@@ -19,9 +19,9 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
 
 if TYPE_CHECKING:
-    from keytail.cli.selection import Configuration
-    from keytail.import_.command import Request
+    from keytail.cli.configuration import Configuration
     from keytail.import_.plan import Rules
+    from keytail.import_.request import Request
     from keytail.log.replay import Topic
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from keytail.cli.masking import masked_arguments
 from keytail.errors import UsageProblem
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags
 from keytail.ledger.tables import INTENT, OUTCOME
-from keytail.report.masking import masked_arguments
 from keytail.run.session import session_of_run
 
 if TYPE_CHECKING:

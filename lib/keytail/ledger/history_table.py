@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from keytail.cli import rows as show
+from keytail.durations import time_text
 from keytail.ledger.history import PartitionRow, RunRow
-from keytail.undo.command import time_text
 
 if TYPE_CHECKING:
     from keytail.ledger.maintain import MaintainRow

@@ -16,15 +16,15 @@ from urllib.parse import unquote, urlsplit
 
 from keytail import __version__
 from keytail.acting_user import as_caller
+from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.report.masking import masked, masked_arguments
 from keytail.run.ended import SparkEnded
 from keytail.run.rows import ResultRow
 
 if TYPE_CHECKING:
-    from keytail.cli.selection import Configuration
+    from keytail.cli.configuration import Configuration
     from keytail.ledger.write import Ledger
 
 # Of spark-submit, as in conf/spark-delta.conf; Spark takes only keys that begin with its name.

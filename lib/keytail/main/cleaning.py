@@ -44,8 +44,8 @@ def plan(
     output: o.OutputFlag = o.Output.table,
 ) -> None:
     """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark."""
+    from keytail.cli.replicas import directories_of  # noqa: PLC0415 (--help stays fast)
     from keytail.compact import command as compaction  # noqa: PLC0415 (--help stays fast)
-    from keytail.compact.replicas import directories_of  # noqa: PLC0415 (--help stays fast)
 
     configuration = configuration_of(
         config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
@@ -116,8 +116,8 @@ def compact(
 
     Without --execute this is a dry run, as `plan`.
     """
+    from keytail.cli.replicas import directories_of  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.compact import command as compaction  # noqa: PLC0415 (--help and --version stay fast)
-    from keytail.compact.replicas import directories_of  # noqa: PLC0415 (--help and --version stay fast)
 
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)

@@ -170,8 +170,8 @@ def audit(
     """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers."""
     from keytail.audit import command as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.audit.table import print_table  # noqa: PLC0415 (the same)
+    from keytail.cli.replicas import directories_of  # noqa: PLC0415 (the same)
     from keytail.cli.selection import Choice  # noqa: PLC0415 (the same)
-    from keytail.compact.replicas import directories_of  # noqa: PLC0415 (the same)
     from keytail.log.fs import LOCAL  # noqa: PLC0415 (the same)
     from keytail.log.owner import work_as_owner  # noqa: PLC0415 (the same)
 

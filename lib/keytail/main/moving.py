@@ -50,6 +50,7 @@ def import_logs(
     from keytail.cli.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
     from keytail.import_ import command as import_  # noqa: PLC0415 (--help stays fast)
     from keytail.import_ import table as import_table  # noqa: PLC0415 (--help stays fast)
+    from keytail.import_.request import BATCH_BYTES, Request  # noqa: PLC0415 (the same)
     from keytail.import_.source import Columns, Source  # noqa: PLC0415 (--help stays fast)
     from keytail.log.fs import LOCAL  # noqa: PLC0415 (--help stays fast)
     from keytail.log.owner import work_as_owner  # noqa: PLC0415 (--help stays fast)
@@ -60,7 +61,7 @@ def import_logs(
         config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
     )
     columns = Columns(key_column, value_column, headers_column, timestamp_column, partition_column)
-    request = import_.Request(
+    request = Request(
         source=Source(source, format_.value, columns, o.comma_lists(sort_by)),
         topic=topic,
         log_dirs=chosen_log_dirs(o.comma_lists(log_dirs), configuration),
@@ -69,7 +70,7 @@ def import_logs(
         ),
         configuration=configuration,
         codec=codec.value if codec else None,
-        batch_bytes=import_.BATCH_BYTES if batch_bytes is None else batch_bytes,
+        batch_bytes=BATCH_BYTES if batch_bytes is None else batch_bytes,
         segment_bytes=segment_bytes,
         append=append,
         single_replica=single_replica,

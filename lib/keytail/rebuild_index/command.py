@@ -19,17 +19,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.progress import Reporter
 from keytail.cli.quarantine import Place
-from keytail.cli.selection import Choice, Configuration, choose
-from keytail.compact.expectation import HERE_BYTES, INDEXED_BYTES_PER_S
+from keytail.cli.selection import Choice, choose
 from keytail.errors import KeytailError, in_words
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, hosted, survey_partition
+from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.session import session_of_run
 from keytail.run.storage import refuse_shared_storage

@@ -17,11 +17,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from keytail.cli.masking import shown
 from keytail.cli.rows import human_bytes
 from keytail.compact.detail import Part
 from keytail.report.facts import Partition
 from keytail.report.keys import Size
-from keytail.report.masking import shown
 from keytail.report.sums import TopicSums
 
 # Placeholders, which become the variables of the page's style.

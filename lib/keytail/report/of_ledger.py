@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 from keytail.cli.rows import human_seconds
+from keytail.durations import time_text
 from keytail.errors import UsageProblem
 from keytail.ledger import history
 from keytail.ledger.history import PartitionRow, RunRow
 from keytail.ledger.of_run import LedgerFlags
 from keytail.report.facts import Report
 from keytail.report.of_rows import partitions
-from keytail.undo.command import time_text
 
 _EXIT = {"done": 0, "partly": 3, "failed": 1}
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from keytail.acting_user import as_caller
+from keytail.cli.masking import masked, masked_arguments, shown
 from keytail.cli.rows import change, human_bytes, human_time
 from keytail.durations import duration_text
 from keytail.errors import UsageProblem
 from keytail.report import keys, sums
 from keytail.report.facts import Partition, Report
-from keytail.report.masking import masked, masked_arguments, shown
 
 HERE = Path(__file__).parent
 TOPICS_DRAWN = 20

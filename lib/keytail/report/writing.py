@@ -31,7 +31,7 @@ from keytail.run.ended import SparkEnded
 from keytail.telling import say
 
 if TYPE_CHECKING:
-    from keytail.cli.selection import Configuration
+    from keytail.cli.configuration import Configuration
     from keytail.report.facts import Report
 
 

@@ -6,12 +6,13 @@ storage is far away, more processes than cores wait for it at the same time.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from keytail.cli.selection import Chosen, uncollected
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -25,10 +26,25 @@ _PROCESSES_A_CORE = 2
 _MOST_PROCESSES = 32
 
 
-def of_each(chosen: Chosen, function: Callable[[LogDirFacts, PartitionEntry], A], fs: FileSystem = LOCAL) -> list[A]:
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles within it: of a large broker what is listed is a million objects, and all of them stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def of_each(
+    partitions: Sequence[tuple[LogDirFacts, PartitionEntry]],
+    function: Callable[[LogDirFacts, PartitionEntry], A],
+    fs: FileSystem = LOCAL,
+) -> list[A]:
     """The answers, in the order of the partitions. They are pickled where there are many; what `function` refers to is
     not. Only a `function` that changes nothing may be given: it is called again where a process is lost."""
-    partitions = chosen.partitions
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:

@@ -2,7 +2,7 @@
 
 The tasks are the same functions, and what is done with their answers is the same code. Spark is used where it has been
 asked for, by spark-submit or `--master`, and where the work is long or of a kind that needs it
-(compact/expectation.py).
+(run/rates.py).
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from keytail.cli.progress import Reporter
-from keytail.compact.expectation import is_worth_spark, run_seconds
 from keytail.run.processes import Processes
+from keytail.run.rates import is_worth_spark, run_seconds
 from keytail.run.session import session_of_run
-from keytail.run.watching import address_of_driver
+from keytail.run.watching import DriverAddress, address_of_driver
+
+
+class Reporter(Protocol):
+    """What a person hears of a run (cli/progress.py)."""
+
+    def note(self, text: str, /) -> None: ...
+
+    def watch(self, driver: DriverAddress, /) -> None: ...
 
 
 def cores() -> int:

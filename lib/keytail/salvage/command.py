@@ -19,10 +19,11 @@ from rich.table import Table
 
 from keytail.acting_user import as_caller
 from keytail.cli import rows as show
+from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
 from keytail.cli.outside import refuse_unwritable
 from keytail.cli.progress import Reporter
-from keytail.cli.selection import Choice, Configuration, choose
+from keytail.cli.selection import Choice, choose
 from keytail.errors import KeytailError, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TypeAlias
 
 from keytail.cli.progress import Reporter
+from keytail.durations import time_text
 from keytail.errors import CorruptLog, KeytailError, Refused, UsageProblem, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import hold
@@ -306,10 +306,6 @@ def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
             path=manifest.partition_path,
             remedy=f"Free {needed - free} bytes more on this file system",
         )
-
-
-def time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def exit_status(rows: Iterable[UndoRow]) -> int:

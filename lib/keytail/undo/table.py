@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from keytail.cli import rows as show
-from keytail.undo.command import BAD, KeptRun, Request, UndoRow, time_text
+from keytail.durations import time_text
+from keytail.undo.command import BAD, KeptRun, Request, UndoRow
 
 _MOST_LINES = 40
 

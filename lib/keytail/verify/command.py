@@ -18,11 +18,11 @@ from rich.table import Table
 from keytail.cli import rows as show
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import Choice, Chosen, choose
-from keytail.compact.expectation import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.run.rates import HERE_BYTES, VERIFIED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.workers import workers_of_run
 from keytail.telling import say

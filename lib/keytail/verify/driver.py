@@ -1,6 +1,6 @@
 """Verification of many partitions, in tasks of Spark or of Processes, or, of a few bytes, in this process.
 
-Reads only. What is looked at in a partition is inspection/verify's; here is who looks when.
+Reads only. What is looked at in a partition is verify/task.py's; here is who looks when.
 """
 
 from __future__ import annotations

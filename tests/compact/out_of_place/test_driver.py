@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from keytail.cli.selection import Choice, Configuration
+from keytail.cli.configuration import Configuration
+from keytail.cli.selection import Choice
 from keytail.compact import driver as compact
 from keytail.compact.command import Request
 from keytail.compact.fan_out.on_spark import fan_out_on_spark

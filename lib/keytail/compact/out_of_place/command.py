@@ -20,10 +20,10 @@ from keytail.cli.progress import READ_IN_A_COMPACTION, Reporter
 from keytail.cli.selection import Chosen, choose
 from keytail.cli.stopping import Stopped
 from keytail.compact.command import Request
+from keytail.compact.gate import tell_unhosted
 from keytail.compact.out_of_place.plan import Judged, judge, metadata_partition, not_chosen
 from keytail.compact.out_of_place.target import Target, target_of
 from keytail.compact.planning import Rules, say_how_old_messages_become, say_what_goes_by_file_time
-from keytail.compact.replicas import tell_unhosted
 from keytail.errors import Refused
 from keytail.ledger.of_run import is_named_by
 from keytail.log.fs import LOCAL, FileSystem
@@ -56,7 +56,9 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         chosen = choose(fs, request.choice)
         known = target.found()
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
-        judged = of_each(chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs)
+        judged = of_each(
+            chosen.partitions, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known), fs
+        )
         for log_dir in request.choice.log_dirs:
             fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
             say(
@@ -90,7 +92,9 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         known = target.found()
         judged = of_each(
-            chosen, lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=True), fs
+            chosen.partitions,
+            lambda log_dir, entry: judge(fs, log_dir, entry, configuration, rules, known, execute=True),
+            fs,
         )
         tell_unhosted([one.name for one in judged if one.is_unhosted])
         say_how_old_messages_become(configuration, (one.topic for one in judged if one.fate == "clean"))

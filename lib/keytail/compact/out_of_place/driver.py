@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from keytail.compact.detail import detail_of_result
-from keytail.compact.driver import on_worker
 from keytail.compact.out_of_place.object_store import Store, local_scratch
 from keytail.compact.out_of_place.output_record import Entries, OutputRecord, PlacedFile
 from keytail.compact.out_of_place.output_tree import Found
@@ -27,6 +26,7 @@ from keytail.compact.out_of_place.partition import (
 )
 from keytail.compact.replacing import Interrupted, PastDeadline, oddities_of, remove_lost_scratch, with_numbers, written
 from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.compact.worker import on_worker
 from keytail.errors import REPORT_IT, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from keytail.cli.selection import Configuration
-from keytail.compact.plan import CompactionConfig
+from keytail.cli.configuration import Configuration
 from keytail.compact.planning import Planned, Rules, TaskSettings, cleaning_tasks, plan_one
+from keytail.config.compaction import CompactionConfig
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem

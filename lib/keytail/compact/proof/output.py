@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keytail.compact.proof.markers import check_txn_index
-from keytail.compact.proof.state import REMEDY, Proof
+from keytail.compact.proof.state import REMEDY, Output, Proof
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import TooLarge, decompress
@@ -20,19 +19,6 @@ if TYPE_CHECKING:
     from keytail.log.replace import CleanFile
 
 NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class Output:
-    """The output segment that is being read, with its index files."""
-
-    base_offset: int
-    end_offset: int
-    log_bytes: int
-    index: np.ndarray
-    time_index: np.ndarray
-    txn_index: bytes
-    paths: dict[str, str]
 
 
 def start_output(proof: Proof) -> None:

@@ -21,7 +21,6 @@ from keytail.log.fs import FileSystem
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
-    from keytail.compact.proof.output import Output
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import OutputSegment
 
@@ -78,6 +77,19 @@ _INDEX = {
 }
 REMEDY = "Nothing was replaced; keep the directory and report this, it is a bug in keytail or a failing disk"
 SOURCE_REMEDY = "Nothing was replaced; `keytail verify` lists what is wrong with the partition"
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output segment that is being read, with its index files."""
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int
+    index: np.ndarray
+    time_index: np.ndarray
+    txn_index: bytes
+    paths: dict[str, str]
 
 
 @dataclass(frozen=True)

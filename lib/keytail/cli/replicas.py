@@ -1,4 +1,4 @@
-"""Log dirs of other replicas, as `--replica [NAME=]DIR[,DIR]` names them: what they hold, and how far they are cleaned.
+"""Log dirs of other replicas, as `--replica [NAME=]DIR[,DIR]` names them, and what they hold.
 
 Read only: nothing in them is created, changed or locked. Their brokers may be running.
 """
@@ -10,21 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from keytail.compact.gate import Gate, cleaned_to, gate_of
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import Refused, UsageProblem
 from keytail.log.fs import FileSystem
 from keytail.log.metadata import read_topic_id
-from keytail.log.partition import (
-    LogDirFacts,
-    PartitionEntry,
-    PartitionFacts,
-    list_partition,
-    survey_log_dirs,
-    survey_partition,
-)
-from keytail.telling import say
+from keytail.log.partition import LogDirFacts, PartitionEntry, survey_log_dirs
 
-_MOST_NAMED = 10
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.*)")
 
 
@@ -100,42 +90,3 @@ def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | Non
             path=path,
             remedy="One of them is left over from a topic that was deleted; give the log dirs of true replicas",
         )
-
-
-def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> Gate:
-    """How far all replicas that host the partition have been cleaned. Refused where one of them cannot say so."""
-    mine = read_topic_id(fs, facts.path)
-    cleaned: dict[str, int] = {}
-    for replica in replicas:
-        found = replica.find(facts.topic, facts.partition)
-        if found is None:
-            continue
-        log_dir, entry = found
-        try:
-            refuse_other_topic(fs, replica.name, entry.path, mine)
-            theirs = list_partition(fs, log_dir, entry) or survey_partition(fs, log_dir, entry)
-        except Refused:
-            raise
-        except (KeytailError, OSError) as problem:
-            raise _unknown(replica.name, entry.path, in_words(problem)) from problem
-        if theirs.problems:
-            raise _unknown(replica.name, entry.path, "; ".join(theirs.problems))
-        cleaned[replica.name] = cleaned_to(theirs)
-    return gate_of(cleaned)
-
-
-def tell_unhosted(names: Sequence[str]) -> None:
-    """A word on standard error about partitions that are due and that no other replica is known of."""
-    if names:
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        some = ", ".join(names[:_MOST_NAMED])
-        text = f"{some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over"
-        say(f"keytail: {text}", "warning")
-
-
-def _unknown(name: str, path: str, why: str) -> Refused:
-    return Refused(
-        f"how far replica {name} has been cleaned is not known: {why}",
-        path=path,
-        remedy="Without that nobody can tell which tombstones may go; mend it, or take this --replica out",
-    )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from keytail.format import names
 from keytail.format.batch import HEADER_BYTES
 from keytail.log.fs import FileSystem
+from keytail.log.import_record import parse_record
 from keytail.log.log_end import LogEnd, log_end
 from keytail.log.partition import last_time_entry, max_timestamp_ms
 
@@ -88,8 +89,6 @@ def _last_indexed_ms(fs: FileSystem, log_path: str) -> int:
 
 def _is_imported(fs: FileSystem, partition_path: str, offset: int) -> bool:
     """Whether the record at `offset` was written by the last import; False where its record cannot be understood."""
-    from keytail.import_.plan import parse_record  # noqa: PLC0415 (brings in the kernels)
-
     try:
         record = parse_record(fs.read_bytes(os.path.join(partition_path, names.IMPORT_RECORD)))
     except ValueError:

@@ -1,0 +1,141 @@
+"""What is known of the cluster that log dirs belong to, by the metadata log in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from keytail.config.message_format import ClusterMode
+from keytail.config.resolve import Layer, broker_options, topic_options
+from keytail.durations import duration_text
+from keytail.errors import Refused
+from keytail.format import names
+from keytail.log.fs import FileSystem
+from keytail.log.metadata import ClusterMetadata, read_topic_id
+from keytail.log.partition import PartitionEntry
+
+OLD_MS = 3_600_000
+_MOST_NAMED = 10
+NO_METADATA = "no metadata log here (ZooKeeper?)"
+SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
+GIVE_SETTINGS = (
+    f"Save the settings of topics, from any broker of the cluster that runs: `{SETTINGS_COMMAND} > topics.txt`; then "
+    "run again with --topic-configs topics.txt"
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster that the log dirs belong to, by their metadata log.
+
+    `problem` says why nothing is known by it; then there is no `metadata`. `is_absent`: there is no such log. `mode` is
+    known by that log, by `meta.properties` or by the broker's file.
+    """
+
+    broker: int = -1
+    metadata: ClusterMetadata | None = None
+    problem: str = ""
+    mode: ClusterMode = "unknown"
+    is_absent: bool = False
+
+    @property
+    def origin(self) -> str:
+        assert self.metadata is not None
+        return f"metadata log at offset {self.metadata.as_of_offset}"
+
+    def sentence(self, now_ms: int, topic_configs: str = "") -> str:
+        """What to tell a person about it, with a warning where it is old. `topic_configs`: the file of
+        `--topic-configs`, if there is one."""
+        if self.metadata is None and topic_configs:
+            return f"{self.problem}. The settings of topics are those of {topic_configs}"
+        if self.metadata is None:
+            return f"{self.problem}. {GIVE_SETTINGS}"
+        at = self.metadata
+        said = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
+        if at.uncertain_topics:
+            said += f". {_uncertain(at.uncertain_topics)}"
+        if at.unknown_types:
+            types = ", ".join(map(str, at.unknown_types))
+            said += (
+                f". Warning: records of type {types} are passed over, which this release does not know: if they are "
+                "about topics, the settings here may not be those that hold. Update keytail"
+            )
+        if not self.is_old(now_ms):
+            return said
+        age = duration_text(now_ms - at.as_of_ms)
+        return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.metadata is not None and bool(self.metadata.uncertain_topics or self.metadata.unknown_types)
+
+    def is_old(self, now_ms: int) -> bool:
+        return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - OLD_MS
+
+    def topics(self, topic: str) -> Mapping[str, Layer]:
+        """The entry of `topic` for `effective`, where the metadata has one."""
+        at = self.metadata
+        if at is None or topic not in at.topics or topic in at.uncertain_topics:
+            return {}
+        return {topic: topic_options(topic, at.topic_configs[topic], self.origin)}
+
+    def why_unknown(self, topic: str) -> str:
+        """Why this metadata does not have the settings of `topic`."""
+        if self.metadata is None:
+            return self.problem or NO_METADATA
+        why = self.metadata.uncertain_topics.get(topic)
+        return f"{why} ({self.metadata.path})" if why else f"the {self.origin} has no topic {topic}"
+
+    def dynamic(self) -> Sequence[Layer]:
+        if self.metadata is None:
+            return ()
+        return (
+            broker_options(self.metadata.cluster_configs, f"{self.origin}, all brokers"),
+            broker_options(self.metadata.broker_configs, f"{self.origin}, broker {self.broker}"),
+        )
+
+    def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
+        """Refused when a broker that starts would move the partition's directory out of the way."""
+        if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
+            return
+        why = self._stray(fs, entry)
+        if why:
+            raise Refused(
+                f"stray: {why}",
+                path=entry.path,
+                remedy="A broker that starts here renames the directory; if it is needed, find out why it is here",
+            )
+
+    def _stray(self, fs: FileSystem, entry: PartitionEntry) -> str:
+        assert self.metadata is not None
+        topic = self.metadata.topics.get(entry.topic)
+        if topic is None:
+            return f"the {self.origin} has no topic {entry.topic}"
+        topic_id = read_topic_id(fs, entry.path)
+        if topic_id is None:
+            return f"the directory has no {names.PARTITION_METADATA}, by which a broker knows whose it is"
+        if topic_id != topic.topic_id:
+            return f"the directory is of topic id {topic_id}, but {entry.topic} has {topic.topic_id}"
+        replicas = topic.replicas.get(entry.partition)
+        if replicas is None:
+            return f"{entry.topic} has no partition {entry.partition}"
+        if self.broker not in replicas:
+            return f"broker {self.broker} is not among the partition's replicas {', '.join(map(str, replicas))}"
+        return ""
+
+
+def _uncertain(topics: Mapping[str, str]) -> str:
+    named = sorted(topics)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return (
+        f"Warning: settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown, since {topics[named[0]]}. Update "
+        "keytail, or give their settings by --topic-configs"
+    )
+
+
+def ms_text(ms: int) -> str:
+    try:
+        return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
+    except (OverflowError, ValueError, OSError):  # no time of this calendar
+        return f"{ms} ms"

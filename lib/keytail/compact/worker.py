@@ -1,0 +1,33 @@
+"""What a worker does of a compaction: a partition cleaned at the pace, and in the memory, of its host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.task import CleaningResult, CleaningTask
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.pace import Pace, PacedFileSystem
+from keytail.run.hosts import refuse_network_here
+from keytail.run.memory import map_memory_bytes
+from keytail.run.watching import telling
+
+
+def clean_on_worker(
+    tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
+) -> CleaningResult:
+    """What one Spark task does; a map memory of 0 means this host's share."""
+    if not shared_storage:
+        refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
+    with telling(task.partition_path, attempt):
+        return clean_partition(*on_worker(tasks_a_host, task, attempt))
+
+
+def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
+    """The file system at the task's pace, and the task with this host's share of memory."""
+    memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
+    fs = LOCAL
+    if task.throttle_bytes_per_s is not None:
+        fs = PacedFileSystem(Pace(max(1, task.throttle_bytes_per_s // tasks_a_host)))
+    return fs, replace(task, attempt=attempt, map_memory_bytes=memory)

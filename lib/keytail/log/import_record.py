@@ -1,0 +1,61 @@
+"""The record that an import leaves in a partition's directory, by which later runs know what it wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from keytail.format.json_object import parse_object
+
+_VERSION = 1
+
+Progress = Literal["begun", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRecord:
+    """What a partition directory remembers of its last import: the offsets of [base_offset, end_offset).
+
+    `first_crc` is the checksum of the first batch. "begun" stands before the commit, "done" after all of it.
+    """
+
+    import_id: str
+    base_offset: int
+    end_offset: int
+    segment_bases: tuple[int, ...]
+    first_crc: int
+    records: int
+    progress: Progress
+
+    def encode(self) -> bytes:
+        fields = {
+            "version": _VERSION,
+            "import_id": self.import_id,
+            "base_offset": self.base_offset,
+            "end_offset": self.end_offset,
+            "segments": self.segment_bases,
+            "first_crc": self.first_crc,
+            "records": self.records,
+            "progress": self.progress,
+        }
+        return (json.dumps(fields) + "\n").encode()
+
+
+def parse_record(data: bytes) -> ImportRecord:
+    """ValueError for anything that `ImportRecord.encode` does not give."""
+    try:
+        fields = parse_object(data)
+        if fields["version"] != _VERSION or fields["progress"] not in ("begun", "done"):
+            raise ValueError("another version of keytail wrote it")
+        return ImportRecord(
+            str(fields["import_id"]),
+            int(fields["base_offset"]),
+            int(fields["end_offset"]),
+            tuple(int(base) for base in fields["segments"]),
+            int(fields["first_crc"]),
+            int(fields["records"]),
+            fields["progress"],
+        )
+    except (KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"a field is missing or of another kind: {error}") from error

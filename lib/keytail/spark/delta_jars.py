@@ -1,0 +1,6 @@
+"""`python -m keytail.spark.delta_jars DIR`, which is `python -m keytail.run.delta_jars DIR` now."""
+
+import runpy
+
+if __name__ == "__main__":
+    runpy.run_module("keytail.run.delta_jars", run_name="__main__", alter_sys=True)

@@ -1,0 +1,32 @@
+"""Module names that pages of earlier versions gave still work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from keytail import __version__
+
+
+@pytest.mark.parametrize("module", ["keytail", "keytail.app.cli"])
+def test_modules_that_are_run_are_the_command(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["keytail", __version__]
+
+
+def test_jars_are_fetched_by_the_old_name() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "keytail.spark.delta_jars"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "fetch() missing 1 required positional argument" in done.stderr
+
+
+def test_register_is_the_same_function() -> None:
+    from keytail.source import data_source
+    from keytail.spark import source
+
+    assert source.register is data_source.register
+    assert source.KafkaLogSource is data_source.KafkaLogSource
