@@ -37,9 +37,9 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests wait for JVMs and brokers, so one process more than there are cores keeps these busy. `make test TESTS=tests/log`
+# Tests wait for JVMs and brokers, so twice as many processes as there are cores keep these busy. `make test TESTS=tests/log`
 # and `make test TESTS="tests/log -k lock"` are some of the tests.
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= $(shell expr $$(nproc) \* 2)
 TESTS ?= tests
 test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
 	$(MAKE) --no-print-directory -j2 lint kernels archives

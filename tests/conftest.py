@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ from tests.run.shared import end_shared_session, on_spark, spark, two_workers  #
 # The first call of a kernel compiles it: on a machine that never did, that is seconds, and says nothing.
 settings.register_profile("keytail", deadline=None)
 settings.load_profile("keytail")
+
+# A shell has what it starts in the background ignore SIGINT, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Typer's runner would build all commands again for each command line of a test, which takes most of its time.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]

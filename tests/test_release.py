@@ -121,6 +121,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.one_of("the compact job under spark-submit")
 def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: Path) -> None:
     """Under spark-submit, with the job of this tree; that what it leaves is sound, this environment says."""
     assert _run([clean / "keytail", "--version"], tmp_path) == f"keytail {keytail.__version__}\n"
@@ -135,6 +136,7 @@ def test_installed_alone_it_compacts_what_a_broker_wrote(clean: Path, tmp_path: 
 
 
 @pytest.mark.long
+@pytest.mark.soak("the wheel has py.typed: test_the_wheel_has_the_packages_with_their_pages_and_types")
 def test_types_are_seen_by_who_uses_it(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("from keytail import __version__\n\nnumber: int = __version__\n")
     mypy = [sys.executable, "-m", "mypy", "--python-executable", clean / "python", "--cache-dir", tmp_path / "cache"]

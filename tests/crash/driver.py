@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -87,10 +87,13 @@ TABLE: list[Counts] = []
 
 Action = Callable[[RecordingFileSystem, Path], object]
 Check = Callable[[State], object]
-def few_in_check(names: Iterable[str], *in_check: str) -> list[Any]:
-    """Parameters of a test: all, but `make check` takes one or some cheap ones of each protocol."""
-    marks = {name: () if name in in_check else (pytest.mark.long,) for name in names}
-    assert set(in_check) <= set(marks), in_check
+def few_in_check(names: Iterable[str], *in_check: str, drawn: Collection[str] = ()) -> list[Any]:
+    """Parameters of a test: all, but `make check` takes one or some cheap ones of each protocol, and each run takes
+    one of those in `drawn`, which are alike."""
+    marks = {name: [] if name in in_check else [pytest.mark.long] for name in names}
+    assert {*in_check, *drawn} <= set(marks), (in_check, drawn)
+    for name in drawn:
+        marks[name].append(pytest.mark.one_of())
     return [pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 

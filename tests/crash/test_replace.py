@@ -75,11 +75,12 @@ CASES = {
     ),
 }
 
+SEVERAL_OUTPUTS = [name for name, partition in CASES.items() if partition.groups[0].continued]
 IN_CHECK = ("three into one", "one by itself, with a transaction index that stays", "an empty output")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK))
+@pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
 def test_every_stop_of_a_replacement_and_of_its_recovery(
     name: str,
     fast_dir: Path,  # noqa: F811
@@ -154,7 +155,7 @@ def test_every_stop_where_the_file_system_refuses_hard_links_midway(links: int, 
     )
 
 
-@pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK))
+@pytest.mark.parametrize("name", few_in_check(CASES, *IN_CHECK, drawn=SEVERAL_OUTPUTS))
 def test_every_fault_of_a_replacement_and_of_its_recovery(
     name: str,
     fast_dir: Path,  # noqa: F811

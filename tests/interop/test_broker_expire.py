@@ -20,6 +20,7 @@ SETTINGS = (
 ).split()
 
 
+@pytest.mark.one_of("a broker starts on what was removed or saved")
 def test_a_broker_starts_on_what_is_left_and_serves_it(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("broker")  # a path without words that tell of repairs
     log_dir = golden.unpack(root)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.interop
 RECORD = "keytail-output.json"
 
 
+@pytest.mark.one_of("a broker starts on what a command left")
 def test_a_broker_goes_on_from_what_was_made_out_of_place(tmp_path: Path) -> None:
     log_dir, out = golden.unpack(tmp_path), tmp_path / "out"
     before = [from_wire(row) for row in golden.record_rows()]  # what its own broker served

@@ -32,6 +32,7 @@ def answers(client: BrokerClient) -> dict[str, object]:
     return found
 
 
+@pytest.mark.one_of("a broker starts on what a command left")
 def test_a_broker_starts_on_rebuilt_indexes_without_recovery_and_serves_by_offset_and_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

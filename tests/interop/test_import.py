@@ -31,7 +31,7 @@ from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
-RECORDS = int(os.environ.get("KEYTAIL_IMPORT_RECORDS", "60000"))
+RECORDS = int(os.environ.get("KEYTAIL_IMPORT_RECORDS", "20000"))
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PARTITIONS = 3
 COMPACTED, LED_BEFORE = "compacted", "zstd"

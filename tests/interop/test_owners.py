@@ -67,6 +67,7 @@ def open_dir(fast_dir: Path) -> Path:
     return fast_dir
 
 
+@pytest.mark.one_of("a broker starts on what a command left")
 def test_the_brokers_user_starts_on_what_root_compacted(open_dir: Path) -> None:
     log_dir = golden.unpack(open_dir)
     give(log_dir, BROKER)

@@ -86,6 +86,7 @@ def test_kafkas_loader_takes_what_is_left_as_it_is(kafka: Kafka, fast_dir: Path,
 PARTITIONS = [("none", 0), ("zstd", 0), ("transactional", 0), ("idempotent", 0)]
 
 
+@pytest.mark.one_of("a broker starts on what was removed or saved")
 def test_a_real_broker_serves_what_was_saved(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("broker")
     log_dir = golden.unpack(root)

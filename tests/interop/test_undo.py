@@ -72,6 +72,7 @@ def files(log_dir: Path) -> dict[str, tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.one_of("a broker starts on what was removed or saved")
 def test_a_broker_serves_what_was_there_before_and_what_came_since(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("broker")
     log_dir, kept = golden.unpack(root), root / "kept"

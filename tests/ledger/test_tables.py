@@ -402,12 +402,12 @@ def test_maintenance_removes_old_days_and_joins_files(
     today = datetime.date(1970, 1, 1) + datetime.timedelta(days=100)
     before = spark.read.format("delta").load(f"{path}/runs").where("day >= '1970-03-01'").sort("at")
     kept = spark.createDataFrame(before.toArrow())
-    [row, *_] = maintain(spark, path, today, 30, execute=False)
+    [row, *others] = maintain(spark, path, today, 30, execute=False)
+    assert [one.status for one in others] == ["would-maintain"] * 2
     assert (row.status, row.rows, row.removed_rows, row.files_before) == ("would-maintain", 5, 1, 5)
     assert len(read_rows(path, "runs", {})) == 5
-    rows = maintain(spark, path, today, 30, execute=True)
-    assert [row.status for row in rows] == ["maintained"] * 3, rows
-    assert (rows[0].removed_rows, rows[0].files_before, rows[0].files_after) == (1, 5, 2)
+    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))  # the others alike, and no faster
+    [row] = maintain(spark, path, today, 30, execute=True)
+    assert (row.status, row.removed_rows, row.files_before, row.files_after) == ("maintained", 1, 5, 2)
     assert_df_equality(spark.read.format("delta").load(f"{path}/runs").sort("at"), kept, ignore_metadata=True)
-    monkeypatch.setattr(ledger_maintain, "TABLES", ("runs",))
     assert maintain(spark, path, today, None, execute=True)[0].removed_rows == 0

@@ -133,7 +133,10 @@ def test_whatever_the_index_is(damage: str, rng: random.Random, tmp_path: Path) 
     for start, end in [(0, log.end), (37, 120), (log.end - 1, log.end)]:
         pieces = slices(log, start, end, 400)
         assert list(read(pieces)) == appended(log, start, end)
-        assert (len(pieces) > 1) == (damage in ("none", "zeros behind", "another offset") and end - start > 30)
+        if damage in ("none", "zeros behind", "another offset") and end - start > 30:
+            assert len(pieces) > 1
+        elif damage != "another offset":  # by which a short range may be cut in two, too
+            assert len(pieces) == 1
 
 
 def test_a_seek_reads_little(rng: random.Random, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def log_dir(tmp_path: Path) -> Path:
     return write_log_dir(tmp_path / "logs", partitions)
 
 
+@pytest.mark.one_of("the compact job under spark-submit")
 def test_the_job_compacts_what_the_command_line_would(log_dir: Path) -> None:
     before = {n: records_of(log_dir / f"orders-{n}") for n in range(3)}
     flags = ["--log-dirs", str(log_dir), "--topic-config", "orders:cleanup.policy=compact", "--output", "json"]

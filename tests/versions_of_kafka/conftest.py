@@ -1,4 +1,4 @@
-"""The fixture `version`: each version of Kafka that this run tests. Skips where Java or Maven are missing.
+"""The fixture `version`: of each test, one of the versions of Kafka, drawn by the seed. Skips where Java or Maven are missing.
 
 `kafka` and `fast_dir` are those of tests/interop.
 """
@@ -11,13 +11,10 @@ import pytest
 
 from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import KafkaUnavailable, broker_class_path
-from tests.versions_of_kafka import IN_CI, VERSIONS
-
-# In CI one version before 4.3.1, drawn by the seed.
-_CASES = [v if v == IN_CI[-1] else pytest.param(v, marks=pytest.mark.one_of()) for v in VERSIONS]
+from tests.versions_of_kafka import VERSIONS
 
 
-@pytest.fixture(params=_CASES, scope="module")
+@pytest.fixture(params=[pytest.param(v, marks=pytest.mark.one_of()) for v in VERSIONS], scope="module")
 def version(request: pytest.FixtureRequest) -> str:
     """A version of Kafka whose jars are there."""
     try:
