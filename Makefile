@@ -37,8 +37,8 @@ lint: venv  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests wait for JVMs and brokers, so twice as many processes as there are cores keep these busy. `make test TESTS=tests/log`
-# and `make test TESTS="tests/log -k lock"` are some of the tests.
+# Tests wait for JVMs and brokers, so twice as many processes as there are cores keep these busy.
+# `make test TESTS=tests/log` and `make test TESTS="tests/log -k lock"` are some of the tests.
 JOBS ?= $(shell expr $$(nproc) \* 2)
 TESTS ?= tests
 test: airflow-venv  ## lint and all tests (Java and Maven Central for the interop ones), or make test TESTS=tests/log
@@ -84,6 +84,7 @@ hostile: venv  ## N spoiled inputs, N/100 spoiled log dirs, with guard pages and
 	NUMBA_BOUNDSCHECK=1 KEYTAIL_CACHE_DIR=$$(mktemp -d) $(BIN)/python -m tests.hostile.fuzz --inputs $$(( $(N) / 10 ))
 
 mutants: N = 200
+mutants: JOBS = $(shell nproc)
 mutants: venv  ## N changes of the core, each of which a test must notice; hours; JOBS=2, KEYTAIL_SEED; tests/MUTATION.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c conf/constraints.txt -e '.[mutation]'
 	$(BIN)/python -m tests.mutation --n $(N) --jobs $(JOBS)

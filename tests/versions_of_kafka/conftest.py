@@ -1,4 +1,4 @@
-"""The fixture `version`: of each test, one of the versions of Kafka, drawn by the seed. Skips where Java or Maven are missing.
+"""The fixture `version`: of each test one version of Kafka, drawn by the seed. Skips where Java or Maven are missing.
 
 `kafka` and `fast_dir` are those of tests/interop.
 """
