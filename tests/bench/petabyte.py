@@ -20,7 +20,7 @@ from keytail.compact.offset_map import LOAD_FACTOR, SLOT_BYTES
 from tests.bench.growth import KAFKA, TASK
 from tests.bench.growth_report import cost_of_bytes
 
-PAGE = Path(__file__).parents[2] / "lib" / "keytail" / "spark" / "PETABYTE.md"
+PAGE = Path(__file__).parents[2] / "lib" / "keytail" / "run" / "PETABYTE.md"
 BEGIN, END = "<!-- made by tests.bench.petabyte: begin -->", "<!-- end -->"
 PETABYTE = 1e15
 

@@ -23,7 +23,8 @@ class RandomLog:
 
 
 def random_log(rng: random.Random, now_ms: int, *, codecs=(0,), keyless=0.0, max_gap=5, segments=None) -> RandomLog:
-    """A log that a broker could hold: idempotent producers, horizons of earlier rounds, gaps, emptied batches."""
+    """A log that a broker could hold: idempotent producers, horizons of earlier rounds, gaps, emptied batches, and
+    numbers that are not minimally written."""
     keys = [b"k%d" % i for i in range(rng.choice([1, 3, 10, 40]))] + [b""]
     offset, made, ends = rng.choice([0, 0, 17, 2**40]), [], []
     producers: dict[int, tuple[int, int]] = {}
@@ -69,7 +70,14 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
         fields["codec"] = 0
     if rng.random() < 0.05:
         fields["extra_attributes"] = 0x100
+    if rng.random() < 0.1:  # a body that cannot be copied when its batch is rebuilt
+        fields["spell"] = lambda varint: _longer(varint) if rng.random() < 0.3 else varint
     return encode_batch(records, **fields), last + 1
+
+
+def _longer(varint: bytes) -> bytes:
+    """The same number, not minimally written: readers take up to 5 bytes for lengths."""
+    return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
 def write_log(path: str, segments: list[Segment]) -> tuple[SegmentFacts, ...]:

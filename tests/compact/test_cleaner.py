@@ -12,7 +12,9 @@ from keytail.compact.cleaner import clean_partition, install
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format.batch import BATCH_TABLE
 from keytail.format.producers import ProducerEntry, encode_snapshot
+from keytail.kernels.batches import OK, index_batches
 from keytail.log import writer
 from keytail.log.fs import LOCAL
 from keytail.log.key_scan import KeyScanner
@@ -369,3 +371,29 @@ def test_with_delete_in_the_policy_an_output_spans_at_most_a_segments_age(tmp_pa
         for name in os.listdir(path):
             if name.endswith(".clean"):
                 os.unlink(f"{path}/{name}")
+
+
+def test_rows_of_written_batches_are_those_of_their_bytes(monkeypatch, tmp_path):
+    """Of copied, rebuilt and emptied batches: writers and indexes take the rows for what was written."""
+    append, found_rows = writer.OutputWriter.append, 0
+
+    def checked(self, data, table):
+        nonlocal found_rows
+        found, out = np.zeros(len(table), BATCH_TABLE), np.zeros(4, np.int64)
+        index_batches(np.ascontiguousarray(data), len(data), 0, -1, found, out)
+        assert out[:3].tolist() == [len(table), len(data), OK]
+        for name in BATCH_TABLE.names:
+            if name != "position":  # the writer's own
+                assert found[name].tolist() == table[name].tolist(), name
+        found_rows += len(table)
+        append(self, data, table)
+
+    monkeypatch.setattr(writer.OutputWriter, "append", checked)
+    rng = random.Random(SEED)
+    for number in range(20):
+        log = random_log(rng, NOW, codecs=(0, 1), segments=rng.randint(2, 6))
+        path = str(tmp_path / f"t-{number}")
+        facts = write_log(path, log.segments)
+        first_dirty = log.segments[0].base_offset
+        clean_partition(LOCAL, task_for(path, log, facts, NOW, first_dirty=first_dirty, drop_keyless=True))
+    assert found_rows > 50

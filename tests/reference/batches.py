@@ -7,7 +7,7 @@ strict and raises ValueError on anything malformed. Shares no code with `keytail
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -74,16 +74,20 @@ class Batch:
         return self.base_timestamp if self.attributes & 0x40 else None
 
 
-def encode_record(rec: Rec, base_offset: int, base_timestamp: int) -> bytes:
-    body = b"\x00" + encode_varlong(rec.timestamp - base_timestamp) + encode_varint(rec.offset - base_offset)
-    body += _sized(rec.key) + _sized(rec.value) + encode_varint(len(rec.headers))
+def encode_record(
+    rec: Rec, base_offset: int, base_timestamp: int, spell: Callable[[bytes], bytes] = bytes
+) -> bytes:
+    """`spell` gets each varint, and returns it or another spelling of the same number."""
+
+    def sized(data: bytes | None) -> bytes:
+        return spell(encode_varint(-1)) if data is None else spell(encode_varint(len(data))) + data
+
+    body = b"\x00" + spell(encode_varlong(rec.timestamp - base_timestamp))
+    body += spell(encode_varint(rec.offset - base_offset))
+    body += sized(rec.key) + sized(rec.value) + spell(encode_varint(len(rec.headers)))
     for name, value in rec.headers:
-        body += _sized(name) + _sized(value)
-    return encode_varint(len(body)) + body
-
-
-def _sized(data: bytes | None) -> bytes:
-    return encode_varint(-1) if data is None else encode_varint(len(data)) + data
+        body += sized(name) + sized(value)
+    return spell(encode_varint(len(body))) + body
 
 
 def encode_batch(
@@ -105,6 +109,7 @@ def encode_batch(
     record_count: int | None = None,
     extra_attributes: int = 0,
     crc: int | None = None,
+    spell: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
     """One batch. Left out, a field is what Kafka's producer would write; given, it is written as it is.
 
@@ -123,7 +128,7 @@ def encode_batch(
         max_timestamp = max((rec.timestamp for rec in records), default=-1)
     attributes = codec | timestamp_type << 3 | transactional << 4 | control << 5 | extra_attributes
     attributes |= (delete_horizon_ms is not None) << 6
-    block = b"".join(encode_record(rec, base_offset, base_timestamp) for rec in records)
+    block = b"".join(encode_record(rec, base_offset, base_timestamp, spell) for rec in records)
     block = codecs.compress(codec, block) if records else b""
     count = len(records) if record_count is None else record_count
     covered = AFTER_CRC.pack(

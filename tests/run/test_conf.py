@@ -14,7 +14,7 @@ from tests.run.cluster import SECURE
 from tests.run.test_submit import ROOT, submit
 
 CONF = ROOT / "conf" / "spark-defaults.conf"
-PAGE = ROOT / "lib" / "keytail" / "spark" / "CLUSTER.md"
+PAGE = ROOT / "lib" / "keytail" / "run" / "CLUSTER.md"
 # Keys that end with a name of one's own.
 OWN_NAMES = ("spark.executorEnv.", "spark.kubernetes.driver.volumes.", "spark.kubernetes.executor.volumes.",
              "spark.yarn.appMasterEnv.", "spark.kubernetes.driverEnv.", "spark.kubernetes.node.selector.")  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from keytail.cli.configuration import read_configuration
 from keytail.cli.selection import Choice
 from keytail.compact import command as compaction
-from keytail.compact import driver as compact
+from keytail.compact import worker
 from keytail.compact.cleaner import clean_partition
 from keytail.compact.fan_out import on_spark as spark_fan_out
 from keytail.compact.fan_out.stages import fan_out
@@ -101,12 +101,12 @@ def test_a_slice_is_not_read_from_other_files(log_dir: Path) -> None:
 def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Path, monkeypatch: Any) -> None:
     """Though it looks local to the driver, which may run on the server of the storage."""
     refuse_network_here(LOCAL, str(log_dir))
-    for module in (compact, spark_rebuild):
+    for module in (worker, spark_rebuild):
         monkeypatch.setattr(module, "LOCAL", OnNfs())
     before = snapshot(log_dir)
     task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
     work = [spark_rebuild.Work(one) for one in _segment_tasks(log_dir)]
-    clean = partial(compact.clean_on_worker, 1, task, "a")
+    clean = partial(worker.clean_on_worker, 1, task, "a")
     with pytest.raises(Refused, match=rf"\(nfs4\) for host {HOST}.*{log_dir}.*--shared-storage"):
         clean()
     for outcome in spark_rebuild.do_on_worker(work, "a"):

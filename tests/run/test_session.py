@@ -99,7 +99,7 @@ def test_a_jvm_that_ends_already_says_nothing_more() -> None:
 
 def test_submitted_jobs_log_as_quietly_as_the_command_line() -> None:
     link = ROOT / "conf" / "log4j2.properties"
-    assert os.path.realpath(link) == str(ROOT / "lib" / "keytail" / "spark" / "log4j2.properties")
+    assert os.path.realpath(link) == str(ROOT / "lib" / "keytail" / "run" / "log4j2.properties")
 
 
 def test_jobs_are_short_and_choose_no_master() -> None:

@@ -1,5 +1,7 @@
 """The proof's table of keys, told how many will come: made once, and the same keys in it whatever was told."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -36,5 +38,23 @@ def test_what_is_expected_spares_growing_and_changes_nothing_else(expected, tabl
         assert keys.first_unjustified() == (-1, 0)
         assert len(made) == tables
         assert made[-1] <= keys._max_slots * SLOT_WORDS
+    finally:
+        keys.close()
+
+
+def test_each_key_is_held_by_both_words_of_its_digest():
+    """By one of them alone, a table of 10**9 keys would take two of them for the same key in 1 of 40 runs."""
+    keys = Keys(1 << 20)
+    try:
+        put = [b"%d" % i for i in range(100)]
+        keys.notes.keys[:190] = np.frombuffer(b"".join(put), np.uint8)
+        lengths = np.array([len(key) for key in put])
+        keys.notes.pending[:, :100] = [np.cumsum(lengths) - lengths, lengths, np.arange(100), np.full(100, KEPT)]
+        keys.put(100)
+        slots = keys.slots.reshape(-1, SLOT_WORDS)
+        held = {(int(low), int(high) & ~7): int(end) - 1 for low, high, end in slots if end}
+        digests = [hashlib.blake2b(key, digest_size=16).digest() for key in put]
+        words = [(int.from_bytes(d[:8], "little"), int.from_bytes(d[8:], "little") & ~7) for d in digests]
+        assert held == dict(zip(words, range(100), strict=True))
     finally:
         keys.close()

@@ -16,8 +16,9 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replace import CleanFile, GroupOutput, OutputSegment
 from keytail.log.window import Window
-from tests.chance import draws
+from tests.chance import SEED, draws
 from tests.compact.dull_cleaner import Out, Round, clean, index_bytes, newest_offsets, rebuild
+from tests.in_pieces import take_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.varints import crc32c
 
@@ -571,9 +572,11 @@ def test_the_number_of_mutations():
     assert len(MUTATIONS) == 78
 
 
-@pytest.mark.parametrize("codec", [0, 1, 4])
+@pytest.mark.parametrize(("codec", "in_pieces"), [(0, False), (1, False), (4, False), (0, True), (1, True)])
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_found_with_its_place(tmp_path, name, codec):
+def test_every_mutation_is_found_with_its_place(tmp_path, name, codec, in_pieces, monkeypatch):
+    if in_pieces:
+        take_in_pieces(monkeypatch, records=1 + SEED % 3)
     for timestamp_type in (0, 1):
         case = _example(codec, timestamp_type)
         case.interval = 60  # so that compressed outputs have index entries too
