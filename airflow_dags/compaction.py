@@ -1,4 +1,4 @@
-"""Compaction of stopped brokers' logs, and of snapshots: plan, gate, compact, verify, what the ledger has of it."""
+"""DAGs that compact logs of stopped brokers, and snapshots: plan, gate, compact, verify, read back the ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk import Param, TriggerRule, chain, dag, task_group
 
-sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 import keytail_brokers as inventory
 import keytail_commands as commands
@@ -32,7 +32,7 @@ partitions were refused or are damaged (status 3), the others are done, the task
 nothing is tried again, and `tell_partial` fails. No clock is passed: a run decides by the time at which it runs.
 """
 
-# What a mapped task is called in the UI; they are called with keywords, by which templates know arguments.
+# The name of a mapped task in the UI. Mapped tasks are called with keywords, because templates refer to their names.
 NAMED = "{{ task.op_kwargs['name'] }}"
 _BROKERS = "keytail_compact_brokers"
 _SNAPSHOTS = "keytail_compact_snapshots"
@@ -63,7 +63,7 @@ _SNAPSHOTS = "keytail_compact_snapshots"
 def compact_brokers() -> None:
     @steps.task(execution_timeout=steps.SHORT)
     def choose() -> list[str]:
-        """The brokers of this run; a mistake in the inventory is told here."""
+        """Return the brokers of this run; raises InventoryError for a mistake in the inventory."""
         wanted = steps.given()["brokers"]
         return [inventory.broker(name).name for name in wanted] or [one.name for one in inventory.brokers()]
 
@@ -94,7 +94,7 @@ def compact_brokers() -> None:
             return {"broker": name, "step": "verify", **commands.outcome(ended)}
 
         @steps.task(
-            trigger_rule=TriggerRule.NONE_SKIPPED,  # of a run that failed, too
+            trigger_rule=TriggerRule.NONE_SKIPPED,  # also after a failed run
             execution_timeout=steps.SHORT,
             map_index_template=NAMED,
         )
@@ -160,7 +160,7 @@ def compact_snapshots() -> None:
     def gate(found: dict[str, Any]) -> dict[str, Any]:
         return steps.pass_gate(found, steps.given())
 
-    @steps.task(trigger_rule=TriggerRule.NONE_SKIPPED, execution_timeout=steps.SHORT)  # of a run that failed, too
+    @steps.task(trigger_rule=TriggerRule.NONE_SKIPPED, execution_timeout=steps.SHORT)  # also after a failed run
     def ledger() -> dict[str, Any]:
         values = steps.given()
         run_id = steps.left_by("compact").get("run_id")

@@ -1,4 +1,4 @@
-"""Index files of all brokers made anew where they are missing or wrong, one broker or group of brokers a task."""
+"""DAG that rebuilds missing or wrong index files of all brokers, with one task per broker or group of brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk import Param, chain, dag, task_group
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 import keytail_brokers as inventory
 import keytail_commands as commands
@@ -22,9 +22,10 @@ NAMED = "{{ ', '.join(task.op_kwargs['names']) }}"
 
 
 def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], commands.Ended]) -> list[dict[str, Any]]:
-    """What became of each broker, one after the other; the others go on where one fails.
+    """Return the outcome of each broker, processed one after the other; if one fails, the others are still processed.
 
-    Then it fails for those, and is tried again if that may help any of them: the others have nothing left to do.
+    Then the task fails for the failed brokers. It is retried if that may help any of them: for the others a retry has
+    nothing left to do.
     """
     made: list[dict[str, Any]] = []
     failed: list[tuple[str, AirflowException]] = []

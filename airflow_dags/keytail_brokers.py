@@ -1,8 +1,8 @@
-"""The brokers whose log dirs the DAGs look after: where each is, how a command gets there, what keytail is told of it.
+"""The brokers whose log dirs the DAGs maintain: the way to run commands on their hosts, and keytail's flags for each.
 
-The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, else keytail_brokers.toml beside the
-DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so that a
-mistake in it fails the task that needs it, with its words in the log.
+The inventory is a TOML file, named by the environment variable KEYTAIL_BROKERS, otherwise keytail_brokers.toml beside
+the DAGs; keytail_brokers.sample.toml explains each key. It is read by tasks, never while the DAGs are parsed, so a
+mistake in it fails the task that needs it, with the error in that task's log.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ BESIDE = Path(__file__).with_name("keytail_brokers.toml")
 
 
 class InventoryError(ValueError):
-    """What is wrong with the inventory, in which file, and what to write."""
+    """An error in the inventory, with the file and what to write."""
 
 
 @dataclass(frozen=True)
 class Broker:
     """One broker.
 
-    `on_host`: what stands before a command that is to run on its host, and takes one more word, a line for a shell,
-    such as ("ssh", "kafka@b1") or ("docker", "exec", "-i", "b1", "sh", "-c"); empty: this host. It must pass standard
-    input on. `flags` go to every verb. `commands` are further ones, by what they do, for who stops and starts brokers.
+    `on_host` is the prefix of a command that is to run on its host, and takes one more word, a line for a shell, such
+    as ("ssh", "kafka@b1") or ("docker", "exec", "-i", "b1", "sh", "-c"); empty: this host. It must pass standard input
+    on. `flags` are given to every keytail command. `commands` are other commands by purpose, for DAGs that stop and
+    start brokers.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Broker:
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def command(self, verb: str, *more: str) -> tuple[str, ...]:
-        """The words of `keytail VERB` for its log dirs, with rows on standard output."""
+        """Return the words of `keytail VERB` for the broker's log dirs, with rows on standard output."""
         words = [self.keytail, verb]
         if self.config is not None:
             words += ["--config", self.config]
@@ -51,7 +52,7 @@ class Broker:
 
 
 def brokers(path: str | None = None) -> list[Broker]:
-    """All of them, in the order of the file. InventoryError where it is missing or says something wrong."""
+    """Return all brokers, in the order of the file. Raises InventoryError if the file is missing or has an error."""
     where = path or os.environ.get(VARIABLE) or str(BESIDE)
     try:
         with open(where, "rb") as file:
@@ -76,7 +77,7 @@ def brokers(path: str | None = None) -> list[Broker]:
 
 
 def broker(name: str, path: str | None = None) -> Broker:
-    """The one of that name."""
+    """Return the broker with this name. Raises InventoryError if there is none."""
     known = brokers(path)
     for one in known:
         if one.name == name:

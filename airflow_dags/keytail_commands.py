@@ -1,8 +1,8 @@
-"""Running keytail from a task: here or on a broker's host, told line by line, stopped in order, its rows read.
+"""Runs keytail from a task, here or on a broker's host: logs its output by line, stops it in order, and reads its rows.
 
-A command runs under a small shell whose standard input is held open. When that closes, because the task was killed,
-timed out, or its worker died, the shell sends SIGTERM to the command, on whatever host it is: keytail then stops
-within seconds, with its locks free and its scratch gone. Signals alone would not get through ssh or sudo.
+A command runs under a small shell whose standard input is held open. When that closes, because the task was killed or
+timed out, or its worker died, the shell sends SIGTERM to the command, on whichever host it is: keytail then stops
+within seconds, with its locks released and its scratch files removed. Signals alone would not pass through ssh or sudo.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-# Exit statuses that keytail does not have: as timeout(1) and shells say them.
+# Exit statuses that keytail does not use: those of timeout(1) and of shells.
 TIMED_OUT = 124
 NOT_FOUND = (126, 127)
-# Rows of these statuses are named in the XCom before all others.
+# Rows of these statuses are listed in the XCom before all others.
 BAD = frozenset({"corrupt", "damaged", "failed", "refused", "differs", "fail"})
 _WORRYING = frozenset({"suspect", "interrupted", "partly", "warn"})
 _RETRY_HELPS = frozenset({"failed"})
 MOST_ROWS = 50
 LARGEST_ROWS = 10
 MOST_TEXT = 600
-# How long keytail may take to stop; it needs seconds. Then the process group is killed, which is safe as well.
+# Seconds that keytail may take to stop; it needs few. Then the process group is killed, which is safe as well.
 GRACE_S = 60.0
 
-# A background command of a shell has no standard input of its own; `go` says that ours is passed on.
+# A background command of a shell has no standard input; the line `go` shows that ours is passed on.
 _UNDER_A_SHELL = """\
 if read -r go; then
   exec 3<&0
@@ -55,8 +55,7 @@ exit 2
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: `rows` of its standard output, or the `output` itself where it was asked for, `words` the
-    last lines of its standard error."""
+    """The end of a command: `rows` of its standard output, or `output` if requested; `words`: the end of its stderr."""
 
     exit_status: int
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -73,12 +72,12 @@ def run(
     grace_s: float = GRACE_S,
     keep_output: bool = False,
 ) -> Ended:
-    """Run it to its end, and say how that was; what it says on standard error goes to `on_line` as it comes.
+    """Run a command to its end, and return how it ended; its standard error is passed to `on_line` as it arrives.
 
-    After `timeout_s` it is stopped, and the status is 124. When this process is told to end by SIGTERM, or an
-    exception comes up here (Airflow's own timeout is one), it is stopped too. `parse_rows`: standard output is a JSON
-    array; else it is told as standard error is. AirflowFailException where it is to be one and is not, after status 0
-    or 3. `keep_output`: of a command without rows, its standard output goes to `output` and is not told.
+    After `timeout_s` it is stopped, and the status is 124. When this process gets SIGTERM, or an exception is raised
+    here (such as Airflow's own timeout), it is stopped too. `parse_rows`: standard output is a JSON array; otherwise it
+    is logged like standard error. Raises AirflowFailException if it should be an array and is not, after status 0 or 3.
+    `keep_output`: for a command without rows, its standard output is returned in `output` and not logged.
     """
     line = ["sh", "-c", _UNDER_A_SHELL, "keytail", *words]
     command = [*on_host, shlex.join(line)] if on_host else line
@@ -110,7 +109,7 @@ def run(
 def _follow(
     process: subprocess.Popen[bytes], timeout_s: float | None, grace_s: float, tell: Callable[[str], None]
 ) -> bool:
-    """Until it has ended, with all that it said told; whether it took longer than `timeout_s`."""
+    """Wait until the process has ended, logging its output. Returns whether it took longer than `timeout_s`."""
     until_s = None if timeout_s is None else time.monotonic() + timeout_s
     kill_at_s: float | None = None
     timed_out = False
@@ -126,7 +125,7 @@ def _follow(
 
     lines = _lines(process)
     try:
-        with contextlib.suppress(OSError):  # it has ended already, and its status says why
+        with contextlib.suppress(OSError):  # the process has ended already; its status shows why
             held.write(b"go\n")
             held.flush()
         with _at_sigterm(stop):
@@ -141,7 +140,7 @@ def _follow(
                 if kill_at_s is not None and now_s > kill_at_s:
                     _kill_group(process)
         process.wait()
-    except BaseException:  # Airflow's execution_timeout is none of Exception's
+    except BaseException:  # Airflow's execution_timeout is not an Exception
         stop()
         try:
             process.wait(grace_s)
@@ -159,9 +158,9 @@ def _follow(
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
-    """What it says, a line at a time, and None at least twice a second, until it has ended and said all.
+    """Yield the output by line, and None at least twice a second, until the process has ended and all output is read.
 
-    Something that it left running may hold the pipe open: a second after its end that is not waited for any more.
+    A process that it left running may hold the pipe open: reading ends one second after the process.
     """
     stream = process.stderr or process.stdout
     assert stream is not None
@@ -181,14 +180,14 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
             yield None
     if buffered:
         yield buffered.decode(errors="replace")
-    while process.poll() is None:  # it has closed its output and works on
+    while process.poll() is None:  # it has closed its output and is still running
         time.sleep(0.05)
         yield None
 
 
 @contextlib.contextmanager
 def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Airflow ends a task by SIGTERM, to which a task that is a function does nothing, and SIGKILL seconds later."""
+    """Call `stop` at SIGTERM, which Airflow sends to end a task seconds before SIGKILL, and a Python task ignores."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -203,7 +202,7 @@ def _at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not one of Python's
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)  # None: not set by Python
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -228,11 +227,11 @@ def _rows(output: bytes, status: int) -> list[dict[str, Any]]:
 
 
 def outcome(ended: Ended) -> dict[str, Any]:
-    """What a task leaves in its XCom, small however many rows there are; or the error that it fails by.
+    """Return what a task stores in its XCom, small for any number of rows; or raise the error of the task.
 
-    Status 0, and 1 with nothing but warnings: fine. 3, or 1 with some rows bad: `partial` is true, and the task
-    succeeds, as a retry of all would not help those. 1 with all bad, 2, and a program that is not there: no retry. All
-    else, a lock that is held, a host that is not reached, a kill: Airflow's retries see to it.
+    Status 0, and 1 with only warnings: success. 3, or 1 with some rows bad: `partial` is true, and the task succeeds,
+    as a retry of everything would not help those rows. 1 with all rows bad, 2, and a missing program: no retry.
+    Everything else (a lock that is held, a host that is not reached, a kill) is handled by Airflow's retries.
     """
     rows, status = ended.rows, ended.exit_status
     bad = [row for row in rows if row.get("status") in BAD]
@@ -256,7 +255,7 @@ def outcome(ended: Ended) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], status: int) -> dict[str, Any]:
-    """Counts, sizes, and of the rows those that need attention, then the largest; how many are left out."""
+    """Return counts, sizes, the rows that need attention, then the largest rows, and the number of rows left out."""
     bad = [row for row in rows if row.get("status") in BAD]
     worrying = [row for row in rows if row.get("status") in _WORRYING]
     others = [row for row in rows if row.get("status") not in BAD | _WORRYING]
@@ -282,7 +281,7 @@ def _size(row: Mapping[str, Any], key: str) -> int | None:
 
 
 def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without lists (of findings, segments, settings), whose lengths are told, and with short texts."""
+    """Return the row with lists (findings, segments, settings) replaced by their lengths, and long texts truncated."""
     made: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, (list, dict)):
@@ -295,14 +294,14 @@ def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Of the partition, or what else the row is about."""
+    """Return the name of the partition, or of what else the row is about."""
     if row.get("topic") is not None:
         return f"{row['topic']}-{row.get('partition')}"
     return str(row.get("table") or row.get("check") or row.get("log_dir") or "?")
 
 
 def in_words(row: Mapping[str, Any]) -> str:
-    """As `orders-0 corrupt: what is wrong`."""
+    """Return the row as `orders-0 corrupt: what is wrong`."""
     what = row.get("first_finding") or row.get("error") or ""
     findings = row.get("findings")
     if isinstance(findings, list) and findings:

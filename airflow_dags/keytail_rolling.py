@@ -1,7 +1,7 @@
-"""What the roll over brokers decides, as functions of what commands said; the commands are rolling_maintenance.py's.
+"""The decisions of the roll over brokers, as functions of the output of commands that rolling_maintenance.py runs.
 
-The law: a broker that was stopped is started again, unless `verify` said that a start would lose records; no broker is
-touched while another one is down, nor after the roll has stopped.
+The rules: a broker that was stopped is started again, unless `verify` reported that a start would lose records; no
+broker is stopped while another one is down, or after the roll has stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 # The steps of a broker, in order, and the commands of the inventory that they need.
 STEPS = ("precheck", "begin", "stop", "stopped", "compact", "verify", "start", "in_sync", "go_on")
 NEEDED = ("stop", "start", "reachable", "under_replicated", "unavailable")
-# Commands whose output is to be empty: before a broker is stopped, and once it is back.
+# Commands whose output must be empty: before a broker is stopped, and after it was started.
 BEFORE = ("under_replicated", "unavailable", "under_min_isr", "at_min_isr")
 AFTER = ("under_replicated", "unavailable")
 KNOWN = (*NEEDED, "under_min_isr", "at_min_isr")
@@ -25,7 +25,7 @@ _BAD = ("damaged", "failed", "refused")
 
 
 def lacking(commands: Mapping[str, Sequence[str]]) -> str:
-    """What is wrong with a broker's commands, "" if nothing."""
+    """Return what is wrong with a broker's commands, "" if nothing."""
     missing = [name for name in NEEDED if not commands.get(name)]
     unknown = sorted(set(commands) - set(KNOWN))
     told = [f"lacks commands.{name}" for name in missing]
@@ -34,7 +34,7 @@ def lacking(commands: Mapping[str, Sequence[str]]) -> str:
 
 
 def group_ids(names: Iterable[str]) -> list[str]:
-    """A name that Airflow takes for a group of tasks, for each broker, all different."""
+    """Return, for each broker, a name that Airflow accepts for a task group, all different."""
     made: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
@@ -47,7 +47,7 @@ def group_ids(names: Iterable[str]) -> list[str]:
 
 
 def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The brokers of this run, in the inventory's order. ValueError for one that it has not."""
+    """Return the brokers of this run, in the inventory's order. Raises ValueError for an unknown one."""
     unknown = sorted(set(only) - set(names))
     if unknown:
         raise ValueError(f"only_brokers has {', '.join(unknown)}; the inventory has {', '.join(names)}")
@@ -56,15 +56,15 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
 
 # -- whether a broker runs, by the rows of `keytail doctor`
 
-RUNNING = "running"  # it holds a lock, and its file of a clean shutdown is gone
-BUSY = "busy"  # a lock is held where that file is: a broker that is ending, or a compaction that is
+RUNNING = "running"  # it holds a lock, and its clean shutdown file is missing
+BUSY = "busy"  # a lock is held although that file exists: by a broker that is ending, or by a compaction
 CLEAN = "clean"  # all locks are free, all log dirs have the file
 UNCLEAN = "unclean"  # all locks are free, and a log dir has no such file
 UNKNOWN = "unknown"
 
 
 def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Of a broker's log dirs: RUNNING, BUSY, CLEAN, UNCLEAN, or UNKNOWN where one of them could not be asked."""
+    """Return the state of a broker's log dirs: RUNNING, BUSY, CLEAN, UNCLEAN, or UNKNOWN if one is unchecked."""
     clean: dict[str, bool | None] = {}
     held: dict[str, bool | None] = {}
     for row in rows:
@@ -87,10 +87,10 @@ def state_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def has_stopped(states: Sequence[str]) -> str | None:
-    """By the states seen so far, one a look: CLEAN, UNCLEAN, or None where it may still end.
+    """Return CLEAN or UNCLEAN by the states seen so far, one per check, or None if the broker may still end.
 
-    UNCLEAN wants two looks: a broker that ends between the question after its file and that after its lock has written
-    the one before it lets go of the other.
+    UNCLEAN requires two checks in succession: a broker that ends between the check of its file and that of its lock has
+    written the file before it releases the lock.
     """
     if states and states[-1] == CLEAN:
         return CLEAN
@@ -98,16 +98,16 @@ def has_stopped(states: Sequence[str]) -> str | None:
 
 
 def is_good(name: str, exit_status: int, output: str) -> bool:
-    """Whether a check found nothing: `reachable` by its status alone, the others by an empty output too."""
+    """Return whether a check found nothing: `reachable` by its status alone, the others also by an empty output."""
     return exit_status == 0 and (name == "reachable" or not output.strip())
 
 
-# -- what verify said
+# -- the result of verify
 
 
 def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What counts of a run of verify: `ran`, whether it came to its end; `loses`, findings by which a start would lose
-    records; `bad`, partitions that are damaged or were not read; each named up to a number, with the whole count."""
+    """Return the relevant facts of a run of verify: `ran`, whether it was completed; `loses`, findings by which a start
+    would lose records; `bad`, partitions that are damaged or were not read; both truncated, with the total count."""
     losing = [
         _words(row, finding) for row in rows for finding in row.get("findings") or () if finding.get("start_loses")
     ]
@@ -122,7 +122,7 @@ def verdict(exit_status: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def may_start(said: Mapping[str, Any] | None) -> bool:
-    """Always, but where verify said that a start would lose records. No verdict, for whatever reason, says nothing."""
+    """Return False only if verify reported that a start would lose records. A missing verdict allows it."""
     return not (said and said.get("loses"))
 
 
@@ -148,7 +148,7 @@ def short(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."
 
 
-# -- whether the roll goes on
+# -- whether the roll continues
 
 
 def stops_the_roll(
@@ -158,9 +158,9 @@ def stops_the_roll(
     *,
     stop_on_damage: bool,
 ) -> str:
-    """Of a broker that is back in sync: why the roll ends here all the same, "" where it goes on.
+    """Return why the roll ends at a broker that is back in sync, "" if it continues.
 
-    Each is what that step left, None where it left nothing.
+    Each argument is the result of that step, None if it left none.
     """
     if not stopped or stopped.get("state") != CLEAN:
         return "it was not stopped cleanly, and so it was started again without a compaction"
@@ -185,14 +185,14 @@ def _list(texts: Sequence[str], count: int) -> str:
 
 @dataclass(frozen=True)
 class Ending:
-    """`brokers`: of each what became of it. `text`: for who is woken, "" where all went well."""
+    """The end of a roll. `brokers`: the state of each broker. `text`: the alert, "" if all went well."""
 
     brokers: Mapping[str, str]
     text: str
 
 
 UP, DOWN, KEPT_DOWN, UNTOUCHED = "up", "down", "kept down", "not touched"
-KEPT = "not started: "  # begins why a start was refused
+KEPT = "not started: "  # prefix of the reason why a start was refused
 _SILENT = "the task ended without a word: its worker died, or it was killed; its log says more"
 NEXT = {
     "precheck": "Nothing was touched. See to what it says, then clear {group}.precheck with all that is downstream.",
@@ -212,9 +212,9 @@ NEXT = {
 def ending(
     groups: Mapping[str, str], states: Mapping[str, str | None], whys: Mapping[str, str], starts: Mapping[str, str]
 ) -> Ending:
-    """How the roll ended. `groups`: broker by its group of tasks, in order; `states` and `whys` by "group.step" (and
-    "choose", the task before all): the state of the task, and why it failed as far as it said so; `starts`: the command
-    that starts a broker, by group."""
+    """Return how the roll ended. `groups`: broker by its task group, in order; `states` and `whys` by "group.step" (and
+    "choose", the first task): the state of the task, and why it failed, if it reported it; `starts`: the command that
+    starts a broker, by group."""
     became = {broker: _became(group, states, whys) for group, broker in groups.items()}
     for group, broker in groups.items():
         step = next((step for step in STEPS if states.get(f"{group}.{step}") == "failed"), None)
@@ -251,7 +251,7 @@ def _became(group: str, states: Mapping[str, str | None], whys: Mapping[str, str
 
 
 def _stopping_step(group: str, states: Mapping[str, str | None]) -> str | None:
-    """The step by which a broker keeps the roll from going on; None where it does not, or was not reached."""
+    """Return the step at which a broker stopped the roll; None if it did not, or was not reached."""
     for step in ("precheck", "begin", "start", "in_sync", "go_on"):
         if states.get(f"{group}.{step}") == "failed":
             return step

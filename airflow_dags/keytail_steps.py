@@ -1,7 +1,7 @@
-"""What the DAGs share: Params and the flags that come of them, retries, schedules, the gate, who tells of trouble.
+"""Code that the DAGs share: Params and the flags derived from them, retries, schedules, the gate, reports of problems.
 
-No task passes a clock to keytail: each run takes the time of its host, so that a task that is cleared and run again
-a week later decides by the time it runs at, and not by that of its DAG run.
+No task passes a clock to keytail: each run uses the time of its host, so a task that is cleared and run again a week
+later decides by its own time, and not by that of its DAG run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from keytail_commands import MOST_ROWS, Ended, in_words, outcome, run, summary
 
 HOME = os.environ.get("KEYTAIL_HOME", "/opt/keytail")
 
-# All that these jobs do may be done again: keytail finishes or undoes what a killed run has begun, and leaves alone
-# what is done. A retry therefore waits for what passes: a lock that is held, a host that is away.
+# Everything that these jobs do can be repeated: keytail finishes or reverts what a killed run has begun, and does not
+# repeat finished work. A retry therefore waits for temporary conditions to end: a lock that is held, a host that is not
+# reached.
 DEFAULT_ARGS: dict[str, Any] = {
     "retries": 3,
     "retry_delay": timedelta(minutes=5),
@@ -37,30 +38,31 @@ RUN_ID = re.compile(r"ledger: this is run ([0-9A-Za-z-]+)")
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Airflow's @task, whose result is one XCom (of a dict it would make one of each key)."""
+    """Return Airflow's @task with its result in one XCom (for a dict Airflow would create one per key)."""
     return airflow_task(function, multiple_outputs=False, **settings) if function else airflow_task(
         multiple_outputs=False, **settings
     )
 
 
 def given() -> Mapping[str, Any]:
-    """The Params of this run."""
+    """Return the Params of this run."""
     return get_current_context()["params"]
 
 
 def left_by(task_id: str) -> dict[str, Any]:
-    """The XCom of that task, of this one's map index; empty where it left none."""
+    """Return the XCom of that task for the map index of the current one; empty if it left none."""
     instance: Any = get_current_context()["ti"]
     return instance.xcom_pull(task_ids=task_id, map_indexes=instance.map_index) or {}
 
 
 def schedule_of(dag_id: str) -> str | None:
-    """A cron expression from the environment of whoever parses DAGs: KEYTAIL_COMPACT_BROKERS_SCHEDULE, for one."""
+    """Return a cron expression from the environment of the DAG processor, for example
+    KEYTAIL_COMPACT_BROKERS_SCHEDULE."""
     return os.environ.get(f"{dag_id.upper()}_SCHEDULE") or None
 
 
 def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
-    """With the defaults that KEYTAIL_COMPACT_BROKERS_PARAMS, for one, has: a JSON object, as scheduled runs need it."""
+    """Return the Params with the defaults in KEYTAIL_COMPACT_BROKERS_PARAMS or the like, JSON for scheduled runs."""
     variable = f"{dag_id.upper()}_PARAMS"
     text = os.environ.get(variable)
     if not text:
@@ -74,7 +76,7 @@ def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     made = dict(declared)
     for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)
-        made[name].resolve()  # a value against the schema is told now
+        made[name].resolve()  # raises now if the value does not match the schema
     return made
 
 
@@ -88,7 +90,7 @@ def text_param(default: str | None, title: str, description: str, **schema: Any)
 
 
 def selection() -> dict[str, Param]:
-    """Which partitions. Without any of these: all."""
+    """Return the Params that select partitions. Without any of these: all."""
     return {
         "topic_list": words_param((), "Topics", "Topics by name, one a line (--topic-list)."),
         "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one a line (--topic)."),
@@ -100,7 +102,7 @@ def selection() -> dict[str, Param]:
 
 
 def settings() -> dict[str, Param]:
-    """What is known of topics beside what is on disk."""
+    """Return the Params for settings of topics in addition to those on disk."""
     return {
         "topic_config": words_param(
             (), "Settings", "[TOPIC:]KEY=VALUE under Kafka's names, one a line (--topic-config)."
@@ -127,7 +129,7 @@ def settings() -> dict[str, Param]:
 
 
 def compaction() -> dict[str, Param]:
-    """How to compact, and when it is worth a run."""
+    """Return the Params for how to compact, and for when a run is worthwhile."""
     return {
         "least_bytes": Param(
             64 << 20, type="integer", minimum=0, title="Gate: bytes",
@@ -163,7 +165,7 @@ def compaction() -> dict[str, Param]:
 _SELECTS = ("topic_list", "topic", "partitions")
 _SETTINGS = ("topic_config", "topic_configs", "metadata_is_current")
 _KNOWS = (*_SETTINGS, "topics_have_no_overrides", "high_watermark")
-# Which Params a verb has a flag for.
+# The Params for which a command has a flag.
 FLAGS: dict[str, tuple[str, ...]] = {
     "plan": (*_SELECTS, *_KNOWS, "force"),
     "describe": (*_SELECTS, *_KNOWS),
@@ -175,7 +177,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
 
 
 def flags(values: Mapping[str, Any], verb: str) -> list[str]:
-    """The words that Params make of the flags of a verb; those that the DAG has not, or that say nothing, are none."""
+    """Return the flags of a command for the given Params, without Params that are missing or empty."""
     made: list[str] = []
     for name in FLAGS[verb]:
         value = values.get(name)
@@ -202,11 +204,11 @@ Command = Callable[..., tuple[str, ...]]
 
 
 def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] = ()) -> dict[str, Any]:
-    """What is due, as `plan` says it, and how much of that is dirty, as `describe` does: for the gate.
+    """Return what is due, from `plan`, and how much of it is dirty, from `describe`: the figures for the gate.
 
-    `cleanable_bytes` are those from the first dirty offset to the end of what may be cleaned, by the cleaner's
-    checkpoint, of the partitions that `plan` would compact; `dirty_ratio` their share of that and what is clean
-    before. Both verbs read listings only, and no log.
+    `cleanable_bytes` are those from the first dirty offset, by the cleaner's checkpoint, to the end of what may be
+    cleaned, of the partitions that `plan` would compact; `dirty_ratio` is their share of these and the clean bytes
+    before. Both commands read only listings, no log data.
     """
     planned = run(command("plan", *flags(values, "plan")), on_host)
     made = outcome(planned)
@@ -227,7 +229,7 @@ def figures(command: Command, values: Mapping[str, Any], on_host: Sequence[str] 
 
 
 def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Why the gate is open; AirflowSkipException with why it is not."""
+    """Return why the gate is open; raises AirflowSkipException with the reason if it is not."""
     text = (
         f"{found['due']} of {found['partitions']} partitions are due, {found['cleanable_bytes']:,} bytes cleanable "
         f"(least {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (least "
@@ -241,7 +243,7 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
-    """What the ledger has of a run; skips where none was kept, or it was too short to begin one."""
+    """Return what the ledger contains about a run; skips without a ledger, or if the run was too short to be in it."""
     if not values.get("ledger"):
         raise AirflowSkipException("no ledger is given")
     if run_id is None:
@@ -259,7 +261,7 @@ def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_ho
 
 
 def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended, str | None]:
-    """As `run`; and by what id the ledger knows the run."""
+    """Run a command as `run` does; return also the run's id in the ledger, None without one."""
     found: list[str] = []
 
     def on_line(line: str) -> None:
@@ -270,10 +272,10 @@ def run_noting(words: Sequence[str], on_host: Sequence[str] = ()) -> tuple[Ended
 
 
 def end_with(*steps: Any, partial: Sequence[str]) -> None:
-    """The last two tasks behind `steps`: `tell_partial`, of what the tasks `partial` left, and `done`.
+    """Add the last two tasks after `steps`: `tell_partial`, for the results of the tasks `partial`, and `done`.
 
-    `tell_partial` runs whatever became of the steps. `done` is the one leaf, by which Airflow judges the run: it does
-    not mind what was skipped, and is not reached behind anything that failed.
+    `tell_partial` runs regardless of the results of the steps. `done` is the only leaf, by which Airflow judges the
+    run: it succeeds after skipped tasks, and is not reached after a failed one.
     """
 
     @task(trigger_rule=TriggerRule.ALL_DONE, retries=0, execution_timeout=SHORT)
@@ -287,9 +289,9 @@ def end_with(*steps: Any, partial: Sequence[str]) -> None:
 
 
 def tell_trouble(outcomes: Iterable[Any]) -> None:
-    """AirflowFailException with what the steps left undone; AirflowSkipException where that is nothing.
+    """Raise AirflowFailException with what the steps left undone, or AirflowSkipException if that is nothing.
 
-    A run of which a part was refused or damaged is not tried again, and is not green either.
+    A run of which a part was refused or damaged is not retried, but is not a success either.
     """
     told: list[str] = []
     for one in chain.from_iterable(one if isinstance(one, list) else [one] for one in outcomes):

@@ -1,4 +1,4 @@
-"""A job of keytail by spark-submit, with its rows in the XCom and its exit status for what it is."""
+"""Runs a keytail job by spark-submit, with its rows in the XCom and its exit status preserved."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from keytail_steps import RUN_ID, flags
 
 
 class KeytailSubmitOperator(SparkSubmitOperator):
-    """A SparkSubmitOperator for `jobs/*.py`, whose task succeeds where a part of the partitions was done.
+    """A SparkSubmitOperator for `jobs/*.py`, whose task also succeeds if only a part of the partitions was done.
 
-    spark-submit's log has rows and all else in one stream, and its hook takes every status but 0 for a failure. So the
-    job writes its rows to a file of this host (the driver's, in client mode), and what the task comes to is decided by
-    them and the status, as for any command (keytail_commands.outcome). Arguments, settings and environment are made
-    of Params when the task runs, a word from a word: no text of a Param is ever split or evaluated.
+    spark-submit writes rows and all other output to one stream, and its hook treats every status but 0 as a failure. So
+    the job writes its rows to a file on this host (the driver's, in client mode), and the result of the task is decided
+    by them and the status, as for any command (keytail_commands.outcome). Arguments, settings and environment are
+    derived from Params when the task runs, word by word: no text of a Param is split or evaluated.
     """
 
     def __init__(self, *, verb: str, job: str, execute_it: bool = False, **kwargs: Any) -> None:
@@ -72,14 +72,14 @@ class KeytailSubmitOperator(SparkSubmitOperator):
         return hook
 
     def _noted(self, lines: Iterable[str]) -> Iterator[str]:
-        """By which id the ledger knows the run, the job says in its log."""
+        """Pass the lines on, and note the run's id in the ledger, which the job prints in its log."""
         for line in lines:
             self.run_ids += RUN_ID.findall(line)
             yield line
 
 
 def place(values: Mapping[str, Any]) -> list[str]:
-    """The log dirs and the broker's settings, as Params have them."""
+    """Return the flags for the log dirs and the broker's settings, from Params."""
     words: list[str] = []
     if values.get("config"):
         words += ["--config", values["config"]]
@@ -95,8 +95,8 @@ def _conf(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
 
 
 def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
-    """Of spark-submit: the environment that keytail is installed in, as if it were activated. Airflow's own has a
-    Spark, too, without keytail, and without a spark-submit."""
+    """Return the environment of spark-submit: that in which keytail is installed, as if it were activated. Airflow's
+    own environment also has a Spark, without keytail and without a spark-submit."""
     home = context["params"]["keytail_home"]
     made = {
         "PATH": os.pathsep.join([f"{home}/bin", os.environ.get("PATH", os.defpath)]),
@@ -111,6 +111,6 @@ def _environment(context: Mapping[str, Any], jinja_env: Any) -> dict[str, str]:
 
 
 def _status(hook: Any) -> int:
-    """Of spark-submit, which is the job's in client mode; 0 where it did not come to that."""
+    """Return the status of spark-submit, which is the job's in client mode; 0 if spark-submit was not started."""
     process = getattr(hook, "_submit_sp", None)
     return 0 if process is None else process.wait()

@@ -1,4 +1,4 @@
-"""The ledger of runs kept small: old rows go, small files become large ones, files that it no longer names go."""
+"""DAG that keeps the ledger of runs small: removes old rows and unreferenced files, joins small files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import Param, dag
 from airflow.sdk.exceptions import AirflowFailException
 
-sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 import keytail_brokers as inventory
 import keytail_commands as commands

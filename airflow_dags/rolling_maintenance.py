@@ -1,10 +1,10 @@
-"""Rolling maintenance: each broker of the inventory in turn is stopped, compacted, verified, started, waited for.
+"""Rolling maintenance: each broker of the inventory in turn is stopped, compacted, verified and started, then awaited.
 
-The steps of a broker are a group of tasks, made from the inventory when this file is parsed. What is decided by what
-commands say stands in keytail_rolling.py; here are the commands, and which task runs after which.
+The steps of a broker are a task group, created from the inventory when this file is parsed. Decisions on the output of
+commands are in keytail_rolling.py; the commands and the order of tasks are here.
 
-`start` is the teardown of `begin`: Airflow runs it whatever became of the tasks between, a worker that died in one of
-them included, and also where somebody marks the whole run as failed.
+`start` is the teardown of `begin`: Airflow runs it regardless of the results of the tasks in between, also if a worker
+died in one of them, and also if somebody marks the whole run as failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-sys.path.insert(0, str(Path(__file__).parent))  # of a bundle only its root is on the path
+sys.path.insert(0, str(Path(__file__).parent))  # only the root of a bundle is on the path
 
 import keytail_brokers as inventory
 import keytail_commands as commands
@@ -96,9 +96,9 @@ PARAMS = {
 }  # fmt: skip
 
 ALERT, RETRY = "KEYTAIL_ALERT", "KEYTAIL_ROLL_RETRY_SECONDS"
-START_TRIES = 5  # of the command in one try of the task
-CONFIRM_S = 120.0  # so long a broker may take until it holds the lock of a log dir
-ASK_S = 300.0  # so long a check, or doctor, may take
+START_TRIES = 5  # attempts of the command in one try of the task
+CONFIRM_S = 120.0  # time that a broker may take until it holds the lock of a log dir
+ASK_S = 300.0  # time that a check, or doctor, may take
 
 
 def _values() -> Any:
@@ -107,7 +107,7 @@ def _values() -> Any:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Why the task failed is left for the last one, which tells it."""
+    """Store why the task failed, for the report of the last task."""
     try:
         yield
     except AirflowSkipException:
@@ -119,7 +119,7 @@ def _explained() -> Iterator[None]:
 
 
 def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The words of each command that a run gives for a broker, by step."""
+    """Return the words of each command that a run executes for a broker, by step."""
     topic = ("--topic", values["topic"]) if values["topic"] else ()
     return {
         "doctor": _doctor_words(one),
@@ -133,19 +133,19 @@ def words_of(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _doctor_words(one: inventory.Broker) -> tuple[str, ...]:
-    """Without the inventory's flags, which choose topics."""
+    """Return the command `doctor` without the inventory's flags, which select topics."""
     return replace(one, flags=()).command("doctor")
 
 
 def _doctor(one: inventory.Broker) -> commands.Ended:
     try:
         return commands.run(_doctor_words(one), one.on_host, ASK_S)
-    except AirflowException as problem:  # no rows, though it says that all is well
+    except AirflowException as problem:  # no rows, although its status is 0
         return commands.Ended(1, words=str(problem))
 
 
 def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
-    """What the first check that is not good said; "" where all are. A command that is not there fails the task."""
+    """Return the output of the first check that is not good; "" if all are. A missing command fails the task."""
     for name in names:
         if name not in one.commands:
             continue
@@ -160,7 +160,7 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
 
 
 def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) -> None:
-    """Until all checks were good so many times in a row; AirflowFailException with the last that was not."""
+    """Wait until all checks were good `looks` times in a row; raises AirflowFailException with the last failure."""
     values = _values()
     until_s = time.monotonic() + 60 * values["wait_for_sync_minutes"]
     good = 0
@@ -194,7 +194,7 @@ def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
 
 
 def _show(one: inventory.Broker, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A dry run: what would be done, and what is due there."""
+    """Do a dry run: print what would be done, and return what is due there."""
     wrong = _check(one, ("reachable", *rolling.BEFORE))
     print(f"{one.name}: " + (f"would wait first: {wrong}" if wrong else "could be stopped now"))
     words = words_of(one, values)
@@ -212,7 +212,7 @@ def _stop(one: inventory.Broker) -> None:
 
 
 def _stopped(one: inventory.Broker) -> dict[str, Any]:
-    """Every log dir has its file of a clean shutdown, and its lock is free."""
+    """Wait until every log dir has its clean shutdown file and its lock is free."""
     values = _values()
     until_s = time.monotonic() + 60 * values["stop_minutes"]
     states: list[str] = []
@@ -254,7 +254,7 @@ def _verify(one: inventory.Broker) -> dict[str, Any]:
 
 
 def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Starts it, unless verify said no, and sees that it holds a lock then."""
+    """Start the broker, unless verify reported a loss, and check that it then holds a lock."""
     if not rolling.may_start(said):
         assert said is not None
         raise AirflowFailException(f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}")
@@ -281,14 +281,14 @@ def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, A
 
 
 def _let_go(one: inventory.Broker, poll_s: float) -> None:
-    """A compaction whose task died ends within seconds; until then no broker could have the locks."""
+    """Wait for a compaction whose task died, which ends within seconds; until then a broker could not get the locks."""
     until_s = time.monotonic() + CONFIRM_S
     while rolling.state_of(_doctor(one).rows) == rolling.BUSY and time.monotonic() < until_s:
         time.sleep(poll_s)
 
 
 def _group(group: str, name: str) -> Any:
-    """The tasks of a broker: those that begin and end its sequence."""
+    """Return the tasks of a broker by step; create their task group."""
 
     @task_group(group_id=group)
     def of_broker() -> None:
@@ -299,7 +299,7 @@ def _group(group: str, name: str) -> Any:
 
         @task(retries=3)
         def begin() -> None:
-            """From here on the broker may be down, and `start` runs whatever happens."""
+            """Mark the point after which the broker may be down: `start` runs whatever happens."""
             if _values()["dry_run"]:
                 raise AirflowSkipException("a dry run stops nothing")
 
@@ -318,7 +318,7 @@ def _group(group: str, name: str) -> Any:
             with _explained():
                 return _compact(inventory.broker(name))
 
-        # Whatever became of the compaction, but not where there was none.
+        # Runs regardless of the result of the compaction, but not if there was none.
         @task(trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS, retries=1)
         def verify() -> Any:
             with _explained():
@@ -367,7 +367,7 @@ def _states(tasks: list[str]) -> dict[str, str | None]:
 
 
 def _left_by(group: str) -> list[Any]:
-    """What `stopped`, `compact` and `verify` left in this round; what they left before they were cleared is not it."""
+    """Return the results of `stopped`, `compact` and `verify` from this round only, not from before a clear."""
     pull: Any = get_current_context()["ti"].xcom_pull
     left = {"stopped": "return_value", "compact": "return_value", "verify": "verdict"}
     states = _states([f"{group}.{step}" for step in left])
@@ -379,7 +379,7 @@ def _left_by(group: str) -> list[Any]:
 
 
 def _pages(text: str) -> None:
-    """Gives the text to whom KEYTAIL_ALERT names: a command, which gets it as its last word."""
+    """Pass the text to the command in KEYTAIL_ALERT, as its last argument."""
     words = shlex.split(os.environ.get(ALERT, ""))
     if words:
         with contextlib.suppress(OSError, ValueError):
@@ -392,12 +392,12 @@ def _ending(groups: Mapping[str, str]) -> rolling.Ending:
     states = _states(tasks)
     whys = {name: why for name in tasks if states.get(name) == "failed"
             if (why := pull(task_ids=name, key="why"))}  # fmt: skip
-    for group in groups:  # a broker that is to stay down is never one to start by hand, whatever got lost
+    for group in groups:  # a broker that must stay down is never reported as one to start by hand, whatever was lost
         said = pull(task_ids=f"{group}.verify", key="verdict")
         if states.get(f"{group}.start") == "failed" and not rolling.may_start(said):
             whys[f"{group}.start"] = f"{rolling.KEPT}a start would lose records: {'; '.join(said['loses'])}"
     known: dict[str, inventory.Broker] = {}
-    with contextlib.suppress(Exception):  # the text is of more use than the words of the commands
+    with contextlib.suppress(Exception):  # the report is useful without the commands, too
         known = {one.name: one for one in inventory.brokers()}
     starts = {
         group: shlex.join([*known[name].on_host, shlex.join(known[name].commands["start"])])
@@ -411,7 +411,7 @@ def _declare(named: list[str]) -> None:
 
     @task(retries=0)
     def choose() -> list[str]:
-        """The brokers of this run; a mistake in the inventory or in Params is told here, with nothing touched."""
+        """Return the brokers of this run; fails first for a mistake in the inventory or in Params."""
         with _explained():
             known = inventory.brokers()
             names = rolling.chosen([one.name for one in known], _values()["only_brokers"])
@@ -423,7 +423,7 @@ def _declare(named: list[str]) -> None:
 
     @task(trigger_rule=TriggerRule.ALL_DONE, retries=2)
     def roll() -> dict[str, str]:
-        """Fails where the roll stopped, and says at which broker and step, and what to do."""
+        """Fail if the roll stopped, with the broker, the step, and what to do."""
         ended = _ending(groups)
         print(dict(ended.brokers))
         if ended.text:
@@ -465,7 +465,7 @@ def _tell(problem: str) -> None:
 def rolling_maintenance() -> None:
     try:
         named = [one.name for one in inventory.brokers()]
-    except Exception as problem:  # told by a task, since an import error hides the DAG
+    except Exception as problem:  # reported by a task, since an import error would hide the DAG
         _tell(str(problem))
         return
     _declare(named)

@@ -1,8 +1,8 @@
-"""spark-submit entry point of `keytail compact`: the same flags, on whatever master spark-submit was given.
+"""spark-submit entry point of `keytail compact`: the same flags, on the master given to spark-submit.
 
     spark-submit --master 'local[*]' jobs/compact.py --log-dirs /var/kafka --config server.properties --execute
 
-The machine that runs the driver and every executor must see the log dirs at the same path.
+The hosts of the driver and of every executor must have the log dirs at the same path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def main() -> None:
 
 
 def restart_beside_spark(missing: ModuleNotFoundError) -> None:
-    """spark-submit runs the first `python3` on PATH; where Spark itself came by pip, keytail is beside it."""
+    """Restart with the Python beside Spark, if Spark was installed by pip; otherwise exit with a message.
+
+    spark-submit runs the first `python3` on PATH, which may not have keytail.
+    """
     home = Path(os.environ.get("SPARK_HOME", ""))
     beside = home.parents[3] / "bin" / "python" if home.parent.name == "site-packages" else None
     was_there = beside is not None and os.environ.get("PYSPARK_DRIVER_PYTHON") == str(beside)

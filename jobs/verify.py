@@ -1,8 +1,8 @@
-"""spark-submit entry point of `keytail verify`: the same flags, on whatever master spark-submit was given.
+"""spark-submit entry point of `keytail verify`: the same flags, on the master given to spark-submit.
 
     spark-submit --master 'local[*]' jobs/verify.py --log-dirs /var/kafka
 
-The machine that runs the driver and every executor must see the log dirs at the same path.
+The hosts of the driver and of every executor must have the log dirs at the same path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def main() -> None:
     try:
         from keytail.main.main import run_as_job  # noqa: PLC0415 (may have to restart first)
     except ModuleNotFoundError as missing:
-        sys.path.append(str(Path(__file__).parent))  # which PYTHONSAFEPATH leaves out
+        sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
         from compact import restart_beside_spark  # noqa: PLC0415 (the job beside this one)
 
         restart_beside_spark(missing)

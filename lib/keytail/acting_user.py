@@ -1,10 +1,10 @@
-"""Which user this process works as.
+"""The user that this process works as.
 
-Started as root on log dirs of another user, keytail works as that user: the process gets that user's effective ids and
-groups, and with them no more rights to files than the owner of the log dirs has. Real and saved ids stay root's, for
+When started as root on log dirs of another user, keytail works as that user: the process gets that user's effective ids
+and groups, and so no more rights to files than the owner of the log dirs has. The real and saved ids remain root's, for
 two reasons: the owner can then neither signal nor trace the process, and `as_caller` can give root's rights to files
-back to one thread for what the caller names or installed outside of log dirs (packages, compiled kernels, reports).
-A place that forgets `as_caller` fails with "Permission denied" and does no harm.
+back to one thread, for files outside of log dirs that the caller names or installed (packages, compiled kernels,
+reports). Code that omits `as_caller` fails with "Permission denied" and does no harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _GET_PARENT_DEATH_SIGNAL, _SET_PARENT_DEATH_SIGNAL = 2, 1  # of prctl(2)
-_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # setfsuid and setfsgid only return the present id then
+_UNCHANGED = ctypes.c_uint(0xFFFFFFFF)  # makes setfsuid and setfsgid only return the present id
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class User:
             return f"user id {self.uid}"
 
 
-_caller: User | None = None  # what the process was started as, while it works as another user
+_caller: User | None = None  # the user that started the process, while it works as another one
 
 
 def user_of(uid: int, gid: int) -> User:
-    """The user with this id and its groups. `gid` is that of its files: taken where the user is a member of it, or
-    where the system has no name for the user."""
+    """Return the user with this id and its groups. `gid`, the group of its files, is used if the user is a member of it
+    or if the system has no name for the user; otherwise the user's own group is used."""
     try:
         known = pwd.getpwuid(uid)
     except KeyError:
@@ -54,23 +54,23 @@ def user_of(uid: int, gid: int) -> User:
 
 
 def current() -> User:
-    """What this process works as now."""
+    """Return the user that this process works as now."""
     return User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 
 def is_another() -> bool:
-    """Whether this process works as another user than it was started as."""
+    """Return whether this process works as another user than the one that started it."""
     return _caller is not None
 
 
 def is_root() -> bool:
-    """Whether this process was started with root's rights, and has them or can have them again."""
+    """Return whether this process was started with root's rights, and has them or can regain them."""
     return is_another() or os.geteuid() == 0
 
 
 def become(user: User) -> None:
-    """Work as `user`, in all threads, until `give_back`. OSError where the system does not allow it."""
-    global _caller  # noqa: PLW0603 (ids are of the process, and so is this)
+    """Work as `user`, in all threads, until `give_back`. Raises OSError if the system does not allow it."""
+    global _caller  # noqa: PLW0603 (ids belong to the process, and so does this)
     with _parent_death_signal_kept():
         _caller = _caller or current()
         try:
@@ -78,7 +78,7 @@ def become(user: User) -> None:
             os.setegid(user.gid)
             os.seteuid(user.uid)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error says what is not allowed
+            with contextlib.suppress(OSError):  # the first error shows what is not allowed
                 give_back()
             _caller = None
             raise
@@ -86,7 +86,7 @@ def become(user: User) -> None:
 
 
 def give_back() -> None:
-    """Work as the user that started the process again, in all threads; the opposite of `become`."""
+    """Work as the user that started the process again, in all threads; the reverse of `become`."""
     global _caller  # noqa: PLW0603 (as in `become`)
     if _caller is None:
         return
@@ -99,7 +99,7 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def working_as(user: User) -> Iterator[None]:
-    """Within it this process works as `user`, where it runs as root and `user` is another one."""
+    """Work as `user` within the context, if this process runs as root and `user` is not root."""
     if os.geteuid() != 0 or user.uid == 0:
         yield
         return
@@ -111,7 +111,7 @@ def working_as(user: User) -> Iterator[None]:
 
 
 def on_workers(task: Callable[[Iterator[Any]], Iterator[Any]]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """`task`, a function for mapInArrow, as the user that this process works as, also where the worker is root."""
+    """Return `task`, a function for mapInArrow, run as the current user of this process, also if the worker is root."""
     return functools.partial(_as_user, current(), task)
 
 
@@ -122,9 +122,9 @@ def _as_user(user: User, task: Callable[[Iterator[Any]], Iterator[Any]], batches
 
 @contextlib.contextmanager
 def as_caller() -> Iterator[None]:
-    """Within it this thread, and no other, has the caller's rights to files. Nothing changes where the process works
-    as the user that started it. Threads and processes that are started within it keep these rights: start none that
-    touch log dirs."""
+    """Give this thread, and no other, the caller's rights to files within the context. Does nothing if the process
+    works as the user that started it. Threads and processes that are started within the context keep these rights:
+    start none that access log dirs."""
     if _caller is None:
         yield
         return
@@ -137,7 +137,7 @@ def as_caller() -> Iterator[None]:
 
 
 def popen_as_caller(*arguments: Any, preexec_fn: Callable[[], object] | None = None, **options: Any) -> Any:
-    """subprocess.Popen of a program that runs as the user that started this process."""
+    """Return a subprocess.Popen of a program that runs as the user that started this process."""
 
     def before_exec() -> None:
         give_back()
@@ -154,7 +154,7 @@ def _file_ids() -> tuple[int, int]:
 
 
 def _set_file_ids(uid: int, gid: int) -> None:
-    """Of this thread, as Linux has them for access to files alone. PermissionError where they did not change."""
+    """Set the ids that Linux uses for this thread's access to files. Raises PermissionError if they did not change."""
     libc = _libc()
     with _parent_death_signal_kept():
         libc.setfsgid(ctypes.c_uint(gid))
@@ -165,7 +165,7 @@ def _set_file_ids(uid: int, gid: int) -> None:
 
 @contextlib.contextmanager
 def _parent_death_signal_kept() -> Iterator[None]:
-    """The kernel clears the parent death signal of a thread (prctl) whenever ids of it change."""
+    """Restore the parent death signal of this thread (prctl), which the kernel clears whenever ids of it change."""
     libc, number = _libc(), ctypes.c_int(0)
     libc.prctl(_GET_PARENT_DEATH_SIGNAL, ctypes.byref(number))
     parent = os.getppid()
@@ -174,7 +174,7 @@ def _parent_death_signal_kept() -> Iterator[None]:
     finally:
         if number.value:
             libc.prctl(_SET_PARENT_DEATH_SIGNAL, number.value)
-            if os.getppid() != parent:  # it died while no signal was armed
+            if os.getppid() != parent:  # the parent died while no signal was set
                 os.kill(os.getpid(), number.value)
 
 
@@ -185,9 +185,9 @@ def _libc() -> ctypes.CDLL:
 
 @functools.cache
 def _import_as_caller() -> None:
-    """Have modules found and loaded with the caller's rights: Python and its packages may be where only root reads.
+    """Make imports find and load modules with the caller's rights: Python and packages may be readable by root only.
 
-    `import` and importlib.import_module both come to this function for a module that is not loaded yet.
+    `import` and importlib.import_module both call this function for a module that is not loaded yet.
     """
     bootstrap: Any = sys.modules["_frozen_importlib"]
     find_and_load = bootstrap._find_and_load

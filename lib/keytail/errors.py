@@ -1,7 +1,7 @@
-"""The errors keytail raises: few kinds, each with what, where, why it matters and what to do next.
+"""The errors that keytail raises: few kinds, each with the problem, its place, the reason it matters and a remedy.
 
-A caller tells them apart by what becomes of the partition: `CorruptLog` gives the row status `corrupt`,
-`Refused` gives `refused`, any other `KeytailError` gives `failed`; `UsageProblem` ends the run with status 2.
+The class determines the result for the partition: `CorruptLog` gives the row status `corrupt`, `Refused` gives
+`refused`, any other `KeytailError` gives `failed`; `UsageProblem` ends the run with status 2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REMEDIES = {
 }
 
 
-# What becomes of a partition whose bytes are damaged: the ways there are, each where it fits.
+# The remedies for a partition whose bytes are damaged, each with its condition.
 CORRUPT_HELP = {
     "re-fetch": "If another replica is in sync: stop the broker, move this partition's directory out of the log dir "
     "and start the broker, which fetches it again",
@@ -43,36 +43,35 @@ WRITTEN_TO = "Something else writes there: find out what, stop it, and run again
 REPORT_IT = "This is a fault of keytail: keep a copy of the files and what this run said, and report it"
 
 
-# Control characters, what turns the direction of writing, and what takes no room: a terminal obeys them, or shows text
-# as another one.
+# Control characters, direction marks, and characters of no width: a terminal obeys them, or shows misleading text.
 _UNSEEN = [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x061C, 0x180E, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F)]
 _UNSEEN += [*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)]
 _VISIBLE = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     for code in _UNSEEN
 }
-# The same of whole lines, which end and have tabs; JSON knows one kind of escape only.
+# The same for whole lines, which have line ends and tabs; JSON has only one kind of escape.
 _VISIBLE_IN_LINES = {code: text for code, text in _VISIBLE.items() if chr(code) not in "\n\t"}
 _VISIBLE_IN_JSON = {code: json.dumps(chr(code))[1:-1] for code in _VISIBLE_IN_LINES} | {0x7F: "\\u007f"}
 
 
 def visible(text: str) -> str:
-    """`text` as one line for a terminal: the name of a file may hold whatever its maker liked."""
-    return text if text.isprintable() else text.translate(_VISIBLE)  # which is slow, and tables have many cells
+    """Return `text` as one line for a terminal, unsafe characters escaped: file names may contain any character."""
+    return text if text.isprintable() else text.translate(_VISIBLE)  # translate is slow, and tables have many cells
 
 
 def visible_lines(text: str, *, as_json: bool = False) -> str:
-    """Lines of output for a terminal: what is in them as `visible` shows it, but for their ends and tabs.
+    """Return lines of output for a terminal: their content escaped as by `visible`, except line ends and tabs.
 
-    `as_json`: they are JSON, and stay what they say.
+    With `as_json` the lines are JSON, and keep their meaning.
     """
     return text.translate(_VISIBLE_IN_JSON if as_json else _VISIBLE_IN_LINES)
 
 
 class KeytailError(Exception):
-    """An error that keytail explains itself.
+    """An error that keytail itself explains.
 
-    `what` is one sentence; `path`, `byte_position` and `offset` say where; `remedy` says what to do next.
+    `what` is one sentence; `path`, `byte_position` and `offset` are its place; `remedy` is what to do next.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class KeytailError(Exception):
         return text + (f". {self.remedy}" if self.remedy else "")
 
     def __reduce__(self) -> tuple:
-        # Keyword-only arguments would be lost by the default pickling; these cross from Spark workers.
+        # The default pickling would lose keyword-only arguments; Spark workers send these errors to the driver.
         return (_rebuild, (type(self), self.what, self.path, self.byte_position, self.offset, self.remedy))
 
 
@@ -123,21 +122,21 @@ class CorruptLog(KeytailError):
 
 
 class Refused(KeytailError):
-    """The state is one that keytail does not act on; nothing was changed."""
+    """The state is one in which keytail does not act; nothing was changed."""
 
 
 class UsageProblem(KeytailError):
-    """What the user asked for cannot be understood or does not exist."""
+    """The user's request cannot be understood, or names something that does not exist."""
 
 
 class UnsafeFile(OSError):
-    """A file that is not opened because of what it is, or whose it is. `remedy` says what to do."""
+    """A file that is not opened because of its type or owner. `remedy` is what to do."""
 
     remedy = ""
 
 
 class SymbolicLink(UnsafeFile):
-    """A symbolic link below a log dir, or one that another user may have put there."""
+    """A symbolic link below a log dir, or one that another user may have placed."""
 
     remedy = (
         "Find out who made the link and why. Put the file or directory itself there; of a log dir or another directory "
@@ -152,7 +151,7 @@ class NotRegular(UnsafeFile):
 
 
 class ForeignFile(UnsafeFile):
-    """A file of another user than its directory, which root must not read for the directory's owner."""
+    """A file whose owner is not that of its directory, which root must not read for the directory's owner."""
 
     remedy = (
         "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it to "
@@ -161,7 +160,7 @@ class ForeignFile(UnsafeFile):
 
 
 def of_system(error: OSError, where: str = "") -> KeytailError:
-    """An error of the system in the words of a KeytailError; `where` follows what happened."""
+    """Return a KeytailError for an error of the operating system; `where` is appended to its message."""
     known = error.remedy if isinstance(error, UnsafeFile) else None
     return KeytailError(
         f"{error.strerror or error}{where}",
@@ -171,7 +170,7 @@ def of_system(error: OSError, where: str = "") -> KeytailError:
 
 
 def out_of_memory() -> KeytailError:
-    """Of a MemoryError, which says nothing about the data that were being read."""
+    """Return the error for a MemoryError, which implies nothing about the data that were being read."""
     return KeytailError(
         f"out of memory on host {os.uname().nodename}",
         remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
@@ -179,7 +178,7 @@ def out_of_memory() -> KeytailError:
 
 
 def in_words(problem: KeytailError | OSError | MemoryError) -> str:
-    """The message for a problem of any of these kinds."""
+    """Return the message for a problem of any of these kinds."""
     if isinstance(problem, MemoryError):
         return str(out_of_memory())
     return str(of_system(problem) if isinstance(problem, OSError) else problem)

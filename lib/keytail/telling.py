@@ -1,7 +1,7 @@
-"""What a run says on standard error: lines for people or JSON objects for programs, all of it or what is wrong only.
+"""Output on standard error: lines for people or JSON objects for programs, in full or only warnings and errors.
 
-Standard output is for rows alone. Whoever has something to say calls `say`, or `Manner.line` for lines of others. No
-run ends because it cannot be heard.
+Standard output is for rows alone. Modules call `say`, or `Manner.line` for lines of other programs. No run ends because
+standard error cannot be written to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Level = Literal["detail", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class Manner:
-    """`quiet`: warnings and errors only. `verbose`: details too. `as_json`: an object a line, for log collectors."""
+    """`quiet`: only warnings and errors. `verbose`: also details. `as_json`: JSON lines, for log collectors."""
 
     quiet: bool = False
     verbose: bool = False
@@ -34,7 +34,7 @@ class Manner:
         return level != "info" or not self.quiet
 
     def line(self, text: str, level: Level, now: datetime.datetime, **facts: Any) -> str:
-        """One line, without its end. `facts` are for programs: `text` says them too."""
+        """Return one line, without its line end. `facts` are for programs: `text` contains them too."""
         if not self.as_json:
             return "\n".join(map(visible, text.split("\n")))
         time = now.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -45,32 +45,32 @@ _manners = [Manner()]
 
 
 def manner() -> Manner:
-    """Of this process."""
+    """Return the manner of this process."""
     return _manners[-1]
 
 
 def speak(how: Manner) -> None:
-    """Once, by the command line, before anything is said."""
+    """Set the manner of this process; called once, by the command line, before any output."""
     _manners[:] = [how]
 
 
 def say(text: str, level: Level = "info", **facts: Any) -> None:
-    """A line on standard error, if the manner of this process lets it."""
+    """Print a line on standard error, if the manner of this process allows it."""
     how = manner()
     if how.tells(level):
         print(how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), file=standard_error(), flush=True)
 
 
 def standard_error() -> TextIO:
-    """Standard error, without its errors: once it takes no more, all that is said goes nowhere.
+    """Return standard error as a stream that raises no errors: after a first failure all output is discarded.
 
-    Its reader may have gone, its terminal been closed, the disk of its file be full: a run is worth more than that.
+    Its reader may have ended, its terminal may be closed, or the disk of its file may be full: this must not end a run.
     """
     return cast(TextIO, Unfailing.of(sys.stderr))
 
 
 class Unfailing:
-    """A stream without its errors, and the first of them; `problem` is one that it has already, if it is written to."""
+    """A stream that suppresses errors and keeps the first one; `problem` is the error of the first write, if any."""
 
     def __init__(self, stream: TextIO, problem: OSError | None = None) -> None:
         self._stream = stream
@@ -100,12 +100,12 @@ class Unfailing:
             self.give_up(problem)
 
     def take_problem(self) -> OSError | None:
-        """The first error, once."""
+        """Return the first error, and clear it."""
         problem, self._problem, self._at_first_write = self._problem, None, None
         return problem
 
     def give_up(self, problem: OSError) -> None:
-        """The descriptor too: what is buffered is flushed at the end of the process, which would fail by it."""
+        """Discard all further output. The descriptor is redirected too: the flush at process exit would fail."""
         self._problem = self._problem or problem
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

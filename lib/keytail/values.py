@@ -1,9 +1,9 @@
-"""Values as data: what tasks answer, and what one pass leaves in a file for the next.
+"""Serialization of values as data: results of tasks, and files that one pass leaves for the next.
 
-Bytes that came from another process or lay in a directory of another user are read back here. Nothing in them names
-code to run: there are numbers, text, containers, arrays, and instances of keytail's own data classes, whose fields are
-set without calling the class. What is written is a header (JSON) and the raw bytes of the arrays, each a part; arrays
-are written from where they are, not copied.
+It reads bytes that came from another process or from a directory of another user. Nothing in them names code to run:
+they consist of numbers, text, containers, arrays, and instances of keytail's own data classes, whose fields are set
+without calling the class. The format is a header (JSON) and the raw bytes of the arrays, each in its own part; arrays
+are written from their place in memory, not copied.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PACKAGE = "keytail"
 
 
 class NotAValue(KeytailError):
-    """Bytes that no `to_parts` has written, or has written in another version of keytail."""
+    """Bytes that were not written by `to_parts`, or were written by another version of keytail."""
 
 
 def to_parts(value: Any) -> list[memoryview]:
-    """The header and the arrays of `value`. TypeError for what is no data."""
+    """Return the header and the arrays of `value`. Raises TypeError for anything that is not data."""
     writer = _Writer()
     header = {"value": writer.encoded(value), "classes": list(writer.classes.values())}
     return [memoryview(json.dumps(header, separators=(",", ":")).encode()), *writer.parts]
 
 
 def from_parts(parts: Sequence[Any]) -> Any:
-    """The value. Arrays lie in `parts` where these are writable, else they are copies. NotAValue."""
+    """Return the value. Its arrays are views of writable `parts`, otherwise copies. Raises NotAValue."""
     try:
         header = json.loads(bytes(parts[0]))
         return _Reader(header["classes"], parts[1:]).decoded(header["value"])
@@ -52,18 +52,18 @@ def from_parts(parts: Sequence[Any]) -> Any:
 
 
 def sizes_of(parts: Sequence[memoryview]) -> bytes:
-    """What stands before the parts where they are written one behind the other."""
+    """Return the bytes that precede the parts when they are written one after the other: their number and sizes."""
     return b"".join(_SIZE.pack(number) for number in (len(parts), *(part.nbytes for part in parts)))
 
 
 def to_bytes(value: Any) -> bytes:
-    """`value` as one piece. TypeError for what is no data."""
+    """Return `value` in one piece. Raises TypeError for anything that is not data."""
     parts = to_parts(value)
     return b"".join((sizes_of(parts), *parts))
 
 
 def from_bytes(data: Any) -> Any:
-    """The value of what `to_bytes` made; its arrays are copies. NotAValue."""
+    """Return the value that `to_bytes` serialized; its arrays are copies. Raises NotAValue."""
     view = memoryview(data).cast("B").toreadonly()
     try:
         [count] = _SIZE.unpack_from(view)
@@ -82,7 +82,7 @@ def from_bytes(data: Any) -> Any:
 
 
 class _Writer:
-    """`parts` are arrays; `classes` the names and fields of the classes in a value, by class."""
+    """Encodes a value. `parts` are its arrays; `classes` the names and fields of the classes in it, by class."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
@@ -154,16 +154,15 @@ class _Reader:
         return array if kind == "array" else array[()]
 
     def _part(self, number: int) -> Any:
-        if type(number) is not int or number < 1:  # a negative one would count from the end
+        if type(number) is not int or number < 1:  # a negative number would count from the end
             raise ValueError(f"no part {number}")
         return self._parts[number - 1]
 
 
 def _fields(kind: type) -> tuple[str, ...] | None:
-    """The names of what an instance consists of; None where it is no data.
+    """Return the names of the fields of an instance; None if the class is not data.
 
-    Data are data classes, named tuples, enumerations, errors of keytail's, and classes that say it by
-    `stored_fields`.
+    Data are data classes, named tuples, enumerations, keytail's errors, and classes that define `stored_fields`.
     """
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
@@ -190,7 +189,7 @@ def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
 
 
 def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
-    """An instance with these fields; neither `__init__` nor `__post_init__` is called."""
+    """Return an instance with these fields; neither `__init__` nor `__post_init__` is called."""
     if len(values) != len(fields):
         raise ValueError(f"{len(values)} values for the fields of {kind.__name__}")
     if issubclass(kind, Enum):
@@ -208,7 +207,7 @@ def _made(kind: type, fields: tuple[str, ...], values: list[Any]) -> Any:
 
 
 def _tuples(descr: Any) -> Any:
-    """JSON has lists where the description of a dtype has tuples."""
+    """Convert lists to tuples where the description of a dtype has tuples, which JSON does not have."""
     if isinstance(descr, str):
         return descr
     return [tuple(_tuples(part) if isinstance(part, list) and at == 1 else _shape(part) for at, part in enumerate(one))

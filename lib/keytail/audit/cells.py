@@ -1,7 +1,8 @@
-"""How entries of an audit travel: column by column, each as narrow as its values allow.
+"""Serialization of audit entries for the shuffle: column by column, each as narrow as its values allow.
 
-Most columns of a cell hold one value, or a few near each other; what is left are the hashes. Of a key's 128 bits the
-lower 64 travel, which is enough to tell the keys of a shard apart. `entries` are as kernels/audit.py has them.
+Most columns of a cell have one value, or values close to each other; the hashes take most of the bytes. Only the lower
+64 of a key's 128 bits are included, which suffices to distinguish the keys of a shard. `entries` have the layout of
+kernels/audit.py.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import numpy as np
 
 from keytail.kernels import audit as kernels
 
-_HEAD = struct.Struct("<qqb")  # rows; the least value of a column, and how many bytes a value takes beside it
+_HEAD = struct.Struct("<qqb")  # number of rows; least value of a column; bytes of each difference to it
 _WIDTHS = ((1 << 8, np.uint8), (1 << 16, np.uint16), (1 << 32, np.uint32))
 _NARROW = (kernels.OFFSET, kernels.TIMESTAMP, kernels.PRODUCER, kernels.EPOCHS, kernels.WHAT)
 _WHOLE = (kernels.LOW, kernels.CONTENT)
 
 
 def pack_entries(entries: np.ndarray) -> bytes:
-    """The cell of some entries."""
+    """Return the entries as the bytes of a cell."""
     parts = [column for word in _NARROW for column in _narrow(entries[:, word])]
     parts += [np.ascontiguousarray(entries[:, word]).tobytes() for word in _WHOLE]
     return b"".join(parts)
 
 
 def unpack_entries(data: bytes) -> np.ndarray:
-    """Entries as they were, HIGH but 0."""
+    """Return the entries that were packed, with HIGH set to 0."""
     (rows,) = struct.unpack_from("<q", data)
     entries = np.zeros((rows, kernels.WORDS), np.int64)
     at = 0
@@ -61,7 +62,7 @@ def _narrow(column: np.ndarray) -> tuple[bytes, bytes]:
 
 
 def _wide(data: bytes, at: int) -> tuple[np.ndarray | int, int]:
-    """The column that begins at byte `at`, and where it ends."""
+    """Return the column that begins at byte `at`, and the position of its end."""
     rows, least, width = _HEAD.unpack_from(data, at)
     at += _HEAD.size
     if width == 0:

@@ -1,4 +1,4 @@
-"""The verb `audit`: replicas of each partition held against each other, record by record. Reads only, locks nothing."""
+"""The command `audit`: compare the replicas of each partition, record by record. Reads only, takes no lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Hosting = list[tuple[Replica, LogDirFacts, PartitionEntry]]
 @dataclass(frozen=True)
 class AuditRow:
     """One partition. `status`: `alike`, `differs`, `corrupt` (alike as far as it could be read), `skipped` (there is
-    nothing to hold against each other), `refused`, `failed`. Counts are of records but for those of transactions."""
+    nothing to compare), `refused`, `failed`. Counts are of records, except those of transactions."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class AuditRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = None  # what `error` says, in its fields
+    problem: KeytailError | None = None  # the error of `error`
 
     @property
     def name(self) -> str:
@@ -72,8 +72,8 @@ def audit(
     on_row: Callable[[AuditRow], None] = lambda row: None,
     fs: FileSystem = LOCAL,
 ) -> list[AuditRow]:
-    """A row for each chosen partition that any replica hosts, by topic and partition. `on_row` hears of each that is
-    compared, as it ends."""
+    """Return a row for each chosen partition that any replica hosts, by topic and partition. `on_row` is called with
+    the row of each compared partition when it is done."""
     if len(given) < 2:
         raise UsageProblem(
             "an audit needs two replicas",
@@ -101,7 +101,7 @@ def audit(
 
 
 def _hosting(replicas: Sequence[Replica], choice: Choice) -> dict[tuple[str, int], _Hosting]:
-    """Who hosts each chosen partition."""
+    """Return the replicas that host each chosen partition."""
     surveyed = [facts for replica in replicas for facts in replica.log_dirs]
     chosen = {(entry.topic, entry.partition) for _, entry in pick(choice, surveyed)}
     hosting: dict[tuple[str, int], _Hosting] = {}
@@ -113,7 +113,7 @@ def _hosting(replicas: Sequence[Replica], choice: Choice) -> dict[tuple[str, int
 
 
 def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> AuditJob | AuditRow:
-    """What is to be done, or the row of a partition of which nothing is."""
+    """Return the job for a partition, or its row if there is nothing to compare."""
     from keytail.audit.compare import MOST_REPLICAS, cleaning_limits, compared_range  # noqa: PLC0415 (the same)
     from keytail.audit.driver import AuditJob, shards_for  # noqa: PLC0415 (the same)
     from keytail.audit.scan import AuditTask  # noqa: PLC0415 (brings in the kernels)
@@ -213,7 +213,7 @@ def _row(job: AuditJob, outcome: Any) -> AuditRow:
         replicas=tuple(_told(log) for log in task.replicas), first_offset=job.first_offset, end_offset=task.end_offset,
     )  # fmt: skip
     if outcome.problem is not None:
-        # A closed segment that changes or goes while it is read is not damage: a broker cleans or deletes there.
+        # A closed segment that changes or vanishes while it is read is not damage: a broker cleans or deletes it.
         return replace(row, error=str(outcome.problem), problem=outcome.problem)
     found: Audit = outcome.value
     divergences = {kind: count for kind, count in sorted(found.divergences.items()) if count}
@@ -266,7 +266,8 @@ def _notes(job: AuditJob) -> list[str]:
 
 
 def exit_status(rows: Sequence[AuditRow], named: frozenset[str] = frozenset()) -> int:
-    """0 when all are alike, 3 when some are, 1 when none is; one named by the user that is skipped is not."""
+    """Return 0 if all partitions are alike or skipped, 3 if some are, 1 if none is. A skipped partition that the user
+    has `named` does not count as alike."""
     good = [row.status in GOOD and not (row.status == "skipped" and row.name in named) for row in rows]
     if all(good):
         return 0

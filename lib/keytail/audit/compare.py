@@ -1,4 +1,4 @@
-"""What replicas of a partition are held against each other, and what their differences are called (AUDIT.md). Pure."""
+"""Decides which offsets of a partition's replicas are compared, and names their differences (AUDIT.md). No I/O."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from keytail.kernels import audit as kernels
 
 NO_LIMIT = 2**63 - 1
-MOST_REPLICAS = 62  # of one partition: a bit each
+MOST_REPLICAS = 62  # of one partition: one bit each
 
-# Of what lies at one offset, and of two records of one key there, in the order of the kernels' numbers.
+# Differences of what is at one offset, and of two records of one key there, in the order of the kernels' numbers.
 PLACES = ("control", "control-type", "key")
 assert len(PLACES) == kernels.PLACE_KINDS
 DIFFERENCES = (
@@ -24,7 +24,7 @@ DIFFERENCES = (
     "transactional",
 )
 assert len(DIFFERENCES) == kernels.DIFFERENCES
-# Why a record that others hold may be missing, and why not.
+# Why a record that other replicas have is missing; "lost": no reason.
 REASONS = ("superseded", "deleted", "aborted", "marker", "keyless", "unknown", "lost")
 assert len(REASONS) == kernels.REASONS
 
@@ -33,7 +33,7 @@ assert len(REASONS) == kernels.REASONS
 class ReplicaLog:
     """One replica of a partition as it was listed. `segments`: base offset, bytes and mtime in ns, ascending.
 
-    `cleaned_to` is its entry in `cleaner-offset-checkpoint`, 0 where that has none, None where there is no such file.
+    `cleaned_to` is its entry in `cleaner-offset-checkpoint`, 0 if that has none, None if there is no such file.
     `epochs`: leader epochs with their start offsets.
     """
 
@@ -52,10 +52,11 @@ class ReplicaLog:
 
 
 def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """First offset that two replicas should have, and where comparison ends: (from, to), empty where from >= to.
+    """Return the range of offsets to compare, from the first that two replicas should have: (from, to), empty if from
+    >= to.
 
-    Ends at the smallest log end, since what lies behind it is yet to be fetched, and not above the largest high
-    watermark: records above that may be cut off again.
+    It ends at the smallest log end offset, since later records are yet to be fetched, and not above the largest high
+    watermark, since records above that may be truncated.
     """
     starts = sorted(replica.log_start_offset for replica in replicas)
     end = min(replica.log_end_offset for replica in replicas)
@@ -66,11 +67,11 @@ def compared_range(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
 
 
 def cleaning_limits(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
-    """Below which offset cleaning may have removed records, and records without a key.
+    """Return the offsets below which cleaning may have removed records, and records without a key.
 
-    The furthest that any replica has been cleaned to: one that lost its disk has fetched what another had cleaned.
-    Where a replica has no checkpoint file (a copy of some directories) nobody knows; keyless records then count as
-    lost all the same, since only a compacted topic may lose them.
+    Both are the highest offset that any replica has been cleaned to: a replica that lost its disk has fetched what
+    another one had cleaned. If a replica has no checkpoint file (a copy of some directories), the first is unknown and
+    thus NO_LIMIT; keyless records above the second still count as lost, since only a compacted topic may lose them.
     """
     known = [replica.cleaned_to for replica in replicas if replica.cleaned_to is not None]
     keyless = max(known, default=0)
@@ -78,15 +79,16 @@ def cleaning_limits(replicas: Sequence[ReplicaLog]) -> tuple[int, int]:
 
 
 def epoch_spans(replicas: Sequence[ReplicaLog], first: int, end: int) -> list[tuple[int, int, int]]:
-    """(epoch, from, to) of each leader epoch that begins elsewhere in another replica, within [first, end).
+    """Return (epoch, from, to) of each leader epoch that has different start offsets in the replicas, within
+    [first, end).
 
-    No difference by itself: a follower's epoch begins with the first batch that it fetched. But a record that two
-    replicas hold within the span is of the epoch for one of them, and of the one before for the other.
+    This is no difference by itself: a follower's epoch begins with the first batch that it fetched. But a record that
+    two replicas have within the span belongs to the epoch in one of them, and to the previous one in the other.
     """
     starts: dict[int, list[int]] = {}
     for replica in replicas:
         for epoch, start in replica.epochs:
-            if start > replica.log_start_offset:  # below it, the first entry is moved up
+            if start > replica.log_start_offset:  # otherwise the entry may have been moved up to the log start offset
                 starts.setdefault(epoch, []).append(start)
     spans = []
     for epoch, found in sorted(starts.items()):

@@ -1,6 +1,6 @@
-"""Audits of many partitions: small ones a task each, of Spark or of Processes; a large one by tasks of all hosts.
+"""Audits many partitions: each small one in one task, of Spark or of Processes; a large one in tasks on all hosts.
 
-Reads only. What is held against what is audit/stages.py's; here is who looks when, and what carries the cells.
+Reads only. This module schedules the tasks and transports the cells; audit/stages.py compares the replicas.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from keytail.run.session import concurrent_tasks
 from keytail.run.tasks import Outcome, attempt_one, run_bundle
 from keytail.run.watching import telling
 
-ALONE_BYTES = 64 << 20  # of all replicas: what one task takes, in a few hundred MiB
-SHARD_BYTES = 64 << 20  # of logs, whose records become a shard: mostly 50 MiB of memory, of tiny records ten times that
+ALONE_BYTES = 64 << 20  # of all replicas: audited by one task, in a few hundred MiB of memory
+SHARD_BYTES = 64 << 20  # of logs per shard: mostly 50 MiB of memory, ten times that with tiny records
 MOST_SHARDS = 4096
 BUNDLE_PARTITIONS = 64
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """One partition, and the first offset that two of its replicas should have."""
+    """One partition, and the lowest offset that two of its replicas should have."""
 
     task: AuditTask
     first_offset: int
@@ -56,7 +56,8 @@ def _audit_with(engine: SparkEngine, job: AuditJob, attempt: str) -> Audit:
 
 
 def audit_all(spark: Any, jobs: Sequence[AuditJob], heard: Heard, on_trace: Callable[[str], None]) -> None:
-    """`heard` is called as each partition, or each bundle of small ones, is done. Large ones need a session."""
+    """Audit all partitions. `heard` is called for each partition when it, or its bundle of small ones, is done. Large
+    partitions require a Spark session."""
     small = sorted((job for job in jobs if job.is_alone), key=lambda job: -job.size_bytes)
     for start in range(0, len(small), BUNDLE_PARTITIONS):
         bundle = small[start : start + BUNDLE_PARTITIONS]
@@ -66,7 +67,7 @@ def audit_all(spark: Any, jobs: Sequence[AuditJob], heard: Heard, on_trace: Call
         if job.is_alone:
             continue
         task = job.task
-        # Nothing is written, so that what a network file system may hide from a writer does not matter.
+        # Nothing is written, so the delayed visibility of writes on a network file system does not matter.
         workers = Workers(task.replicas[0].path, concurrent_tasks(spark), None, shared_storage=True)
         engine = SparkEngine(spark, workers, f"audit {task.topic}-{task.partition}", on_trace)
         heard(job, attempt_one(partial(_audit_with, engine), job, "driver"))

@@ -1,6 +1,6 @@
-"""The first stage of an audit: one segment of one replica, its records packed and sent to shards by their keys.
+"""The first stage of an audit: reads the segments of one replica, packs the records and sends them to shards by key.
 
-Damage never ends it: what can be read is compared, and which offsets could not be is told to every shard.
+Damage does not end it: readable records are compared, and every shard receives the ranges of unreadable offsets.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from keytail.values import to_bytes
 # Upper part of a cell's order: gaps first, then events of transactions, then records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_BITS, _REPLICA_BITS, _SEGMENT_BITS = 60, 52, 26
-_RUN = 1 << 17  # entries that are split at a time: 8 MiB, and as much again for what comes of it
-PIECE_BYTES = 64 << 20  # of a task: to begin one takes Spark as long as to scan 10 MiB
-_MOST_GAPS = 1000  # of a segment: one that has more is given up
+_RUN = 1 << 17  # entries that are split at a time: 8 MiB, and the same for the result
+PIECE_BYTES = 64 << 20  # of a task: Spark takes as long to start one as to scan 10 MiB
+_MOST_GAPS = 1000  # of a segment: with more, the rest of it is not read
 
 
 class Cell(NamedTuple):
-    """What goes through a shuffle: to which shard, where in its order, and packed bytes."""
+    """A unit of the shuffle: target shard, position in the shard's order, and packed bytes."""
 
     shard: int
     order: int
@@ -53,7 +53,8 @@ class Gap:
 
 @dataclass(frozen=True)
 class AuditTask:
-    """One partition to be audited; small, picklable. `spans`: where the shards look for common records."""
+    """One partition to be audited; small, picklable. `spans`: offset ranges in which shards search for common records.
+    """
 
     topic: str
     partition: int
@@ -73,7 +74,7 @@ class AuditTask:
 
 @dataclass(frozen=True)
 class Piece:
-    """Segments `first` .. `end` of replica `replica`."""
+    """The segments with indexes [first, end) of replica `replica`."""
 
     task: AuditTask
     replica: int
@@ -86,7 +87,7 @@ class Piece:
 
 
 def pieces_of(task: AuditTask) -> list[Piece]:
-    """All segments, small ones together, the largest pieces first."""
+    """Return pieces that cover all segments, small segments combined, the largest pieces first."""
     pieces = []
     for number, replica in enumerate(task.replicas):
         first = 0
@@ -99,7 +100,8 @@ def pieces_of(task: AuditTask) -> list[Piece]:
 
 
 def scan(fs: FileSystem, piece: Piece, attempt: str) -> Iterator[Cell]:
-    """All of some segments. Refused where a file is not the one that was listed: a broker is at work on it."""
+    """Yield the cells of the piece's segments. Refused if a closed segment's file is not the one that was listed: a
+    broker is changing it."""
     for segment in range(piece.first, piece.end):
         yield from _scan_segment(fs, piece, segment)
 
@@ -112,7 +114,7 @@ def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
     if closed:
         refuse_changed(fs, path, size_bytes, mtime_ns)
     else:
-        size_bytes = fs.size(path)  # of the active one: what has come since is whole, or behind the end
+        size_bytes = fs.size(path)  # of the active segment: data appended since is whole, or after the log end
     next_base = replica.segments[segment + 1][0] if closed else None
     yield from _Scan(fs, piece, segment, path, size_bytes, next_base).cells()
     if closed:
@@ -120,7 +122,7 @@ def _scan_segment(fs: FileSystem, piece: Piece, segment: int) -> Iterator[Cell]:
 
 
 class _Scan:
-    """One segment under way."""
+    """The scan of one segment."""
 
     def __init__(
         self, fs: FileSystem, piece: Piece, segment: int, path: str, size_bytes: int, next_base: int | None
@@ -170,7 +172,8 @@ class _Scan:
             yield Cell(shard, GAPS << _KIND_BITS | self._order, known)
 
     def _in_order(self, stride: Stride, last: int) -> Stride:
-        """The stride up to offsets that go back, or into the next segment: those would stand for other records."""
+        """Return the stride up to the first batch whose offsets fall back or belong to the next segment, since those
+        offsets identify other records."""
         table = stride.table
         rows = len(table)
         if self._next_base is not None:
@@ -182,11 +185,11 @@ class _Scan:
         return replace(stride, table=table[:rows], raw=stride.raw[: int(table["position"][rows]) - stride.position])
 
     def _after(self, damage: CorruptLog, position: int, last: int) -> int | None:
-        """Note a gap; the byte behind the damaged batch if a good one begins there, else None."""
+        """Add a gap; return the byte position after the damaged batch if a valid one begins there, else None."""
         at = damage.byte_position if damage.byte_position is not None else position
         behind = self._next_base if self._next_base is not None else self._log.log_end_offset
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
-            return None  # the torn end of the active segment, where nothing was listed
+            return None  # the incomplete end of the active segment, after the log end offset that was listed
         resumed, first = self._good_batch_behind(at)
         if resumed is None or len(self._gaps) >= _MOST_GAPS:
             self._gap(damage, at, last + 1, behind)
@@ -195,7 +198,8 @@ class _Scan:
         return resumed
 
     def _good_batch_behind(self, at: int) -> tuple[int | None, int]:
-        """Byte position and first offset of the batch behind the one at `at`, if its size leads to one."""
+        """Return byte position and first offset of the batch after the one at `at`, or None, 0 if its size does not
+        lead to a valid batch."""
         prefix = self._fs.read_at(self._path, at, 12)
         if len(prefix) < 12:
             return None, 0
@@ -213,7 +217,7 @@ class _Scan:
         self._gaps.append(Gap(self._replica, first, max(first, end), self._path, at, damage.what))
 
     def _take(self, stride: Stride) -> Iterator[Cell]:
-        """The records and events of a stride; batches that cannot be opened become gaps."""
+        """Yield the cells of the events and records of a stride; batches that cannot be opened become gaps."""
         yield from self._events(stride)
         wanted = (stride.table["record_count"] > 0) & (stride.table["last_offset"] >= self._log.log_start_offset)
         try:
@@ -262,7 +266,7 @@ class _Scan:
                 yield from self._give()
 
     def _give(self) -> Iterator[Cell]:
-        """A cell for each shard that has any of the entries so far."""
+        """Yield cells for each shard that has any of the collected entries, and clear these."""
         if not self._filled:
             return
         shards, starts = self._task.shards, self._starts
@@ -275,8 +279,8 @@ class _Scan:
         self._filled = 0
 
     def _events(self, stride: Stride) -> Iterator[Cell]:
-        """Transactional data that has records, and markers, to a shard by their producer."""
-        if self._task.markers is not None:  # they are known by now
+        """Yield cells of the transactional data batches that have records, and of markers, to a shard by producer."""
+        if self._task.markers is not None:  # the second run has them
             return
         table = stride.table
         control = (table["attributes"] & CONTROL) != 0

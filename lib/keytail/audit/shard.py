@@ -1,7 +1,7 @@
 """The second stage of an audit: one shard of keys of all replicas, merged by offset and explained by key.
 
-A record's key decides its shard, so what supersedes or deletes it is here as well; so are the transactions of some of
-the producers.
+A record's key determines its shard, so the shard also has the records that supersede or delete it. It also has the
+transactions of some of the producers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from keytail.kernels import audit as kernels
 from keytail.log.fs import FileSystem
 from keytail.values import from_bytes
 
-MOST_LOST = 1 << 16  # of a shard, that are told one by one
+MOST_LOST = 1 << 16  # lost records of a shard that are reported one by one
 _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
 _NO_MARKERS = np.empty((0, 3), np.int64)
 
 
 @dataclass(frozen=True)
 class ShardFindings:
-    """Of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`: offsets at
-    which replicas have other records, as examples are told. `in_span`: see AuditTask.
+    """The findings of one shard. `lost`: offset, mask of the replicas that lack it, words of the record. `elsewhere`:
+    offsets at which replicas have different records, in the form of examples. `in_span`: for each of the spans of
+    AuditTask, whether replicas have a common record in it.
 
-    `needs_markers`: without those of all producers it cannot be said what explains what.
+    `needs_markers`: missing records can be explained only with the markers of all producers.
     """
 
     records: tuple[int, ...]
@@ -53,7 +54,7 @@ class ShardFindings:
 
 
 class Examples:
-    """The first few findings of each kind, by offset."""
+    """Keeps the first `task.examples` findings of each kind, by offset."""
 
     def __init__(self, task: AuditTask) -> None:
         self._most = task.examples
@@ -78,7 +79,8 @@ class Examples:
 def compare(
     fs: FileSystem, task: AuditTask, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
 ) -> ShardFindings:
-    """What differs in one shard; `cells` come by order: gaps, events, then the records of each replica in theirs."""
+    """Return the findings of one shard. `cells` are given by order: gaps, events, then the records of each replica in
+    their order."""
     replicas = len(task.replicas)
     counted = [0] * replicas
     gaps: list[Gap] = []
@@ -120,7 +122,7 @@ def compare(
 
 
 class _Parts:
-    """Cells of rows on their way into one array, replica by replica."""
+    """Collects cells of rows, replica by replica, to join them into one array."""
 
     def __init__(self, replicas: int, words: int) -> None:
         self._parts = [np.empty((0, words), np.int64)]
@@ -131,7 +133,7 @@ class _Parts:
         self._sizes[replica] += len(rows)
 
     def joined(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All rows, and where those of each replica begin and end; nothing is kept here."""
+        """Return all rows, and the begin and end of each replica's rows; releases the parts."""
         rows = np.concatenate(self._parts)
         self._parts = []
         end = np.cumsum(self._sizes)
@@ -139,7 +141,7 @@ class _Parts:
 
 
 def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Offsets of this shard at which replicas have other records than each other."""
+    """Count the offsets of this shard at which replicas have different records, and return up to MOST_LOST of them."""
     places, begin, end = parts.joined()
     counts = np.zeros(kernels.PLACE_KINDS, np.int64)
     differing = np.empty((MOST_LOST, 3), np.int64)
@@ -170,7 +172,7 @@ def _control_name(what: int) -> str:
 
 
 class _Shard:
-    """The records of one shard under comparison."""
+    """Compares the records of one shard."""
 
     def __init__(self, task: AuditTask, gaps: list[Gap], parts: _Parts) -> None:
         self.task = task
@@ -208,7 +210,7 @@ class _Shard:
         return self.task.replicas[int(np.searchsorted(self.end, at, side="right"))].name
 
     def explain(self) -> None:
-        """Why records are missing; those that nothing explains are lost."""
+        """Find the reason for each missing record; records without a reason are lost."""
         n = len(self.missing_at)
         if n == 0:
             return
@@ -246,7 +248,7 @@ class _Shard:
 def _settle(
     task: AuditTask, gaps: np.ndarray, parts: list[np.ndarray]
 ) -> tuple[Counter[str], list[dict[str, Any]], np.ndarray]:
-    """What is wrong with transactions, examples of it, and the markers of all replicas."""
+    """Return the counts of problems with transactions, examples of them, and the markers of all replicas."""
     counted: Counter[str] = Counter()
     if not parts:
         return counted, [], _NO_MARKERS
@@ -281,7 +283,7 @@ def _names(task: AuditTask, mask: int) -> list[str]:
 
 
 def record_of(words: list[int]) -> dict[str, Any]:
-    """What is told of a record, from its words."""
+    """Return the reported fields of a record, from its words."""
     what, epochs = words[kernels.WHAT], words[kernels.EPOCHS]
     sequence = epochs & 0xFFFFFFFF
     producer_epoch = what >> 16 & 0xFFFF
@@ -302,7 +304,7 @@ def record_of(words: list[int]) -> dict[str, Any]:
 
 
 def held_by(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]:
-    """The record by the names of those that hold it."""
+    """Return the record by the names of the replicas that have it."""
     _, lacking, words = lost
     offset = words[kernels.OFFSET]
     holding = ~lacking & ((1 << len(task.replicas)) - 1)
@@ -311,7 +313,7 @@ def held_by(task: AuditTask, lost: tuple[int, int, list[int]]) -> dict[str, Any]
 
 
 def _replicas(task: AuditTask, mask: int) -> list[int]:
-    """Log start offsets of the replicas of a mask."""
+    """Return the log start offsets of the replicas of a mask."""
     return [replica.log_start_offset for number, replica in enumerate(task.replicas) if mask >> number & 1]
 
 

@@ -1,7 +1,7 @@
-"""The story of one audit: segments scanned, shards of keys compared and explained, what they found put together.
+"""The stages of one audit: scan the segments, compare and explain shards of keys, combine the findings.
 
-`audit` tells it to an engine that runs the stages, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads
-only. What counts as a difference, and what explains a record that is missing, is told in AUDIT.md.
+`audit` runs the stages with an engine, in this process (`Alone`) or on Spark (`audit/driver.py`). Reads only. AUDIT.md
+defines what counts as a difference, and what explains a missing record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keytail.log.fs import FileSystem
 
 
 class Engine(Protocol):
-    """Runs a stage and carries its cells to shards, each with its cells by order."""
+    """Runs a stage: shuffles its cells to shards, and processes each shard with its cells by order."""
 
     def shuffle(
         self,
@@ -31,12 +31,12 @@ class Engine(Protocol):
         take: Callable[[FileSystem, Any, int, Iterable[tuple[int, Any]], str], Any],
         context: Any,
     ) -> list[Any]:
-        """`take(fs, context, shard, cells, attempt)` of each shard, in their order."""
+        """Return the results of `take(fs, context, shard, cells, attempt)` for each shard, in order of the shards."""
 
 
 @dataclass
 class Alone:
-    """The engine of a partition that is small enough for one task: the cells stay in memory."""
+    """The engine for a partition that is small enough for one task: the cells are kept in memory."""
 
     fs: FileSystem
 
@@ -57,7 +57,8 @@ class Alone:
 
 @dataclass
 class Audit:
-    """What was found of a partition. `records` are counted by replica, `common` are those that two or more hold."""
+    """The findings about one partition. `records`: number per replica; `common`: number that two or more replicas have.
+    """
 
     first_offset: int
     end_offset: int
@@ -71,7 +72,7 @@ class Audit:
 
 
 def audit(task: AuditTask, first_offset: int, engine: Engine) -> Audit:
-    """Hold the replicas of `task` against each other; raises what reading raises but for damage."""
+    """Compare the replicas of `task`. Errors of reading are raised, except damage, which is reported in the result."""
     spans = epoch_spans(task.replicas, first_offset, task.end_offset)
     task = replace(task, spans=tuple((start, end) for _, start, end in spans))
     findings = _run(task, engine)
@@ -114,7 +115,7 @@ def _together(
             result.divergences["epoch-start"] += 1
             begins = {r.name: dict(r.epochs).get(epoch) for r in task.replicas}
             examples.note("epoch-start", start, {"leader_epoch": epoch, "end_offset": end, "starts": begins})
-    result.divergences += Counter()  # without those that were counted 0 times
+    result.divergences += Counter()  # removes the kinds with count 0
     result.explained += Counter()
     result.early += Counter()
     result.examples = examples.found()
@@ -122,7 +123,7 @@ def _together(
 
 
 def _tell_lost(task: AuditTask, findings: Sequence[ShardFindings], result: Audit, examples: Examples) -> None:
-    """Examples of what is lost; but where replicas have other records at an offset, that is what is told of it."""
+    """Add examples of lost records; at an offset where replicas have different records, report only that."""
     elsewhere: set[int] = set()
     for one in findings:
         elsewhere.update(found["offset"] for found in one.elsewhere)

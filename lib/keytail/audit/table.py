@@ -1,4 +1,4 @@
-"""How an audit looks to a person: a line a partition, then what differs, what was not compared, what was dropped."""
+"""Prints an audit: a line for each partition, then the differences, what was not compared, what was dropped early."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _texts(row: AuditRow) -> list[str]:
 
 
 def _example(one: dict[str, Any]) -> str:
-    """As `offset 5: a has ..., b has ...`, of what differs only."""
+    """Return `offset 5: a has ..., b has ...`, with only the fields that differ."""
     if "records" not in one:
         told = {key: value for key, value in one.items() if key not in ("kind", "offset")}
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in told.items())

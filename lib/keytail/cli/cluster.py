@@ -1,4 +1,4 @@
-"""What is known of the cluster that log dirs belong to, by the metadata log in them."""
+"""The cluster that log dirs belong to, as described by the metadata log in them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ GIVE_SETTINGS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster that the log dirs belong to, by their metadata log.
+    """The cluster that the log dirs belong to, as described by their metadata log.
 
-    `problem` says why nothing is known by it; then there is no `metadata`. `is_absent`: there is no such log. `mode` is
-    known by that log, by `meta.properties` or by the broker's file.
+    `problem` is the reason why the log gives no information; then `metadata` is None. `is_absent`: there is no such
+    log. `mode` is derived from that log, from `meta.properties` or from the broker's file.
     """
 
     broker: int = -1
@@ -45,8 +45,8 @@ class Cluster:
         return f"metadata log at offset {self.metadata.as_of_offset}"
 
     def sentence(self, now_ms: int, topic_configs: str = "") -> str:
-        """What to tell a person about it, with a warning where it is old. `topic_configs`: the file of
-        `--topic-configs`, if there is one."""
+        """Return a message about the metadata log, with a warning if it is old. `topic_configs`: the file of
+        `--topic-configs`, empty if not given."""
         if self.metadata is None and topic_configs:
             return f"{self.problem}. The settings of topics are those of {topic_configs}"
         if self.metadata is None:
@@ -74,14 +74,14 @@ class Cluster:
         return self.metadata is not None and 0 <= self.metadata.as_of_ms < now_ms - OLD_MS
 
     def topics(self, topic: str) -> Mapping[str, Layer]:
-        """The entry of `topic` for `effective`, where the metadata has one."""
+        """Return the entry of `topic` for `effective`, if the metadata has one."""
         at = self.metadata
         if at is None or topic not in at.topics or topic in at.uncertain_topics:
             return {}
         return {topic: topic_options(topic, at.topic_configs[topic], self.origin)}
 
     def why_unknown(self, topic: str) -> str:
-        """Why this metadata does not have the settings of `topic`."""
+        """Return why this metadata does not have the settings of `topic`."""
         if self.metadata is None:
             return self.problem or NO_METADATA
         why = self.metadata.uncertain_topics.get(topic)
@@ -96,7 +96,7 @@ class Cluster:
         )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
-        """Refused when a broker that starts would move the partition's directory out of the way."""
+        """Raise Refused if a broker that starts would move the partition's directory away."""
         if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)
@@ -137,5 +137,5 @@ def _uncertain(topics: Mapping[str, str]) -> str:
 def ms_text(ms: int) -> str:
     try:
         return f"{ms} ms ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ms / 1000))} UTC)"
-    except (OverflowError, ValueError, OSError):  # no time of this calendar
+    except (OverflowError, ValueError, OSError):  # not a time of this calendar
         return f"{ms} ms"

@@ -1,4 +1,4 @@
-"""What the command lines of all verbs share: errors as messages, selection, rows as output, the exit status."""
+"""Code shared by all commands: errors as messages, selection, rows as output, the exit status."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 SUBMITTED = "under spark-submit"
 
 
-# Flags of files that a run makes, and what functions of commands call them.
+# Flags for files that a run writes, and the names of their parameters in command functions.
 _FILES = {"--report": "report_file", "--rows-file": "rows_file", "--quarantine-report": "quarantine_report"}
 
 
 def reported(verb: Callable[..., None]) -> Callable[..., None]:
     """Turn an error that ends the whole run into a message on standard error and an exit status.
 
-    The verb gets the flags that all have, of what it says there.
+    The command also gets the flags that all commands have for output on standard error.
     """
     verb = spoken(verb)
 
@@ -49,7 +49,7 @@ def reported(verb: Callable[..., None]) -> Callable[..., None]:
 
     def told(*args: Any, **kwargs: Any) -> None:
         as_json = kwargs.get("output") == o.Output.json
-        with stoppable():  # also while an error is told: one of them is, in full
+        with stoppable():  # also during an error message: one of the two is printed in full
             try:
                 try:
                     refuse_one_file_for_two({flag: kwargs.get(name) for flag, name in _FILES.items()})
@@ -77,7 +77,7 @@ def _say(text: str) -> None:
 
 
 def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bool) -> int:
-    """What is done of a run that ended early, and how to go on; `status` is given back."""
+    """Report what a run that ended early has done, and how to continue. Returns `status`."""
     counts = Counter(row.status for row in rows or ())
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     show.tell("", "error")
@@ -112,8 +112,8 @@ def choice_of(
     partitions: list[str] | None,
     also_read: Sequence[str] = (),
 ) -> Choice:
-    """Started as root, this process works as the owner of the log dirs from here on; `also_read` are log dirs of other
-    brokers."""
+    """Return the selection that the flags describe. If started as root, this process works as the owner of the log dirs
+    from here on; `also_read` are log dirs of other brokers."""
     from keytail.cli.selection import Choice, chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.log.fs import LOCAL  # noqa: PLC0415 (as the line above)
     from keytail.log.owner import work_as_owner  # noqa: PLC0415 (as the line above)

@@ -1,4 +1,4 @@
-"""The configuration that a run works under: what flags, files and the metadata log say of the settings of topics."""
+"""The configuration of a run: settings of topics from flags, files and the metadata log."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from keytail.config.topic_configs import TopicConfigs, parse_topic_configs
 from keytail.errors import UsageProblem
 
 _MOST_RESOLVED = 64
-# Kafka before 3.1 has no setting of its own for producers: they expire when transactional ids do.
+# Kafka before 3.1 has no separate setting for producers: they expire when transactional ids do.
 PRODUCER_EXPIRATION, TRANSACTION_EXPIRATION = "producer.id.expiration.ms", "transactional.id.expiration.ms"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """All that was said about settings; `of` gives those that hold for one topic."""
+    """All sources of settings; `of` returns the effective settings of one topic."""
 
     command_line: CommandLine = field(default_factory=CommandLine)
     broker: Mapping[str, Setting] = field(default_factory=dict)  # empty: no file of the broker was given
     topics_have_no_overrides: bool = False
     topic_configs: TopicConfigs = field(default_factory=TopicConfigs)
     metadata_is_current: bool = False
-    message_format: MessageFormat = "unknown"  # as given
-    broker_version: BrokerVersion | None = None  # as given
-    cluster: Cluster | None = None  # what is known by the metadata log in the log dirs, once it was looked for
+    message_format: MessageFormat = "unknown"  # from the command line
+    broker_version: BrokerVersion | None = None  # from the command line
+    cluster: Cluster | None = None  # from the metadata log in the log dirs; None before it is read
     _resolved: dict[str, tuple[Resolved, CompactionConfig]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def of(self, topic: str) -> Resolved:
-        """Raises Refused where settings contradict each other."""
+        """Return the effective settings of `topic`. Raises Refused if settings contradict each other."""
         return self.for_compaction(topic)[0]
 
     def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:
-        """As `of`, and what compaction takes of it. Kept for the other partitions of the topic, which mostly come
-        next."""
+        """Return the same as `of`, and the CompactionConfig derived from it. The result is cached for the other
+        partitions of the topic, which usually come next."""
         found = self._resolved.get(topic)
         if found is None:
             resolved = self._resolve(topic)
@@ -70,11 +70,11 @@ class Configuration:
         return config
 
     def why_unknown(self, topic: str) -> str:
-        """Why settings of a topic are not known by a metadata log."""
+        """Return why the metadata log does not have the settings of a topic."""
         return self.cluster.why_unknown(topic) if self.cluster is not None else NO_METADATA
 
     def unknown(self, topic: str, names: Iterable[str]) -> str:
-        """Why something that rests on the settings `names` is refused, with what to do; empty if all are known."""
+        """Return why something that requires the settings `names` is refused, and a remedy; empty if all are known."""
         missing = self.of(topic).unknown(names)
         if not missing:
             return ""
@@ -86,14 +86,14 @@ class Configuration:
         return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own beside those given"
 
     def message_format_of(self, topic: str) -> MessageFormat:
-        """Whether messages of magic 0 and 1 of the topic may become version 2; what was given takes precedence."""
+        """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""
         if self.message_format != "unknown":
             return self.message_format
         return message_format(self.of(topic), self.cluster.mode if self.cluster is not None else "unknown")
 
     @property
     def by_file_time(self) -> bool:
-        """Whether tombstones and markers are removed as before Kafka 3.1 (CLEANING.md 16)."""
+        """Return whether tombstones and markers are removed as before Kafka 3.1 (CLEANING.md 16)."""
         return self.broker_version is not None and self.broker_version.cleans_by_file_time
 
     def _resolve(self, topic: str) -> Resolved:
@@ -115,7 +115,7 @@ def read_configuration(
     topic_configs: str | None = None,
     metadata_is_current: bool = False,
 ) -> Configuration:
-    """What the flags give: `path` is the broker's properties file, `topic_configs` a file of topics' settings."""
+    """Return the configuration by flags: `path` is the broker's file, `topic_configs` a file of topics' settings."""
     broker: Mapping[str, Setting] = {}
     if path is not None:
         data = _read(path, "--config", "Give the server.properties that the broker is started with")

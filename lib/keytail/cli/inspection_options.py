@@ -1,4 +1,4 @@
-"""The flags of `lookup`, `describe` and `audit` alone."""
+"""Flags that only `lookup`, `describe` and `audit` have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks into log dirs for signs of the version of Kafka that wrote them (config/kafka_version.py)."""
+"""Searches log dirs for signs of the Kafka version that wrote them (config/kafka_version.py)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts
 
-# Enough to see what is common, and of a broker with 100,000 partitions no more than a moment.
+# Enough to see what is common; for a broker with 100,000 partitions this limits the time to a moment.
 _MOST_PARTITIONS = 200
 _MAGIC_AT = 16
 
 
 def which_kafka(fs: FileSystem, log_dirs: Sequence[LogDirFacts], cluster: Cluster | None) -> Inferred:
-    """Which versions may have written these log dirs. What cannot be read is no sign."""
+    """Return the versions that may have written these log dirs. What cannot be read is not used as a sign."""
     meta_versions: set[int] = set()
     has_directory_id = False
     json: set[bool] = set()

@@ -1,4 +1,4 @@
-"""Text as a page may show it: without secrets, and without characters that a reader cannot see."""
+"""Makes text safe for a page: without secrets, and without invisible characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keytail.errors import visible
 HIDDEN = "***"
 # user@ and user:password@ of a URL, whatever the scheme; passwords may have slashes.
 _IN_URL = re.compile(r"(?<=://)(?:[^/@\s'\"]+|[^@\s'\"]*:[^@\s'\"]*)(?=@)")
-# name=value or name: value where the name ends in a word that says that the value is a secret; of a URL too.
+# name=value or name: value, also in a URL, if the name ends in a word that marks the value as a secret.
 _NAMED = re.compile(
     r"(?i)((?:password|passwd|secret(?:[._-]?key)?|token|credentials?|signature|access[._-]?key|api[._-]?key"
     r"|jaas[._-]?config)[\"']?\s*[=:]\s*[\"']?)([^\s,;&\"']+)"
@@ -27,7 +27,7 @@ def masked(text: str) -> str:
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """Also the value behind a flag whose name says that it is a secret."""
+    """Return the arguments with secrets masked, including the value after a flag whose name marks it as a secret."""
     shown = []
     hide_next = False
     for argument in arguments:
@@ -37,6 +37,7 @@ def masked_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def shown(text: str) -> str:
-    """Lines stay lines; what no encoding has (names of files need not be text) is written with backslashes."""
+    """Mask secrets and escape control characters. Line breaks are kept; bytes that are not text (file names need not
+    be) are written with backslashes."""
     lines = masked(text).split("\n")
     return "\n".join(map(visible, lines)).encode("utf-8", "backslashreplace").decode()

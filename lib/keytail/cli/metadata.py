@@ -1,8 +1,8 @@
-"""What the metadata log in the log dirs adds to the configuration, and which partitions it does not know.
+"""Adds the metadata log in the log dirs to the configuration.
 
-Read before anything is decided; by an executing run, under the locks. A metadata log that cannot be read, or that may
-be older than the last changes of settings, leaves topics unknown, for the reason given, unless the command line says
-what they are.
+The log is read before anything is decided; with --execute, under the locks. If a metadata log cannot be read, or may be
+older than the last changes of settings, topics are unknown, for the reason given, unless the command line gives their
+settings.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _ASSERT_CURRENT = (
 def with_metadata(
     fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, now_ms: int | None = None
 ) -> Configuration:
-    """The configuration and what the metadata log of these log dirs adds to it.
+    """Return the configuration with what the metadata log of these log dirs adds to it.
 
-    What the caller has read of it already is kept. Reports on standard error which metadata is used, or why none is,
-    and topics of `--topic-configs` that the log dirs do not have. `now_ms`: the time to judge its age by; None: the
-    clock's.
+    A cluster that the configuration already has is not read again. Reports on standard error which metadata is used, or
+    why none is, and topics of `--topic-configs` that the log dirs do not have. `now_ms` is the time from which the
+    log's age is computed; None uses the system clock.
     """
     cluster = configuration.cluster or read_cluster(fs, log_dirs, configuration)
     cluster = replace(cluster, mode=_mode(fs, log_dirs, configuration, cluster))
@@ -60,7 +60,7 @@ def with_metadata(
 
 
 def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> Cluster:
-    """What is known by the metadata log of these log dirs, or why nothing is."""
+    """Return the cluster as described by the metadata log of these log dirs, or the reason why it is unknown."""
     own_dir = _value(configuration.broker, "metadata.log.dir")
     try:
         path = find_metadata_dir(fs, [*([str(own_dir)] if own_dir else []), *log_dirs])
@@ -79,7 +79,7 @@ def read_cluster(fs: FileSystem, log_dirs: Sequence[str], configuration: Configu
 
 
 def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration, cluster: Cluster) -> ClusterMode:
-    """Whether the brokers use KRaft. A metadata log that is believed says so, also before what a file says."""
+    """Return whether the brokers use KRaft. A trusted metadata log decides this, also against a file."""
     if cluster.metadata is not None or _value(configuration.broker, "process.roles"):
         return "KRaft"
     try:
@@ -99,9 +99,9 @@ def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
 
 
 def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaProperties]) -> None:
-    """A cluster that was migrated to KRaft and then reverted keeps the metadata log of the migration (KAFKA-16463).
+    """Raise Refused for a metadata log that may be left from a migration to KRaft that was reverted (KAFKA-16463).
 
-    One that was not reverted keeps the version of its `meta.properties`, too.
+    A cluster that was not reverted also keeps the version of its `meta.properties`.
     """
     if metadata.features.get(METADATA_VERSION, 0) >= WITHOUT_ZOOKEEPER:
         return
@@ -128,7 +128,7 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
 
 
 def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration) -> None:
-    """Topics of `--topic-configs` without a partition here: maybe of other brokers, maybe a typing mistake."""
+    """Report topics of `--topic-configs` without a partition here: they may belong to other brokers, or be misspelt."""
     given = configuration.topic_configs.by_topic
     if not given:
         return
@@ -145,13 +145,13 @@ def _value(broker: Mapping[str, Setting], name: str) -> object:
 
 
 def _meta_properties(fs: FileSystem, log_dirs: Sequence[str]) -> dict[str, MetaProperties]:
-    """By the paths of the files."""
+    """Return the parsed `meta.properties` files of the log dirs, by path."""
     paths = [os.path.join(log_dir, names.META_PROPERTIES) for log_dir in log_dirs]
     return {path: parse_meta_properties(fs.read_bytes(path), path) for path in paths if fs.exists(path)}
 
 
 def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setting]) -> int:
-    """The broker's number, on which its log dirs and its file must agree."""
+    """Return the broker's id, on which its log dirs and its properties file must agree. Raises Refused otherwise."""
     said = {found.node_id: path for path, found in properties.items() if found.node_id is not None}
     in_file = _value(broker, "node.id")
     if isinstance(in_file, int):

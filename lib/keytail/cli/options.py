@@ -1,6 +1,6 @@
-"""Flags that several verbs have, each declared once: name, help, and how its text becomes a value.
+"""Flags that several commands have, each declared once: name, help, and the conversion of its text to a value.
 
-Parsing only: what contradicts the machine (a missing directory, a clock) is found by the verb.
+This is parsing only: conflicts with the machine (a missing directory, a clock) are detected by the command.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SAFETY = "Statements that only you can make"
 
 E = TypeVar("E", bound=StrEnum)
 
-LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that files have room for
-_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last that can be printed
+LONG_MAX = 2**63 - 1  # the largest offset, byte position and size that fits in the files
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest time that can be printed
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -38,7 +38,7 @@ class HighWatermark(StrEnum):
 
 
 def size_bytes(text: str) -> int:
-    """Bytes of `4096`, `512m`, `4g`, `1.5GiB` (units of 1024)."""
+    """Return the number of bytes for `4096`, `512m`, `4g` or `1.5GiB` (units of 1024)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; give bytes, or a number with k, m, g or t as in 512m")
@@ -49,9 +49,9 @@ def size_bytes(text: str) -> int:
 
 
 def within(low: int, high: int) -> Callable[[str | int], int]:
-    """A whole number in this range, both ends included."""
+    """Return a parser of whole numbers in this range, both ends included."""
 
-    def parse(text: str | int) -> int:  # a number: the flag's default
+    def parse(text: str | int) -> int:  # an int is the flag's default
         if not re.fullmatch(r"-?\d{1,19}", str(text), re.ASCII) or not low <= int(text) <= high:
             raise typer.BadParameter(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
@@ -60,7 +60,7 @@ def within(low: int, high: int) -> Callable[[str | int], int]:
 
 
 def one_of(kind: type[E]) -> Callable[[str], E]:
-    """A value of `kind` by its name. Typer's own way of choosing says "Value error" before what is wrong."""
+    """Return a parser of a value of `kind` by its name. Typer's own parser prefixes the error with "Value error"."""
 
     def parse(text: str) -> E:
         try:
@@ -72,7 +72,7 @@ def one_of(kind: type[E]) -> Callable[[str], E]:
 
 
 def choices(kind: type[StrEnum]) -> str:
-    """How the help writes them."""
+    """Return the names of the values as the help prints them."""
     return "|".join(kind)
 
 
@@ -306,11 +306,11 @@ OutputFlag = Annotated[
 
 
 def comma_lists(values: list[str] | None) -> tuple[str, ...]:
-    """The items of a repeatable comma list, in order, each once."""
+    """Return the items of a repeatable comma list, in order, without duplicates."""
     return tuple(dict.fromkeys(comma_items(values)))
 
 
 def comma_items(values: list[str] | None) -> tuple[str, ...]:
-    """The same, each as often as it stands there."""
+    """Return the items of a repeatable comma list, in order, with duplicates."""
     items = [item.strip() for value in values or () for item in value.split(",")]
     return tuple(item for item in items if item)

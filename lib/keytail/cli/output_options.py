@@ -1,4 +1,4 @@
-"""The flags that every verb has: what it says on standard error, and how."""
+"""The flags that every command has for output on standard error."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FLAGS = {
     ),
 }
 
-# The verbs that open record blocks have this one too.
+# Commands that decompress record blocks also have this flag.
 _OPENING_VERBS = {
     "compact", "verify", "describe", "lookup", "dump", "audit", "rebuild_index", "expire", "export", "salvage"
 }  # fmt: skip
@@ -77,7 +77,7 @@ _OPENING_FLAGS = {
 
 
 def spoken(verb: Callable[..., None]) -> Callable[..., None]:
-    """Of a verb one that has these flags too, and keeps to them."""
+    """Return the command with these flags added, and applied when it runs."""
     opens = verb.__name__ in _OPENING_VERBS
     hints = get_type_hints(verb, include_extras=True)
     own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
@@ -113,7 +113,7 @@ def spoken(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _name_no_type(annotation: Any) -> None:
-    """In the help, beside a flag that takes no value: Typer would write <bool>."""
+    """Remove the type from the help of a flag that takes no value, where Typer would print <bool>."""
     kind, *facts = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     for fact in facts:
         if kind in (bool, bool | None) and isinstance(fact, OptionInfo):
@@ -121,7 +121,7 @@ def _name_no_type(annotation: Any) -> None:
 
 
 class _Told(logging.Handler):
-    """What the standard library's logging is given by keytail, in the manner of the run."""
+    """Prints records of the standard library's logging that keytail emits, in the manner of the run."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level: Level = "warning" if record.levelno >= logging.WARNING else "detail"

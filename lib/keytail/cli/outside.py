@@ -1,4 +1,4 @@
-"""Directories that a flag names must lie outside of every log dir: a broker does not start on one with others in it."""
+"""Checks that a directory named by a flag is outside of every log dir; in one it would keep a broker from starting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from keytail.log.fs import FileSystem
 
 @as_caller()
 def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
-    """UsageProblem where `path` (absolute, links resolved) is in one of `log_dirs` or another log dir, or holds one of
-    them."""
+    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in another one."""
     remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([path, log_dir]) in (path, log_dir):
@@ -24,7 +23,7 @@ def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag:
 
 @as_caller()
 def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
-    """UsageProblem where `path` is a log dir or in one, whosever it is."""
+    """Raise UsageProblem if `path` is a log dir of any broker, or in one."""
     remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
     above = path
     while above != os.path.dirname(above):
@@ -34,13 +33,12 @@ def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
 
 
 def refuse_unwritable(path: str, flag: str) -> None:
-    """Refused where this process was started as root, and the owner of the log dirs cannot write the directory `path`,
-    or make it."""
+    """Raise Refused if the process was started as root, and the owner of the log dirs cannot write or create `path`."""
     if not is_another():
         return
     with as_caller():
         directory = path if os.path.lexists(path) else os.path.dirname(path)
-        if not os.path.isdir(directory):  # which the caller explains
+        if not os.path.isdir(directory):  # the caller reports this
             return
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise Refused(

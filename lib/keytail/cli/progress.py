@@ -1,6 +1,6 @@
-"""Tells a waiting person how far a run is: a live view on a terminal, lines at a sane pace elsewhere.
+"""Progress output: a live view on a terminal, lines at a limited rate elsewhere.
 
-Everything goes to standard error, so standard output stays rows only.
+It is written to standard error; standard output has only rows.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from keytail.errors import visible
 from keytail.run.watching import HERE, DriverAddress, Sign, Watch
 from keytail.telling import manner, say
 
-# So many partitions have a line each when they end; of more, those have one that went wrong or took long.
+# Up to this number of partitions, each has a line when it ends; with more, only those that failed or took long.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
-# Between two lines that only say how far the run is.
+# Seconds between two lines that only report progress.
 PACE_S = 30.0
-# How often what is read of a partition: mapped, written, proven, and what was written proven; found, and emitted.
+# How often the bytes of a partition are read: mapped, written, proven, and the output proven; found, and emitted.
 READ_IN_A_COMPACTION = 3.5
 READ_IN_AN_EXPORT = 2.0
-# What is in flight counts as never quite done: how much a task reads is known only roughly.
+# The share done of a partition in progress is limited: how much a task reads is known only roughly.
 _MOST_OF_ONE = 0.99
-# Of a partition whose tasks are over, while the others of its job go on.
+# The phase of a partition whose tasks have ended, while others of its job are running.
 WAITING = "waiting for others of its job"
 _BAD = frozenset({"refused", "corrupt", "failed", "damaged", "differs", "fail"})
 
 
 @dataclass
 class InFlight:
-    """A partition that somebody works at, as its tasks tell."""
+    """A partition in progress, as reported by its tasks."""
 
     name: str
     begun_s: float
     phase: str = ""
-    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has many
+    read_bytes: dict[str, int] = field(default_factory=dict)  # by attempt: a fan-out has several
     open: set[str] = field(default_factory=set)  # attempts
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """Of those in flight, the partition that has most left."""
+    """The partition in progress that has most left."""
 
     name: str
     phase: str
@@ -60,7 +60,7 @@ class Slowest:
 
 
 class Standing:
-    """How far a run is, from what is told of it. `passes`: how often a partition's bytes are read. Not thread safe."""
+    """The progress of a run, by reports of its tasks. `passes`: how often a partition is read. Not thread-safe."""
 
     def __init__(self, sizes: Sequence[tuple[str, int]], passes: float) -> None:
         self.partitions = len(sizes)
@@ -73,7 +73,7 @@ class Standing:
         self._over: set[str] = set()
 
     def heard(self, sign: Sign, now_s: float) -> bool:
-        """Whether the partition has come to another phase."""
+        """Process a report. Returns whether the partition has entered another phase."""
         if sign.name in self._over or sign.name not in self._sizes:
             return False
         one = self._in_flight.setdefault(sign.name, InFlight(sign.name, now_s))
@@ -92,7 +92,7 @@ class Standing:
 
     @property
     def done_bytes(self) -> int:
-        """Of the logs, with what is in flight by its share."""
+        """Return the bytes of the logs that are done, including the done share of partitions in progress."""
         in_flight = sum(self._share(one) * self._sizes[one.name] for one in self._in_flight.values())
         return min(self.ended_bytes + int(in_flight), max(self.size_bytes, self.ended_bytes))
 
@@ -108,7 +108,7 @@ class Standing:
 
 
 class Reporter:
-    """Counts partitions and bytes as they end. A context manager; `done` may be called from any thread.
+    """Counts partitions and bytes as they end. It is a context manager; `done` may be called from any thread.
 
     `sizes` are the names of the partitions with their bytes, which are read `passes` times.
     """
@@ -144,13 +144,13 @@ class Reporter:
                 self._bar = None
 
     def watch(self, driver: DriverAddress = HERE) -> None:
-        """Listen to tasks at `driver`, and show what they tell, until the end.
+        """Receive reports of tasks at `driver`, and show them, until the end.
 
-        It begins threads: whoever forks workers does so before.
+        Starts threads: a caller that forks workers must do so first.
         """
         if manner().quiet:
             return
-        with contextlib.suppress(OSError):  # no port to be had: what has ended is told all the same
+        with contextlib.suppress(OSError):  # no port is available: ended partitions are reported nevertheless
             self._held.enter_context(Watch(driver, self.heard))
         if self._is_live:
             self._bar = _Live(self._description(), self._standing.size_bytes)
@@ -158,11 +158,11 @@ class Reporter:
         threading.Thread(target=self._go_on, name="progress", daemon=True).start()
 
     def note(self, text: str) -> None:
-        """A line of its own, such as `starting Spark`."""
+        """Print a separate line, such as `starting Spark`."""
         self._say(f"keytail: {text}")
 
     def heard(self, sign: Sign) -> None:
-        """What a task tells."""
+        """Process a report of a task."""
         with self._lock:
             now_s = self._clock()
             is_new = self._standing.heard(sign, now_s)
@@ -172,11 +172,11 @@ class Reporter:
             self._say(text, "detail", event="phase", partition=sign.name, phase=sign.phase)
 
     def phase(self, name: str, phase: str) -> None:
-        """What the driver itself does with a partition, after its tasks."""
+        """Record what the driver itself does with a partition, after its tasks."""
         self.heard(Sign(name, "driver", phase, 0))
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
-        """A partition has ended, with `status`."""
+        """Record that a partition has ended, with `status`."""
         with self._lock:
             now_s = self._clock()
             standing = self._standing
@@ -199,12 +199,12 @@ class Reporter:
             self.tell_standing_if_due()
 
     def tell_standing_if_due(self) -> None:
-        """How far the run is, if nothing has been said for a while."""
+        """Report the progress of the run, if nothing was printed for PACE_S."""
         with self._lock:
             now_s = self._clock()
             if self._is_live or now_s - self._last_line_s < PACE_S:
                 return
-            self._last_line_s = now_s  # said by whoever finds it due first
+            self._last_line_s = now_s  # the first thread that finds it due prints it
             standing, slowest = self._standing, self._standing.slowest(now_s)
             done_bytes, seconds = standing.done_bytes, now_s - self._start_s
         rate = done_bytes / seconds if seconds else 0.0
@@ -252,7 +252,7 @@ def _of(slowest: Slowest) -> str:
 
 
 class _Live(Progress):
-    """One line of figures, and one on what is slowest; gone at the end."""
+    """Two lines that are removed at the end: figures, and the slowest partition."""
 
     def __init__(self, description: str, size_bytes: int) -> None:
         self._line = ""

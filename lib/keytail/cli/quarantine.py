@@ -1,8 +1,8 @@
-"""`--quarantine-report FILE`: every partition that was left alone, for programs that see to it next.
+"""`--quarantine-report FILE`: the refused, corrupt, damaged and failed partitions, for programs that handle them.
 
-A JSON array, an object a partition: what is wrong, where in machine form, and what would help. Written whole or not
-at all, beside no log dir. guide/undo-and-salvage.md says how to go on from it ("A partition is damaged"). And
-`--rows-file FILE`: all rows, in the same way.
+A JSON array with one object per partition: what is wrong, the place in machine-readable form, and possible remedies. It
+is written whole or not at all, outside of every log dir. guide/undo-and-salvage.md describes what to do with it ("A
+partition is damaged"). Also `--rows-file FILE`: all rows, written in the same way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BAD = ("refused", "corrupt", "failed", "damaged")
 
 @dataclass(frozen=True)
 class Place:
-    """One thing wrong: which bytes of which file, and which offsets; None where that is not known.
+    """One problem: the bytes of a file and the offsets that are wrong; None where unknown.
 
-    `byte_end` and `offset_end` are those behind the last one.
+    `byte_end` and `offset_end` are exclusive.
     """
 
     what: str
@@ -53,10 +53,10 @@ def place_of(problem: KeytailError) -> Place:
 def report(
     path: str | None, log_dirs: Sequence[str], rows_file: str | None = None, fs: FileSystem = LOCAL
 ) -> Iterator[list[Any]]:
-    """The rows that are put into the list are in both files once the verb has ended, by its exit status.
+    """Yield a list for rows, and write both files when the command ends by its exit status.
 
-    Of a run that was stopped, or that Spark left, the rows that it has to say are in `rows_file`. UsageProblem, before
-    anything is done, for a path in a log dir, or where no file can be made.
+    If a run was stopped, or Spark ended, the rows of the exception are written to `rows_file` only. Raises
+    UsageProblem, before anything is done, for a path in a log dir, or if the file cannot be created.
     """
     rows: list[Any] = []
     for flag, file in (("--quarantine-report", path), ("--rows-file", rows_file)):
@@ -70,8 +70,8 @@ def report(
     try:
         yield rows
     except typer.Exit as ended:
-        with contextlib.ExitStack() as both:  # the one is written also where the other cannot be
-            if ended.exit_code:  # what the run did says more than a file that is missing
+        with contextlib.ExitStack() as both:  # each file is written even if the other cannot be
+            if ended.exit_code:  # the status of the run has precedence over that of a missing file
                 both.push(lambda kind, *_: kind is typer.Exit)
             if path is not None:
                 entries = [entry(fs, row) for row in rows if row.status in BAD]
@@ -80,7 +80,7 @@ def report(
         raise
     except (SparkEnded, Stopped) as ended:
         if ended.rows is not None:
-            with contextlib.suppress(typer.Exit):  # it has said what it could not write
+            with contextlib.suppress(typer.Exit):  # the failure to write was already reported
                 write_rows(ended.rows)
         raise
 
@@ -91,7 +91,7 @@ def _dump(entries: Sequence[dict[str, Any]], file: TextIO) -> None:
 
 
 def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
-    """typer.Exit of status 1, once told, where that fails."""
+    """Write a file. If that fails, report it and raise typer.Exit with status 1."""
     try:
         write_whole(path, write)
     except (KeytailError, OSError) as problem:
@@ -101,7 +101,7 @@ def _write(what: str, path: str, write: Callable[[TextIO], None]) -> None:
 
 
 def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
-    """What the report says of one row."""
+    """Return the report's object for one row."""
     places = _places(row)
     helps = []
     if row.status in ("corrupt", "damaged") and row.topic is not None:
@@ -129,7 +129,7 @@ def entry(fs: FileSystem, row: Any) -> dict[str, Any]:
 
 
 def _places(row: Any) -> list[Place]:
-    """From the findings of an inspection, from the problem of the run, else the row's own words."""
+    """Return the places of the findings of an inspection and of the problem of the run, otherwise the row's error."""
     findings = getattr(row, "findings", ())
     found = [
         Place(f["what"], f["path"], f["byte_position"], None, f["offset"], None, f["remedy"])
@@ -143,7 +143,8 @@ def _places(row: Any) -> list[Place]:
 
 
 def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
-    """Of CORRUPT_HELP: only a tail that a crash tore may be cut; salvage is for what no replica has."""
+    """Return the keys of CORRUPT_HELP that apply: only a tail that a crash tore may be truncated; salvage is the last
+    resort, if no replica is intact."""
     fitting = ["re-fetch"]
     if _is_torn_tail(fs, row, places):
         fitting.append("truncate")
@@ -151,7 +152,7 @@ def what_fits(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
 
 
 def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
-    """Whether all that is wrong lies in the last segment, above the recovery point, of a broker that crashed."""
+    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed."""
     partition = os.path.join(row.log_dir, names.partition_dir(row.topic, row.partition))
     try:
         listed = [names.parse_file_name(file.name) for file in fs.scan(partition)]

@@ -1,6 +1,6 @@
-"""Log dirs of other replicas, as `--replica [NAME=]DIR[,DIR]` names them, and what they hold.
+"""Log dirs of other replicas, as given by `--replica [NAME=]DIR[,DIR]`, and their contents.
 
-Read only: nothing in them is created, changed or locked. Their brokers may be running.
+They are only read: nothing in them is created, changed or locked. Their brokers may be running.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Replica:
     by_partition: dict[tuple[str, int], tuple[LogDirFacts, PartitionEntry]] = field(repr=False)
 
     def find(self, topic: str, partition: int) -> tuple[LogDirFacts, PartitionEntry] | None:
-        """The partition's directory, None where this broker does not host it."""
+        """Return the partition's directory, None if this broker does not host it."""
         return self.by_partition.get((topic, partition))
 
 
 def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
-    """What the flag names, each value one broker; UsageProblem for what cannot be another replica than the others.
+    """Return the replicas that the flag names, one broker per value. Raises UsageProblem if one cannot be separate.
 
-    `log_dirs` are those of the broker that the verb is about.
+    `log_dirs` are those of the broker that the command works on.
     """
     replicas: list[Replica] = []
     taken = {_identity(fs, path): path for path in log_dirs}
@@ -61,7 +61,7 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
 
 
 def directories_of(given: Sequence[str]) -> list[str]:
-    """All log dirs that the flag names, as absolute paths, whether they are there or not."""
+    """Return all log dirs that the flag names, as absolute paths, whether they exist or not."""
     return [path for value in given for path in _parsed(value)[1]]
 
 
@@ -82,7 +82,7 @@ def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
 
 
 def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | None) -> None:
-    """Refused where the directory at `path` of replica `name` is of another topic of the same name."""
+    """Raise Refused if the directory at `path` of replica `name` belongs to another topic of the same name."""
     theirs = read_topic_id(fs, path)
     if topic_id is not None and theirs is not None and theirs != topic_id:
         raise Refused(

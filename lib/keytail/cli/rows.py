@@ -1,7 +1,7 @@
-"""How results look: a JSON array for programs, a table with totals and next steps for people.
+"""Output of results: a JSON array for programs, a table with totals and next steps for people.
 
-Rows go to standard output, all else (progress, notes, errors) to standard error. What a person is told goes through
-these consoles or `telling.say`, which show control characters and do not send them.
+Rows are written to standard output, all other output (progress, notes, errors) to standard error. Messages for people
+are printed by these consoles or by `telling.say`, which escape control characters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.errors import visible
 from keytail.run.rows import ResultRow
 from keytail.telling import Level, manner, say, standard_error
 
-# Wide enough for a row when the output is a file or a log, where there is no terminal to ask.
+# Wide enough for a row if the output is a file or a log, whose width is not defined by a terminal.
 _PLAIN_WIDTH = 160
 MOST_DRAWN = 1000
 NOT_TOLD = ("problem", "places", "recorded", "detail")
@@ -69,7 +69,7 @@ def output_console() -> Console:
 
 
 class _Visible(Console):
-    """Shows the control characters of names; styles are markup, which makes its own."""
+    """Escapes control characters of names; styles are markup, which produces its own control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(_visible_lines(text), **options)
@@ -80,7 +80,7 @@ def _visible_lines(text: str) -> str:
 
 
 def tell(markup: str, level: Level = "info") -> None:
-    """What a person is to know beside the rows, on standard error, with styles; a paragraph of its own."""
+    """Print a message beside the rows on standard error, with styles, as a separate paragraph."""
     if manner().as_json:
         if markup:
             say(Text.from_markup(markup, emoji=False).plain, level)
@@ -89,9 +89,9 @@ def tell(markup: str, level: Level = "info") -> None:
 
 
 def _console(stream: Any, file: TextIO) -> Console:
-    """That writes to `file`, which is `stream` or wraps it."""
+    """Return a console that writes to `file`, which is `stream` or wraps it."""
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
+        stream.reconfigure(errors="backslashreplace")  # file names need not be text
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     return _Visible(file=file, width=width, highlight=False, soft_wrap=False, emoji=False)
 
@@ -101,10 +101,10 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """But for fields that `error` has in words (run/rows.py)."""
+    """Write the rows without the fields that `error` contains as text (run/rows.py)."""
     rows = list(rows)
     told = ({name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD} for row in rows)
-    if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
+    if len(rows) > MOST_DRAWN:  # one row per line: a tenth of the time, and not all rows in memory at once
         encode = json.JSONEncoder(default=asdict).encode
         for number, row in enumerate(told):
             file.write(f"{',' if number else '['}\n{encode(row)}")
@@ -116,7 +116,7 @@ def write_json(rows: Iterable[Any], file: TextIO) -> None:
 
 
 def human_bytes(size: int | None) -> str:
-    """As `1.2 GiB`; an unknown size is empty."""
+    """Return a size as `1.2 GiB`; an unknown size as an empty string."""
     if size is None:
         return ""
     if abs(size) < 1024:
@@ -136,7 +136,7 @@ def human_seconds(start_ms: int | None, end_ms: int | None) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """As `0.4 s` or `3 min 20 s`."""
+    """Return a duration as `0.4 s` or `3 min 20 s`."""
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
@@ -156,7 +156,7 @@ def styled(status: str) -> str:
 
 
 def print_table(rows: Sequence[ResultRow], title: str) -> None:
-    """One line a partition, the reasons below, then totals."""
+    """Print one line per partition, the reasons below, then totals."""
     many_dirs = len({row.log_dir for row in rows}) > 1
     is_plan = any(row.way for row in rows)
     numbers = ("offsets to clean", "way", "expected", "scratch") if is_plan else ("records", "offsets to clean", "took")
@@ -194,7 +194,7 @@ def _reason(row: ResultRow) -> str:
 
 
 def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]], start: int) -> None:
-    """The first `start` columns are words, the last of them the status; the others are numbers."""
+    """Print a table. The first `start` columns are words, the last of them the status; the others are numbers."""
     if len(lines) > MOST_DRAWN:
         _print_plainly(title, names, lines)
         return
@@ -209,10 +209,10 @@ def print_lines(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]
 
 
 def _print_plainly(title: str, names: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """A table that is drawn takes half a millisecond a line."""
+    """Print the table as plain text: a drawn table takes half a millisecond per line."""
     shown = [[visible(cell) for cell in line] for line in (names, *lines)]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    output_console()  # sets how names that are no text are written
+    output_console()  # sets how names that are not text are written
     sys.stdout.write(f"{title}\n")
     for line in shown:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -221,7 +221,7 @@ def _print_plainly(title: str, names: Sequence[str], lines: Sequence[Sequence[st
 
 
 def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
-    """`partition status: reason`, in full, most serious first."""
+    """Print `partition status: reason`, in full, most serious first."""
     order = {"corrupt": 0, "failed": 1, "damaged": 2, "refused": 3}
     if not reasons:
         return

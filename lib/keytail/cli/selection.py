@@ -1,7 +1,7 @@
-"""Which partitions a verb is about, by flags and listings, and under which configuration.
+"""The selection of partitions for a command, by flags and listings.
 
-Reads listings, checkpoints, index tails and the broker's file; decides nothing about a partition beyond
-whether it was asked for. A selection that matches nothing is an error, since it is mostly a typing mistake.
+Reads listings, checkpoints and index tails of the log dirs, and the broker's file; decides only whether a partition is
+selected. A selection that matches nothing is an error, since it is usually a typing mistake.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keytail.run.each_partition import uncollected
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user said about which partitions: empty fields restrict nothing."""
+    """The user's selection of partitions: empty fields restrict nothing."""
 
     log_dirs: tuple[str, ...] = ()
     topic_patterns: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Choice:
 
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
-    """`--log-dirs`, else those that the broker's file names, as absolute paths."""
+    """Return `--log-dirs`, or else the log dirs in the broker's file, as absolute paths."""
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(
@@ -49,14 +49,14 @@ def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple
 
 @dataclass(frozen=True)
 class Chosen:
-    """The surveyed log dirs, and the partitions in them that were asked for, each with its log dir."""
+    """The surveyed log dirs, and the selected partitions in them, each with its log dir."""
 
     log_dirs: tuple[LogDirFacts, ...]
     partitions: tuple[tuple[LogDirFacts, PartitionEntry], ...]
 
 
 def choose(fs: FileSystem, choice: Choice) -> Chosen:
-    """List the log dirs and take what was asked for; UsageProblem when something named does not exist."""
+    """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not exist."""
     _check_patterns(choice)
     with uncollected():
         surveyed = tuple(survey_log_dirs(fs, choice.log_dirs))
@@ -72,7 +72,7 @@ def _check_patterns(choice: Choice) -> None:
 
 
 def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
-    """What was asked for of log dirs that are listed; UsageProblem as `choose` raises it."""
+    """Return the selected partitions of listed log dirs. Raises UsageProblem like `choose`."""
     _check_patterns(choice)
     entries = [(facts, entry) for facts in surveyed for entry in facts.partitions]
     _check_named("--partitions", choice.partitions, (f"{e.topic}-{e.partition}" for _, e in entries))

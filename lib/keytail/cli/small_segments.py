@@ -1,4 +1,4 @@
-"""Topics whose `segment.bytes` is allowed before Kafka 4.1 only: 4.1 and later do not start on them."""
+"""Topics whose `segment.bytes` is allowed only before Kafka 4.1: 4.1 and later do not start with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMEN
 
 
 def small_segments(configuration: Configuration) -> str:
-    """Which topics, or the broker for those without a value of their own, have too small a value; empty if none."""
+    """Return a message with the topics whose value is too small, or the broker's default for topics without their own
+    value; empty if there are none."""
     found = list(_found(configuration))
     if not found:
         return ""
@@ -28,7 +29,7 @@ def small_segments(configuration: Configuration) -> str:
 
 def _found(configuration: Configuration) -> Iterator[str]:
     for topic in ("", *sorted(_candidates(configuration))):
-        with contextlib.suppress(KeytailError):  # a wrong value of another setting, which its own rows report
+        with contextlib.suppress(KeytailError):  # another setting has a wrong value, which the topic's rows report
             setting = configuration.of(topic).settings[_SETTING]
             if isinstance(setting.value, int) and setting.value < SEGMENT_BYTES_OF_4_1:
                 default = f"topics without a value of their own ({setting.source})"
@@ -36,7 +37,7 @@ def _found(configuration: Configuration) -> Iterator[str]:
 
 
 def _candidates(configuration: Configuration) -> set[str]:
-    """Topics with a small value in any layer: of 100,000 topics mostly none, so that few are resolved."""
+    """Return topics with a small value in any layer: of 100,000 topics usually none, so few are resolved."""
     cluster = configuration.cluster.metadata if configuration.cluster is not None else None
     topics: set[str] = set()
     if cluster is not None:

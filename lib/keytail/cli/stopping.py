@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM end a run in order: what is being replaced is finished, locks are let go, scratch is removed.
+"""SIGINT and SIGTERM end a run in order: a replacement is finished, locks are released, scratch files removed.
 
-A signal raises `Stopped` in the main thread, where every `finally` on its way does its part; one more soon after only
-says that it is on its way. Whoever cannot wait sends SIGKILL: that is safe too, and the next run tidies up.
+A signal raises `Stopped` in the main thread, where each `finally` does its part; a second signal soon after only prints
+that the run is stopping. SIGKILL is safe too, if stopping takes too long: the next run cleans up.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PARENT_LOOKED_FOR_S = 0.25
-# Longer than stopping takes: then it was raised where Python swallows it, as in a destructor.
+# Longer than stopping takes: after that, the exception was raised where Python suppresses it, as in a destructor.
 _PATIENCE_S = 30.0
-# Whether a signal would be raised as Stopped.
+# Whether a signal would now be raised as Stopped.
 _is_stoppable = threading.Event()
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop by signal `number`. `rows` are what it has to say for itself, where it got so far."""
+    """The run was stopped by signal `number`. `rows` are its rows, None if it ended before it had any."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,13 +33,13 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_status(self) -> int:
-        """As a shell says it of a program that died of the signal."""
+        """The exit status that a shell reports for a program that died of the signal."""
         return 128 + self.number
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Within it the signals raise Stopped, but for those that the caller of this program has turned off (`nohup`)."""
+    """Make the signals raise Stopped within the context, except those that the caller ignores (`nohup`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,7 +49,7 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal patient_until_s
         if time.monotonic() < patient_until_s:
-            with contextlib.suppress(OSError):  # nobody may read it any more
+            with contextlib.suppress(OSError):  # its reader may have ended
                 os.write(2, b"keytail: stopping already; a moment\n")
             return
         patient_until_s = time.monotonic() + _PATIENCE_S
@@ -68,15 +68,16 @@ def stoppable() -> Iterator[None]:
 
 
 def die_quietly() -> None:
-    """Have Ctrl-C end this program without a traceback where nothing is begun yet, or all is told."""
+    """Make Ctrl-C end this program without a traceback, where nothing is begun yet or all output is printed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def stop_with_parent(parent: int) -> None:
-    """Have SIGTERM sent to this process once `parent`, which started it, has ended, as spark-submit's JVM may.
+    """Send SIGTERM to this process when `parent`, which started it, has ended, as the JVM of spark-submit may.
 
-    What runs is told of it, before it has said its last word. A parent that has ended already counts too.
+    The signal is sent only while `stoppable` is active, so that the run can report it. A parent that has already ended
+    counts too.
     """
     main = threading.main_thread().ident
     assert main is not None
@@ -85,6 +86,6 @@ def stop_with_parent(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_LOOKED_FOR_S)
         _is_stoppable.wait()
-        signal.pthread_kill(main, signal.SIGTERM)  # which wakes it, whatever it waits for
+        signal.pthread_kill(main, signal.SIGTERM)  # wakes the main thread, whatever it waits for
 
     threading.Thread(target=look, name="parent", daemon=True).start()

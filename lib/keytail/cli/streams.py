@@ -1,8 +1,8 @@
-"""The standard streams of a process: never a number that a file can get, and no end of a run where they take no more.
+"""The standard streams of a process: no file gets their descriptors, and failed output does not end a run.
 
-Where descriptor 1 is closed, the next file that is opened gets this number, and what is printed goes into that file.
-So those that are closed are opened on /dev/null before anything else. What cannot be written is reported once, at the
-end; what the run did, and its exit status, are the same.
+If descriptor 1 is closed, the next file that is opened gets this number, and output is printed into that file. So
+closed standard descriptors are opened on /dev/null before anything else. Failed output is reported once, at the end; it
+does not change what the run does, and its exit status only if the command only reads (`end_of_output`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _CLOSED = OSError(errno.EBADF, "it is closed")
 
 
 def guard() -> None:
-    """Once, when the process begins: open what is closed, and keep errors of output from ending the run."""
+    """Open closed standard descriptors, and keep output errors from ending the run. Called once, at process start."""
     closed = [fd for fd in (0, 1, 2) if not _is_open(fd)]
     for fd in closed:
-        opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+        opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `fd`
         os.set_inheritable(opened, True)
         assert opened == fd
     sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
@@ -38,10 +38,10 @@ def _is_open(fd: int) -> bool:
 
 
 def end_of_output(status: int, *, changes: bool) -> int:
-    """The exit status of a run that ended with `status`, once its output is written, or is reported as lost.
+    """Return the exit status of a run that ended with `status`, after its output is written or reported as lost.
 
-    What was done (`changes`: files were changed, or were to be) has the same status whoever reads of it. A command that
-    only looks has not done what it was asked for, unless its output was closed on purpose.
+    If files were changed or were to be (`changes`), the status does not depend on the output. A command that only reads
+    has failed if its output is lost, unless its output was closed on purpose.
     """
     out = sys.stdout
     if not isinstance(out, Unfailing):  # not a process of the command line

@@ -1,8 +1,8 @@
-"""Files that a flag names and a run writes at its end: beside no broker's files, and whole or not at all.
+"""Files that a flag names and a run writes at its end: outside of every log dir, and whole or not at all.
 
-A file gets its name by a rename, which puts it in the place of whatever has that name. So only a regular file, or
-nothing, may be there: of `/dev/null` root would make a plain file, of `/dev/stdout` or a named pipe nobody would ever
-read, and a link would be replaced rather than the file that it leads to.
+A file gets its name by a rename, which replaces whatever has that name. So only a regular file may have the name, or
+nothing: root would replace `/dev/null` by a plain file, a replaced `/dev/stdout` or named pipe would have no reader,
+and a link would be replaced rather than the file that it leads to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REMEDY = "Give a new name, or that of a regular file; rows on standard output a
 
 
 def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
-    """UsageProblem where two flags, each with the file that it was given, name the same file: the last would stay."""
+    """Raise UsageProblem if two flags, each with its file, name the same file: only the last one would remain."""
     flags: dict[str, str] = {}
     for flag, path in files.items():
         if path is not None and (other := flags.setdefault(os.path.realpath(path), flag)) != flag:
@@ -40,8 +40,8 @@ def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
 
 @as_caller()
 def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
-    """UsageProblem for a path in a log dir, one of `log_dirs` or another, one of something other than a regular file,
-    or where no file can be made."""
+    """Raise UsageProblem for a path in a log dir (one of `log_dirs` or another), for a name that something other than a
+    regular file has, or if no file can be created."""
     directory = os.path.realpath(os.path.dirname(os.path.abspath(path)))
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([directory, log_dir]) == log_dir:
@@ -58,7 +58,7 @@ def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -
 
 
 def _not_a_regular_file(path: str, directory: int | None = None) -> str:
-    """What has this name, in words; empty for a regular file, and where nothing has it."""
+    """Return a description of what has this name; empty for a regular file, and if nothing has the name."""
     try:
         mode = os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -68,9 +68,9 @@ def _not_a_regular_file(path: str, directory: int | None = None) -> str:
 
 @as_caller()
 def write_whole(path: str, write: Callable[[TextIO], object]) -> None:
-    """What `write` gives a file: a temporary one beside it, durable, then its name. Where that fails none is left.
+    """Write a file by `write`: to a temporary file beside it, synced and then renamed. On failure none is left.
 
-    Refused where something other than a regular file has the name by then, UsageProblem where its directory is in a
+    Raises Refused if something other than a regular file has the name by then, UsageProblem if its directory is in a
     log dir by then.
     """
     above, name = os.path.split(os.path.abspath(path))

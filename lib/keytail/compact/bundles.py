@@ -1,7 +1,7 @@
-"""Which partitions of a compaction are begun next, and the room that is kept for what they write.
+"""Selects which partitions of a compaction start next, and reserves scratch space for what they write.
 
-Largest first, small ones packed. What does not fit beside what is in flight waits; what fits nowhere goes in rounds,
-alone on its file system. Not thread safe: the caller holds its own lock.
+Largest first; small partitions are packed together. A partition that does not fit beside those in flight waits; one
+that never fits is written in rounds, alone on its file system. Not thread-safe: the caller holds its own lock.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from keytail.log.fs import FileSystem
 from keytail.run.memory import map_memory_bytes
 from keytail.run.storage import ScratchSpace
 
-# A killed run loses the bundles in flight: small enough not to regret, large enough to hide a job's 0.1 s.
+# A killed run loses the bundles in flight: small enough to repeat, large enough to hide the 0.1 s of a Spark job.
 BUNDLE_BYTES = 1 << 30
 BUNDLE_PARTITIONS = 64
-# Where no job has to be hidden, a bundle saves rewriting checkpoints; so many for each core keep all cores busy.
+# Without Spark jobs, a bundle only saves rewrites of checkpoints; this number per core keeps all cores busy.
 _BUNDLES_A_CORE = 8
-# In flight. Each has a thread of the driver and two sockets, of the 1,024 descriptors that a process mostly has.
+# In flight. Each uses a driver thread and two sockets, of the 1,024 descriptors that a process usually has.
 MOST_BUNDLES = 256
 
 
 @dataclass(frozen=True)
 class BundleSize:
-    """A bundle is full at `BUNDLE_BYTES`, but has `least` partitions, if there are, and never more than `most`."""
+    """A bundle is full at `BUNDLE_BYTES`, but has at least `least` partitions, if available, and at most `most`."""
 
     least: int = 1
     most: int = BUNDLE_PARTITIONS
 
     @classmethod
     def of(cls, partitions: int, parallel: int, *, jobs_cost: bool) -> BundleSize:
-        """For so many partitions, of which `parallel` can be cleaned at a time: with `MOST_BUNDLES`, that many are."""
+        """Return the size for `partitions`, of which `parallel` can be cleaned at a time, in `MOST_BUNDLES` bundles."""
         least = -(-_in_flight(parallel) // MOST_BUNDLES)
         if jobs_cost:
             return cls(least, max(BUNDLE_PARTITIONS, least))
@@ -45,7 +45,7 @@ class BundleSize:
 
 
 def bundles_in_flight(partitions: int, parallel: int) -> int:
-    """One for each task that can run, and a quarter more that are being installed meanwhile."""
+    """Return one bundle for each task that can run, and a quarter more, which are installed meanwhile."""
     return min(_in_flight(parallel), partitions, MOST_BUNDLES)
 
 
@@ -55,14 +55,14 @@ def _in_flight(parallel: int) -> int:
 
 @dataclass(frozen=True)
 class Bundle:
-    """`needs`: bytes by file system that are reserved for it."""
+    """Partitions that run together. `needs`: the bytes reserved for them, by file system."""
 
     tasks: list[CleaningTask]
     needs: Mapping[int, int]
 
 
 class Waiting:
-    """The partitions that nobody has begun."""
+    """The partitions that have not started."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Waiting:
         return bool(self._tasks)
 
     def take(self) -> Bundle | None:
-        """One large partition or many small ones, with their space reserved; None while there is no room for any."""
+        """Return one large partition or several small ones with their space reserved; None if there is no room."""
         bundle = self._fitting() or self._in_rounds()
         if bundle is not None:
             self._space.reserve(bundle.needs)
@@ -90,20 +90,20 @@ class Waiting:
         self._space.release(bundle.needs)
 
     def take_all(self) -> list[CleaningTask]:
-        """Those that will not be begun."""
+        """Remove and return all waiting partitions; they will not be started."""
         tasks = [task for _, task in self._tasks]
         self._tasks = []
         return tasks
 
     def refusal(self, task: CleaningTask) -> KeytailError:
-        """Why a partition cannot be rewritten even alone."""
+        """Return why a partition cannot be rewritten even when it is alone."""
         if self._keeper is not None and not self._has_room_for_copies(self._keeper, task):
             return self._keeper.refusal(task)
         what = "the partition" if task.out_of_place else "the largest group of segments"
         return self._space.refusal(self._device(task), _least_bytes(task), what)
 
     def _fitting(self) -> Bundle | None:
-        taken: list[int] = []  # places in the list
+        taken: list[int] = []  # indexes of self._tasks
         needs: dict[int, int] = {}
         size = at = 0
         while at < len(self._tasks) and len(taken) < self._size.most:
@@ -128,7 +128,7 @@ class Waiting:
         return Bundle(tasks, needs)
 
     def _in_rounds(self) -> Bundle | None:
-        """The largest partition whose file system no other takes room of; it gets all that there is."""
+        """Return the largest partition whose file system has no reservations, with all of that space."""
         for place, (need, task) in enumerate(self._tasks):
             device = self._device(task)
             if self._space.reserved_bytes.get(device):
@@ -147,7 +147,7 @@ class Waiting:
         return None
 
     def _needs(self, task: CleaningTask, need: int, before: Mapping[int, int]) -> dict[int, int]:
-        """By file system, with those of the tasks before it."""
+        """Return the bytes needed by file system, including `before`, those of the tasks before it."""
         needs = dict(before)
         device = self._device(task)
         needs[device] = needs.get(device, 0) + min(need, task.max_scratch_bytes or need)
@@ -166,7 +166,7 @@ class Waiting:
 
 
 def for_next_round(task: CleaningTask, space: ScratchSpace) -> CleaningTask:
-    """With the space that there is now; what was replaced has mostly freed some. Refused where that is too little."""
+    """Return `task` with the space that is free now, usually more after replacements. Refused if it is too little."""
     device, least = _device_of(space, task), _least_bytes(task)
     bound = space.for_rounds(device, least)
     if bound is None:
@@ -179,6 +179,6 @@ def _device_of(space: ScratchSpace, task: CleaningTask) -> int:
 
 
 def _least_bytes(task: CleaningTask) -> int:
-    """What the largest group may write."""
-    memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is less
+    """Return the bytes that the largest group may write."""
+    memory = task.map_memory_bytes or map_memory_bytes(1)  # a host's share is smaller
     return least_scratch_bytes(replace(task, map_memory_bytes=memory))

@@ -1,7 +1,7 @@
-"""The story of one partition: map the dirty section, decide, write new segments, prove them, replace.
+"""Cleaning one partition: map the dirty section, decide, write new segments, prove them, replace.
 
-`clean_partition` reads and writes scratch files only and may run anywhere that sees the directory, as often
-as it likes; `install` gives what it wrote the names that a broker reads, and is the driver's alone.
+`clean_partition` writes only scratch files; it may run on any host that has access to the directory, and be repeated.
+`install` renames its output to the names that a broker reads; only the driver calls it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Write what is to replace the segments below the end offset, or a round of it, and prove it.
+    """Write the replacement of the segments below the end offset, or one round of it, and prove it.
 
-    Raises CorruptLog or Refused with every scratch file of this attempt gone again. Memory: the map, and less than
-    512 MiB beside it whatever the segments' size.
+    Raises CorruptLog or Refused, after removing every scratch file of this attempt. Memory: the map, and less than 512
+    MiB besides, whatever the size of the segments.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -77,7 +77,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
                 survivors.forget_map()
             known = hand_on(fs, task, names.SURVIVORS, findings)
             made.append(known)
-        # The proof needs a table as large as the map: one of them at a time.
+        # The proof needs a table as large as the map: only one of them is held at a time.
         del survivors, rewriter, findings
         with clock.phase("prove"):
             so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
@@ -88,14 +88,14 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     except BaseException:
         writer.discard()
         for file in made:
-            with contextlib.suppress(OSError):  # the first error is the one to be told
+            with contextlib.suppress(OSError):  # the first error is the one reported
                 fs.unlink(os.path.join(task.scratch_path, file.name))
         raise
     return replace(result, phases_s=clock.seconds, key_counts=key_counts)
 
 
 def next_round(task: CleaningTask, result: CleaningResult) -> CleaningTask:
-    """What goes on where `result`, all of whose groups are installed, left off."""
+    """Return the task that continues after `result`, all of whose groups are installed."""
     if isinstance(result.rest, FannedOut):
         return replace(task, fanned_out=result.rest)
     return replace(task, handed_on=result.rest)
@@ -108,10 +108,11 @@ def install(
     on_group: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Replace the sources by what `clean_partition` wrote, group by group, in ascending order.
+    """Replace the sources with the output of `clean_partition`, group by group, in ascending order.
 
-    The first group that fails stops the later ones, so that a tombstone never leaves before what it deletes.
-    `on_group` hears of each that is done. Once `stopped()` no other begins. What the sources took is free at the end.
+    The first group that fails stops the later ones, so that a tombstone is never removed before the records that it
+    deletes. `on_group` is called after each group. Once `stopped()` is true, no further group begins. The space of the
+    sources is free when this returns.
     """
     check_sources(fs, task)
     directory = Directory(fs, task.partition_path)
@@ -124,7 +125,7 @@ def install(
 
 
 def check_sources(fs: FileSystem, task: CleaningTask) -> None:
-    """Those that are not replaced yet must be the files that were planned with."""
+    """Check that the segments not replaced yet are the files that were planned with."""
     for segment in task.segments[task.first_segment :]:
         path = task.path(segment.base_offset, names.LOG)
         refuse_changed(fs, path, segment.log_bytes, segment.log_mtime_ns)
@@ -140,7 +141,7 @@ def check_hash(task: CleaningTask) -> None:
 
 @dataclass(frozen=True)
 class Findings:
-    """What holds for all rounds of a cleaning. `unread_records`: in segments that the map did not reach."""
+    """What holds for all rounds of a cleaning. `unread_records` are in segments that the map did not reach."""
 
     survivors: Survivors
     transactions: Transactions
@@ -151,7 +152,9 @@ class Findings:
 def _findings(
     fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock: PhaseClock
 ) -> Findings:
-    """Of a pass over the log, or from the first round: once a group is replaced, the log would tell another story."""
+    """Return the findings of a pass over the log, or the saved ones of the first round: once a group is replaced, the
+    log would give different ones.
+    """
     if task.handed_on is not None:
         with clock.phase("take over"):
             findings: Findings = take_over(fs, task, task.handed_on.survivors)
@@ -163,7 +166,7 @@ def _findings(
 def make_rewriter(
     task: CleaningTask, reader: SegmentReader, findings: Findings, *, bits_from_offset: int | None = None
 ) -> Rewriter:
-    """`bits_from_offset`: where bits begin to decide, if not with the dirty section."""
+    """Return the rewriter. `bits_from_offset`: where bits begin to decide, if not at the first dirty offset."""
     return Rewriter(
         reader,
         RecordScanner(),
@@ -184,19 +187,20 @@ def make_rewriter(
 
 
 def _round_limit(task: CleaningTask, survivors: Survivors) -> int | None:
-    """Bytes of outputs that a round may write: what is left beside the files that it hands on."""
+    """Return the bytes of outputs that a round may write: the limit minus the files saved for the next round."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return None
-    if task.handed_on:  # of the proof: the last round's and this one's
+    if task.handed_on:  # the proofs of the previous round and of this one
         kept = task.handed_on.survivors.size_bytes + 2 * task.handed_on.proof.size_bytes
     else:
-        kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # at most
+        kept = survivors.size_bytes + 2 * table_bytes(survivors.offset_map.used)  # an upper bound
     return max(0, task.max_scratch_bytes - kept)
 
 
 def _file_horizon_ms(task: CleaningTask) -> int:
-    """The time of a file up to which its tombstones are removed: of magic 0 and 1, which have no horizon of their own,
-    and with `by_file_time` of all."""
+    """Return the modification time up to which tombstones of a file are removed: those of magic 0 and 1, which have no
+    delete horizon, and with `by_file_time` all.
+    """
     a, b = segments_between(task.segments, 0, task.first_dirty_offset)
     if a == b:
         return 0
@@ -205,7 +209,7 @@ def _file_horizon_ms(task: CleaningTask) -> int:
 
 def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions) -> OutputWriter:
     config = task.config
-    # Kafka sizes groups before cleaning and takes what comes; measured outputs keep the limit.
+    # Kafka sizes groups before cleaning and accepts any output size; measured outputs keep the limit.
     segment_bytes = config.segment_bytes if task.grouping == "measured" else MAX_SEGMENT_BYTES
     limits = Limits(segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
     return OutputWriter(
@@ -217,7 +221,7 @@ def output_writer(fs: FileSystem, task: CleaningTask, transactions: Transactions
 def _totals(
     task: CleaningTask, survivors: Survivors, groups: tuple[GroupOutput, ...], counts: Counts, writer: OutputWriter
 ) -> Totals:
-    """Those of the rounds before, and of this one."""
+    """Return the totals of the previous rounds and of this one."""
     before = task.handed_on.totals if task.handed_on else Totals(keys=survivors.offset_map.used)
     return Totals(
         keys=before.keys,
@@ -236,7 +240,7 @@ def _totals(
 def _prove(
     fs: FileSystem, task: CleaningTask, result: CleaningResult, producers: ActiveProducers, round_of: tuple[int, int]
 ) -> ProofSoFar | None:
-    """What the next round's proof goes on with, if there is one."""
+    """Prove this round, and return the state for the next round's proof, if there is one."""
     so_far = take_over(fs, task, task.handed_on.proof) if task.handed_on else None
     report = prove_for(
         fs, task, result.groups, producers, end_offset=result.end_offset, round_of=round_of, so_far=so_far,
@@ -257,7 +261,7 @@ def prove_for(
     part: PartOfProof | None = None,
     expected_keys: int = 0,
 ) -> ProofReport:
-    """`prove` with what the task says."""
+    """Call `prove` with the settings of the task."""
     return prove(
         fs,
         task.partition_path,

@@ -1,7 +1,7 @@
-"""The verbs `plan` and `compact`: decide for every chosen partition, and with --execute carry it out on Spark.
+"""The commands `plan` and `compact`: decide for every chosen partition, and with --execute compact on Spark.
 
-`keytail compact` and jobs/compact.py under spark-submit run the same code here; only who makes the Spark session
-differs. Locks are held from before the first decision to after the last checkpoint.
+`keytail compact` and jobs/compact.py under spark-submit run the same code; they differ only in what creates the Spark
+session. Locks are held from before the first decision until after the last checkpoint.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `plan` and `compact` are told; defaults are the flags' own."""
+    """The arguments of `plan` and `compact`; defaults are those of the flags."""
 
     choice: Choice
     configuration: Configuration = field(default_factory=Configuration)
@@ -85,8 +85,8 @@ class Request:
     output_dirs: tuple[str, ...] = ()
     scratch_dir: str | None = None
     submitted: bool = False  # under spark-submit, which has chosen the master
-    in_detail: bool = False  # rows are for a report
-    show_keys: bool = False  # in it
+    in_detail: bool = False  # the rows are for a report
+    show_keys: bool = False  # in the report
 
     def rules(self, fs: FileSystem) -> Rules:
         return Rules(
@@ -111,7 +111,7 @@ class Request:
         )
 
     def map_memory(self) -> int:
-        """Of one task, as far as it is known before there is a session."""
+        """Return the map memory of one task in bytes, as far as it is known before there is a session."""
         return self.map_memory_bytes or map_memory_bytes(cores())
 
     def originals(self, fs: FileSystem) -> Originals | None:
@@ -119,7 +119,7 @@ class Request:
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """A row for each chosen partition: what `compact --execute` would do to it. Changes and locks nothing."""
+    """Return a row for each chosen partition: what `compact --execute` would do. Changes and locks nothing."""
     rules = request.rules(fs)
     chosen = choose(fs, request.choice)
     if (originals := request.originals(fs)) is not None:
@@ -146,11 +146,11 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Compact the chosen partitions that are due; a row for each chosen one."""
+    """Compact the chosen partitions that are due; return a row for each chosen partition."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as run:
         rules = request.rules(fs)
-        choose(fs, request.choice)  # mistakes in flags, before any lock
+        choose(fs, request.choice)  # report invalid flags before taking locks
         originals = request.originals(fs)
         flags = request.ledger.checked(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
@@ -159,7 +159,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         if not request.shared_storage:
             refuse_shared_storage(fs, request.choice.log_dirs)
         run.enter_context(hold(request.choice.log_dirs, fs))
-        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
+        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, own session stopped
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         planned = _plan_resolved(fs, chosen, configuration, rules)
@@ -211,7 +211,7 @@ def _log_bytes(task: CleaningTask) -> int:
 def _workers(
     run: contextlib.ExitStack, reporter: Reporter, planned: Iterable[Planned], request: Request, flags: LedgerFlags
 ) -> Any:
-    """Spark, or less where that is sooner."""
+    """Return the Spark session, or local processes where they are faster."""
     expected = [one for plan in planned if (one := plan.expected(request.map_memory())) is not None]
     may_fan_out = request.fan_out != "never" and any(one.way == "maybe fan-out" for one in expected)
     needs_spark = may_fan_out or request.fan_out == "always" or flags.path is not None
@@ -221,7 +221,7 @@ def _workers(
 
 
 def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration, rules: Rules) -> list[Planned]:
-    """Decisions, after what interrupted runs left in partitions of compacted topics has been resolved."""
+    """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
     found = of_each(
         chosen.partitions, lambda log_dir, entry: plan_to_compact(fs, log_dir, entry, configuration, rules), fs
     )
@@ -235,7 +235,7 @@ def _plan_resolved(fs: FileSystem, chosen: Chosen, configuration: Configuration,
 
 
 def _mend_checkpoints(fs: FileSystem, chosen: Chosen, planned: Iterable[Planned]) -> None:
-    """A checkpoint outside its log is set to the first dirty offset, also where no round is due."""
+    """Set checkpoints outside their logs to the first dirty offset, also of partitions where no round is due."""
     from keytail.compact.driver import move_checkpoints  # noqa: PLC0415 (--help and --version stay fast)
 
     mended: dict[str, dict[tuple[str, int], int]] = {}

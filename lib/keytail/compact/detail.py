@@ -1,4 +1,4 @@
-"""What is known of a partition beside the numbers of its row: for a page that draws it, and too much for a table."""
+"""Details of a partition for the page of a report; too many for a table row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PARTS = 48
 
 
 class Part(NamedTuple):
-    """Neighbouring segments. `records` and `records_kept` are None where nobody has counted."""
+    """Adjacent segments. `records` and `records_kept` are None if they were not counted."""
 
     base_offset: int
     segments: int
@@ -31,12 +31,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Detail:
-    """Of one partition, before a round and, where one was done, by it.
+    """Details of one partition before a round and, if one was done, of that round.
 
     `clean_bytes`, `dirty_bytes` and `minimum_dirty_ratio` decide whether a round is due. `parts` are its segments, in
-    order, merged into at most MOST_PARTS. `keys` were in the map, of `dirty_records` (of whole segments,
-    with their markers). Horizons are the times from which on tombstones and markers of so many batches may go, by a
-    round later than that. `key_counts`, where keys were counted, are of the records in the map.
+    order, merged into at most MOST_PARTS. `keys` is the number of keys in the map, `dirty_records` that of the mapped
+    records (of whole segments, including control records). The horizons are the times after which a round may remove
+    tombstones and markers of `horizon_batches` batches. `key_counts`, if keys were counted, covers the records in the
+    map.
     """
 
     clean_bytes: int | None = None
@@ -76,11 +77,12 @@ def detail_of_result(
     phases_s: Mapping[str, float],
     key_counts: KeyCounts | None = None,
 ) -> Detail:
-    """Of a round that is done: `sources` and `phases_s` of all its rounds of writing, `key_counts` of the first one,
-    `result` of the last one."""
+    """Return the details of a finished round: `sources` and `phases_s` are of all its rounds of writing, `key_counts`
+    of the first one, `result` of the last one.
+    """
     known = {one.segment: one for one in sources}
     dirty = segments_between(task.segments, task.first_dirty_offset, max(result.end_offset, task.first_dirty_offset))
-    # By file time a horizon that is left of an earlier cleaner means nothing.
+    # By file time, a delete horizon left by an earlier cleaner has no meaning.
     having = [one for one in known.values() if one.horizon_batches and not task.by_file_time]
     return Detail(
         delete_retention_ms=task.config.delete_retention_ms,
@@ -98,7 +100,7 @@ def detail_of_result(
 
 
 def parts_of(segments: Sequence[SegmentFacts], known: Mapping[int, SourceCounts] | None = None) -> tuple[Part, ...]:
-    """At most MOST_PARTS, of about as many segments each. One of which not all were counted is not counted."""
+    """Return at most MOST_PARTS parts of about as many segments each; counts are set if all segments have them."""
     a_part = max(1, -(-len(segments) // MOST_PARTS))
     parts = []
     for first in range(0, len(segments), a_part):

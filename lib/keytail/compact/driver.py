@@ -1,8 +1,8 @@
-"""The driver of a compaction: which partitions run when, and what is done with what comes back.
+"""The driver of a compaction: schedules partitions, installs the output of tasks, and moves checkpoints.
 
-Tasks only write scratch files; this module, in the driver, has them given their names and moves checkpoints. It
-promises that a partition's checkpoint moves only after its new segments are durable, and that scratch space
-in flight stays within what was allowed. The caller holds the locks and has decided what is to be cleaned.
+Tasks only write scratch files; this module, in the driver, renames them and moves checkpoints. It guarantees that a
+partition's checkpoint moves only after its new segments are durable, and that scratch space in flight stays within its
+limit. The caller holds the locks and has decided what is to be cleaned.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class Compaction:
-    """One run over many partitions. `on_row` hears of each as it ends, from any thread but one at a time.
+    """One run over many partitions. `on_row` is called with the row of each partition when it ends, from any thread,
+    one call at a time.
 
-    `on_note` hears in words what else there is to say of one, `on_trace` of a task's Python traceback, `on_phase` what
-    the driver does with a partition. A `ledger` hears of each bundle before it is begun, which is not where that cannot
-    be written, and after its last commit.
+    `on_note` is called with further messages about a partition, `on_trace` with the Python traceback of a task,
+    `on_phase` with what the driver does with a partition. A `ledger` is notified of each bundle before it begins, and
+    after its last commit; a bundle does not begin if the ledger cannot be written.
 
     `hosted` names the partitions of each log dir: the entries that its checkpoint keeps. `deadline_s` is a
-    time.monotonic() after which no bundle and no round begins; none begins either once a lock is lost.
-    `shared_storage` states that no broker can reach log dirs that are on a network file system.
+    time.monotonic() after which no bundle and no round begins; none begins either once a lock is lost. `shared_storage`
+    asserts that no broker can access log dirs that are on a network file system.
 
-    Partitions come in bundles (bundles.py): a Spark job each, whose groups are installed and whose checkpoints move
-    together after that, in one replacement of the file of each log dir. A run that is killed before cleans those
-    again. A partition that does not fit into the scratch space is written in rounds, alone on its file system: a job
-    each, whose groups are installed before the next. Its checkpoint moves after the last.
+    Partitions run in bundles (bundles.py), one Spark job each. The groups of a bundle are installed, then its
+    checkpoints move together, in one replacement of the file of each log dir. A run that is killed before that cleans
+    those partitions again. A partition that does not fit into the scratch space is written in rounds, alone on its file
+    system: one job per round, whose groups are installed before the next. Its checkpoint moves after the last.
 
-    Out of place (`place`, compact/out_of_place/driver.py) nothing is replaced and no checkpoint moves: what tasks wrote
-    is put in the target, a partition after the other.
+    Out of place (`place`, compact/out_of_place/driver.py), nothing is replaced and no checkpoint moves: the output of
+    tasks is put in the target, one partition after the other.
     """
 
     spark: Any
@@ -87,9 +88,9 @@ class Compaction:
     place: Callable[[CleaningTask, ResultRow], Placing] | None = None
     _rows: dict[str, ResultRow] = field(default_factory=dict)
     _waiting: Waiting = field(init=False)
-    _cleaning: int = 0  # partitions whose tasks have not answered
-    _bundles: int = 0  # that have not ended
-    _begun: int = 0  # bundles, for the ledger
+    _cleaning: int = 0  # partitions whose tasks have not returned
+    _bundles: int = 0  # bundles that have not ended
+    _begun: int = 0  # number of bundles begun, for the ledger
     _stopped: bool = False
     _crash: BaseException | None = None
     _ended: SparkEnded | None = None
@@ -97,14 +98,14 @@ class Compaction:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def run(self) -> list[ResultRow]:
-        """Compact, install and checkpoint every task's partition; one row each, in the order of the tasks."""
+        """Compact, install and checkpoint every task's partition; return one row each, in the order of the tasks."""
         cores = concurrent_tasks(self.spark)
         parallel = parallel_tasks(self.spark)
         size = BundleSize.of(len(self.tasks), parallel, jobs_cost=not isinstance(self.spark, Processes))
         if self.clean is None:
             self.clean = partial(clean_on_worker, cores, shared_storage=self.shared_storage)
         self._waiting = Waiting(self.tasks, size, self.space, self.fs, self.keeper)
-        # Not joined: a signal that interrupts a join makes Python 3.11 take a thread for dead that runs on.
+        # Not joined: if a signal interrupts a join, Python 3.11 marks a thread that still runs as finished.
         ends: list[threading.Event] = []
         try:
             for number in range(bundles_in_flight(len(self.tasks), parallel)):
@@ -127,7 +128,7 @@ class Compaction:
         return [self._rows[task.partition_path] for task in self.tasks]
 
     def rows_so_far(self) -> list[ResultRow]:
-        """Of a run that was stopped: a row for each task, in their order."""
+        """Return a row for each task of a stopped run, in the order of the tasks."""
         not_done = "interrupted before anything was replaced"
         return [
             self._rows.get(task.partition_path) or planned_row(task).unchanged("skipped", not_done)
@@ -135,7 +136,7 @@ class Compaction:
         ]
 
     def remove_scratch(self) -> None:
-        """What tasks of a stopped run have left."""
+        """Remove the scratch files that tasks of a stopped run have left."""
         sweep(lambda: sum(remove_lost_scratch(self.fs, task) for task in self.tasks))
 
     def _work(self, most_cleaning: int, end: threading.Event) -> None:
@@ -150,7 +151,7 @@ class Compaction:
                         self._changed.notify_all()
         except SparkEnded as ended:
             self._end_early(ended)
-        except BaseException as crash:  # of this program, not of a partition: raised again by run()
+        except BaseException as crash:  # an error of this program, not of a partition: raised again by run()
             self._stopped = True
             self._crash = crash
         finally:
@@ -161,7 +162,7 @@ class Compaction:
         self._ended = ended
 
     def _run_tasks(self, bundle: list[CleaningTask], name: str) -> list[Outcome[CleaningResult]]:
-        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # then it is one
+        if bundle[0].fan_out == "always" or bundle[0].fanned_out is not None:  # such a bundle has one task
             return [self._fan_out(task) for task in bundle]
         return run_bundle(
             self.spark,
@@ -182,7 +183,7 @@ class Compaction:
             problem = self._intend(number, bundle)
             outcomes = [Outcome(None, problem) for _ in bundle] if problem else self._run_tasks(bundle, label)
         finally:
-            with self._changed:  # the next may begin while these are installed
+            with self._changed:  # the next bundle may begin while this one is installed
                 self._cleaning -= len(bundle)
                 self._changed.notify_all()
         answers = list(zip(bundle, outcomes, strict=True))
@@ -209,13 +210,13 @@ class Compaction:
             on_trace=self.on_trace,
             stopped=lambda: self._stopped,
         )
-        if self.place is not None and isinstance(outcome.problem, Refused):  # as one task has it: it is copied
+        if self.place is not None and isinstance(outcome.problem, Refused):  # as with one task: it is copied
             refused = replace(uncleaned(task), refusal=str(outcome.problem))
             return replace(outcome, value=refused, problem=None)
         return outcome
 
     def _next_bundle(self, most_cleaning: int) -> Bundle | None:
-        """Wait for room, then take a bundle, with its space reserved. None: nothing is left to begin.
+        """Wait for room, then return a bundle with its space reserved, or None if nothing is left to begin.
 
         Partitions that cannot be rewritten even alone get their rows here.
         """
@@ -249,7 +250,7 @@ class Compaction:
             self._add(task, planned_row(task).unchanged("skipped", "not begun: --deadline had passed"))
 
     def _add(self, task: CleaningTask, row: ResultRow) -> None:
-        with self._changed:  # its lock is re-entrant
+        with self._changed:  # a re-entrant lock
             self._rows[task.partition_path] = row
             self.on_row(row)
 
@@ -268,9 +269,9 @@ class Compaction:
     def _finish(
         self, answers: Sequence[tuple[CleaningTask, Outcome[CleaningResult]]], number: int | None = None
     ) -> list[ResultRow]:
-        """Install what tasks wrote, one partition after the other, then move the checkpoints of all that are in place.
+        """Install the output of tasks, one partition after the other, then move the checkpoints of all that succeeded.
 
-        A row for each that was begun, which says how far it came; a stopped run begins no more of them.
+        Returns a row for each partition that was begun, with how far it got; a stopped run begins no more of them.
         """
         begun: list[Replacing | Placing] = []
         for task, outcome in answers:
@@ -293,7 +294,7 @@ class Compaction:
         return rows
 
     def _replace(self, one: Replacing | Placing, outcome: Outcome[CleaningResult]) -> None:
-        """Round by round. What ends it is the partition's problem."""
+        """Install the result and run the next rounds until none is left. An error ends the partition."""
         try:
             while True:
                 if self._stopped and one.task.goes_on:
@@ -310,12 +311,12 @@ class Compaction:
             self._fail(one, problem)
 
     def _fail(self, one: Replacing | Placing, problem: KeytailError | OSError) -> None:
-        if isinstance(problem, LockLost):  # of one log dir: the run begins nothing more
+        if isinstance(problem, LockLost):  # the lock of one log dir: the run begins nothing more
             self._lost = problem
         one.fail(_known(problem))
 
     def _move_checkpoints(self, done: Sequence[Replacing]) -> None:
-        """Of partitions whose segments are in place and durable: one replacement of the file for each log dir."""
+        """Move the checkpoints of partitions whose segments are durably installed: one file replacement per log dir."""
         by_log_dir: dict[str, list[Replacing]] = {}
         for one in done:
             by_log_dir.setdefault(os.path.dirname(one.task.partition_path), []).append(one)
@@ -360,5 +361,5 @@ def move_checkpoints(
     offsets: Mapping[tuple[str, int], int],
     hosted: Collection[tuple[str, int]],
 ) -> None:
-    """Set where the next rounds begin, in the file from which a broker takes it too."""
+    """Set where the next rounds begin, in the checkpoint file that a broker also reads."""
     update_offsets(fs, os.path.join(log_dir, names.CLEANER_CHECKPOINT), offsets, hosted=hosted)

@@ -1,5 +1,7 @@
-"""What the compaction of one partition is expected to take, from what its listing tells: its way, its seconds, its
-scratch space. Pure, and rough on purpose (run/rates.py)."""
+"""The expected strategy, seconds and scratch space of compacting one partition, estimated from its listing.
+
+Pure, and a rough estimate by design (run/rates.py).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 
 Way = Literal["one task", "packed", "maybe fan-out"]
 
-# A key takes a slot of 24 bytes at a load of 0.9, and while the map doubles half as much again.
+# A key takes a slot of 24 bytes at a load of 0.9, and half as much again while the map doubles.
 MAP_BYTES_A_KEY = 24 * 1.5 / 0.9
-# Index entries, of 8 and 12 bytes, each index.interval.bytes of 4096, and closing ones.
+# Index entries of 8 and 12 bytes per index.interval.bytes of 4096, and the final ones.
 _INDEX_SHARE = 1.005
 _MARGIN_BYTES = 1 << 20
 # Half of a bundle (compact/bundles.py).
@@ -26,7 +28,7 @@ PACKED_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Expected:
-    """Of one partition. `scratch_bytes` is at most written beside the sources, where it is done in one round."""
+    """The estimate for one partition. `scratch_bytes` is the most written beside the sources, if done in one round."""
 
     way: Way
     seconds: float
@@ -34,10 +36,10 @@ class Expected:
 
 
 def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory_bytes: int) -> Expected:
-    """Of a partition whose `selection` is due.
+    """Return the estimate for a partition whose `selection` is due.
 
-    "maybe fan-out": its dirty section has more offsets than the map has room for keys; mostly it has fewer keys than
-    offsets, and one task does it. "packed": it is small, and shares a job with others.
+    "maybe fan-out": its dirty section has more offsets than the map can hold keys; usually it has fewer keys than
+    offsets, and one task suffices. "packed": it is small, and shares a job with others.
     """
     below = [segment for segment in segments if segment.base_offset < selection.first_uncleanable_offset]
     scratch_bytes = int(sum(segment.log_bytes for segment in below) * _INDEX_SHARE) + _MARGIN_BYTES
@@ -50,5 +52,5 @@ def expect(segments: Sequence[SegmentFacts], selection: Selection, *, map_memory
 
 
 def most_keys(selection: Selection) -> int:
-    """Each offset of the dirty section a key of its own: no listing tells a lower bound that always holds."""
+    """Return an upper bound of keys: offsets of the dirty section. A listing gives no lower one that always holds."""
     return max(selection.first_uncleanable_offset - selection.first_dirty_offset, 0)

@@ -1,4 +1,4 @@
-"""Up to which offset tombstones and markers may go, where other replicas are asked first (CLEANING.md 14)."""
+"""Limits the removal of tombstones and markers by how far other replicas have been cleaned (CLEANING.md 14)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class Gate:
-    """From `offset` on they stay, since `replica` has not been cleaned further; both None where no replica is known."""
+    """Tombstones and markers are retained from `offset` on: `replica` is cleaned no further. None: none is known."""
 
     offset: int | None
     replica: str | None
 
 
 def cleaned_to(facts: PartitionFacts) -> int:
-    """The offset below which a replica has been cleaned: nothing older is left there of a key that comes again.
+    """Return the offset below which a replica has been cleaned: keys that occur again have no older records there.
 
-    Its entry in `cleaner-offset-checkpoint`. Without one, or with one outside of its log, as after a truncation, only
-    what it does not have any more counts as cleaned: what lies below its first segment.
+    It is the entry in `cleaner-offset-checkpoint`. Without an entry, or with one outside the log, as after a
+    truncation, only the offsets below the first segment count as cleaned.
     """
     first = facts.segments[0].base_offset
     checkpoint = facts.cleaner_checkpoint
@@ -37,7 +37,7 @@ def cleaned_to(facts: PartitionFacts) -> int:
 
 
 def gate_of(cleaned: Mapping[str, int]) -> Gate:
-    """Of how far each replica has been cleaned, by name."""
+    """Return the gate for the offsets to which replicas have been cleaned, by name."""
     if not cleaned:
         return Gate(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])
@@ -45,7 +45,7 @@ def gate_of(cleaned: Mapping[str, int]) -> Gate:
 
 
 def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> Gate:
-    """How far all replicas that host the partition have been cleaned. Refused where one of them cannot say so."""
+    """Return how far all replicas that host the partition have been cleaned. Refused if that is unknown for one."""
     mine = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
     for replica in replicas:
@@ -67,7 +67,7 @@ def gate(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> 
 
 
 def tell_unhosted(names: Sequence[str]) -> None:
-    """A word on standard error about partitions that are due and that no other replica is known of."""
+    """Report on standard error the due partitions that no other replica is known to host."""
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])

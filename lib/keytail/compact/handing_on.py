@@ -1,8 +1,8 @@
-"""What one round of a cleaning leaves for the next: values with large arrays, as scratch files in the partition.
+"""Saves the state of one round of a cleaning for the next: values with large arrays, as scratch files in the partition.
 
-Such a file is part of a run: nobody but its next round reads it, it need not outlive a power cut, and the next run
-removes it. It is data (values.py), since the owner of the directory can replace it. Arrays are written from where they
-are, not copied.
+Such a file is part of a run: only its next round reads it, it need not survive a power failure, and the next run
+removes it. It contains data only (values.py), since the owner of the directory can replace it. Arrays are written from
+their own memory, not copied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE_BYTES = 8
 
 
 def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> CleanFile:
-    """Write `value` under a scratch name of this attempt; with nothing left behind where that fails."""
+    """Write `value` to a scratch file of this attempt; on failure no file is left."""
     base = task.segments[task.first_segment].base_offset
     name = names.scratch_file(base, task.run_id, task.attempt, suffix)
     path = os.path.join(task.scratch_path, name)
@@ -43,14 +43,14 @@ def hand_on(fs: FileSystem, task: CleaningTask, suffix: str, value: Any) -> Clea
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to be told
+        with contextlib.suppress(OSError):  # the first error is the one reported
             fs.unlink(path)
         raise
     return CleanFile(suffix, name, size_bytes, digest.hexdigest())
 
 
 def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
-    """What `hand_on` was given; nothing of it is believed before its digest is that of the round that wrote it."""
+    """Return what `hand_on` was given. Nothing is decoded before the digest equals that of the round that wrote it."""
     path = os.path.join(task.scratch_path, file.name)
     digest, parts = hashlib.blake2b(), []
     fd = fs.open_read(path)

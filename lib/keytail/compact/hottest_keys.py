@@ -1,7 +1,7 @@
-"""The hottest keys of a dirty section, read where each was written last: the map knows ordinals and no key.
+"""The hottest keys of a dirty section, read at the last record of each: the map contains ordinals and no keys.
 
-Of the log only the strides with those records are read, once each, from the nearest place of which it is known how many
-records lie before it.
+Only the strides of the log with those records are read, once each, starting at the nearest place before them whose
+ordinal is known.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from keytail.log.fs import FileSystem
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import SegmentReader, Stride
 
-Place = tuple[int, int]  # the ordinal of a record that begins a batch, and the batch's byte position
+Place = tuple[int, int]  # the ordinal of the first record of a batch, and the batch's byte position
 
 
 def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, survivors: Survivors) -> KeyCounts:
-    """What the map has counted, which is forgotten then: its memory is free for what comes next."""
+    """Return what the map counted, with the keys read, and discard the counts, so that their memory is free."""
     counted = survivors.offset_map.counted(task.hottest_keys)
     survivors.offset_map.forget_counts()
     found: list[HotKey] = []
@@ -40,8 +40,7 @@ def count_keys(fs: FileSystem, task: CleaningTask, reader: SegmentReader, surviv
 
 @dataclass(frozen=True)
 class HotPart:
-    """Some keys (number of records, ordinal of the last), ascending by ordinal, whose records lie in one segment behind
-    `place`."""
+    """Some keys (number of records, ordinal of the last), ascending by ordinal, in one segment at or after `place`."""
 
     task: CleaningTask
     place: Place
@@ -51,7 +50,7 @@ class HotPart:
 def by_place(
     places: Sequence[Place], hottest: Iterable[tuple[int, int]]
 ) -> list[tuple[Place, tuple[tuple[int, int], ...]]]:
-    """Each key with the last place, of those ascending, at or before its record."""
+    """Return the keys grouped by the last place, of the ascending `places`, at or before their record."""
     ordinals = [ordinal for ordinal, _ in places]
     ascending = sorted(hottest, key=lambda one: one[1])
     found = groupby(ascending, lambda one: bisect_right(ordinals, one[1]) - 1)
@@ -59,12 +58,12 @@ def by_place(
 
 
 def read_hottest(fs: FileSystem, part: HotPart, attempt: str) -> list[HotKey]:
-    """As a task of a fan-out. Writes nothing; raises what reading raises."""
+    """Read keys as a task of a fan-out. Writes nothing; raises what reading raises."""
     return _read(fs, SegmentReader(fs), part)
 
 
 def told(counted: Counted, found: Iterable[HotKey]) -> KeyCounts:
-    """The keys that were read, in their order of `counted`: offsets ascend as ordinals do."""
+    """Return the counts with the keys read, in the order of `counted`: offsets ascend as ordinals do."""
     hottest = sorted(found, key=lambda one: (one.records, one.offset), reverse=True)
     return KeyCounts(counted.keys, counted.records, tuple(hottest))
 
@@ -98,7 +97,7 @@ def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
 def _keys(
     reader: SegmentReader, scanner: RecordScanner, stride: Stride, numbers: np.ndarray
 ) -> Iterator[tuple[int, bytes]]:
-    """Offset and key of the stride's records of these numbers, which ascend."""
+    """Yield offset and key of the stride's records with these ascending numbers."""
     counts = stride.table["record_count"].astype(np.int64)
     ends = np.cumsum(counts)
     wanted = np.zeros(len(counts), bool)

@@ -18,19 +18,19 @@ from keytail.undo.partition import decide, look
 
 @dataclass(frozen=True)
 class Keeper:
-    """What a run's driver does about originals; all of it in the driver."""
+    """Keeping originals, on behalf of a run; used only in the driver."""
 
     fs: FileSystem
     originals: Originals
 
     def copy_bytes(self, task: CleaningTask) -> int:
-        """Upper bound of what keeping a partition writes; hard links write nothing."""
+        """Return an upper bound of the bytes that keeping a partition writes; 0 for hard links."""
         if not self.originals.copies:
             return 0
         return sum(map(_all_bytes, _sources(task, task.first_uncleanable_offset)))
 
     def has_room(self, task: CleaningTask, reserved_bytes: int, scratch_bytes: int) -> bool:
-        """Whether the copies fit, beside what is reserved, and scratch where that is on the same file system."""
+        """Return whether the copies fit, besides `reserved_bytes`, and `scratch_bytes` if on the same file system."""
         needed = self.copy_bytes(task)
         return not needed or self._free_bytes() - reserved_bytes >= needed + scratch_bytes
 
@@ -43,7 +43,7 @@ class Keeper:
         )
 
     def keep(self, task: CleaningTask, result: CleaningResult) -> None:
-        """Everything of the partition in its first round, in the others what they are to leave; durable at the end."""
+        """Keep the sources of the partition in its first round, add the new groups in later ones; durable on return."""
         if not result.groups:
             return
         if task.goes_on:
@@ -66,8 +66,8 @@ class Keeper:
         )
 
     def let_go(self, task: CleaningTask) -> None:
-        """Of a partition that failed: if nothing was replaced there is nothing to undo."""
-        with contextlib.suppress(KeytailError, OSError):  # else it stays until it is forgotten
+        """Remove the entry of a partition that failed, if nothing was replaced and there is nothing to undo."""
+        with contextlib.suppress(KeytailError, OSError):  # otherwise it is retained until `forget`
             entry = self._entry(task)
             if not self.fs.exists(entry):
                 return

@@ -1,7 +1,7 @@
-"""How often the keys of a dirty section were written there: what was counted, merged, and told. Pure.
+"""How often the keys of a dirty section occur in it: counting results, merging them, and their text. Pure.
 
-A size is a power of two: keys with 1, 2, 3 to 4, 5 to 8 ... records. Of the keys with most records, the hottest, a hash
-is told, and their bytes only where that was asked for.
+A size is a power of two: keys with 1, 2, 3 to 4, 5 to 8 ... records. For the hottest keys, those with most records, a
+hash is reported, and their bytes only on request.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import NamedTuple
 
 from keytail.errors import visible
 
-HOTTEST = 20  # of a partition, and on a page
+HOTTEST = 20  # per partition, and per page
 DIGEST_DIGITS = 16
 MOST_KEY_BYTES = 120  # of a key that is shown
-MOST_COUNTED = 2**32 - 1  # a key of so many records or more
+MOST_COUNTED = 2**32 - 1  # stands for this many records or more
 
 
 @dataclass(frozen=True)
 class Counted:
-    """`keys[s]` keys of size s have `records[s]` records. `hottest`: number and ordinal of the last record of those
-    keys that have most, and two at least; of equal numbers the one that was written last is the first."""
+    """Counts by size: `keys[s]` keys of size s have `records[s]` records.
+
+    `hottest`: number of records and ordinal of the last one, for the keys with most records and at least two; among
+    equal numbers the latest written is first.
+    """
 
     keys: tuple[int, ...]
     records: tuple[int, ...]
@@ -32,7 +35,8 @@ class Counted:
 
 class HotKey(NamedTuple):
     """A key with `records` in the dirty section, the last of them at `offset`. `digest`: see `digest_of`. `key`: its
-    first bytes, of `key_bytes`, where it is to be shown."""
+    first bytes, of `key_bytes`, if it is to be shown.
+    """
 
     records: int
     offset: int
@@ -43,7 +47,7 @@ class HotKey(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyCounts:
-    """Of the mapped records of one partition; `keys` and `records` by size."""
+    """Counts of the mapped records of one partition; `keys` and `records` by size."""
 
     keys: tuple[int, ...]
     records: tuple[int, ...]
@@ -51,7 +55,7 @@ class KeyCounts:
 
 
 def merged(parts: Iterable[Counted], most: int) -> Counted:
-    """Of parts that have no key in common."""
+    """Return the sum of parts that have no key in common."""
     found = list(parts)
     keys = tuple(map(sum, zip(*(one.keys for one in found), strict=True)))
     records = tuple(map(sum, zip(*(one.records for one in found), strict=True)))
@@ -64,18 +68,18 @@ def hot_key(records: int, offset: int, key: bytes, *, show: bool) -> HotKey:
 
 
 def digest_of(key: bytes) -> str:
-    """As `printf %s KEY | sha256sum | cut -c-16` has it."""
+    """Return the same as `printf %s KEY | sha256sum | cut -c-16`."""
     return hashlib.sha256(key).hexdigest()[:DIGEST_DIGITS]
 
 
 def size_text(size: int) -> str:
-    """As `1`, `2`, `3 to 4`."""
+    """Return the range of a size, such as `1`, `2`, `3 to 4`."""
     most = 1 << size
     return f"{most:,}" if size < 2 else f"{most // 2 + 1:,} to {most:,}"
 
 
 def key_text(hot: HotKey) -> str:
-    """The key in quotes, else as hex digits; empty where it is not to be shown. One that is cut has its length told."""
+    """Return the key in quotes or as hex digits, with its length if it is truncated; empty if it is not to be shown."""
     if hot.key is None:
         return ""
     is_cut = hot.key_bytes > len(hot.key)
@@ -85,7 +89,7 @@ def key_text(hot: HotKey) -> str:
 
 
 def _as_text(data: bytes, *, is_cut: bool) -> str | None:
-    """On one line; None of what is no UTF-8, or has control characters but for those of lines and tabs."""
+    """Return the text on one line; None if it is not UTF-8 or has control characters except tabs and line breaks."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_cut)
     except UnicodeDecodeError:

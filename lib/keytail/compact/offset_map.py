@@ -1,9 +1,9 @@
 """The SkimpyOffsetMap: from the 128-bit hash of a key to the ordinal of its last record in the dirty section.
 
-An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key
-bytes, starts small and doubles; old and new table together stay within the memory it was given. When it can
-grow no more it is full, and the round ends there as Kafka's does (format/CLEANING.md, "Full map"). A map that
-is told to counts beside that how many records of each key it was given, which takes 4 of its bytes a slot.
+An ordinal is `segment_number << 32 | record_number`, which sorts as the offset does. The map holds no key bytes, starts
+small and doubles; the old and the new table together stay within its memory. When it cannot grow any more it is full,
+and the round ends there as Kafka's does (format/CLEANING.md, "Full map"). A counting map also counts the records of
+each key, which takes 4 of its bytes per slot.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ COUNT = np.dtype(np.uint32)
 LOAD_FACTOR = 0.9
 _FIRST_SLOTS = 1 << 14
 _ONCE = np.zeros(0, COUNT)
-_MOST_PRESENT_BYTES = 4 << 20  # of the bits beside the table that tell most of what is not in it
+_MOST_PRESENT_BYTES = 4 << 20  # of a bit table that rules out most absent hashes
 
 
 class OffsetMap:
-    """A map of at most `memory_bytes`, growth included; `max_entries` bounds it further (as Kafka's slots do)."""
+    """A map of at most `memory_bytes`, growth included; `max_entries` limits it further (as Kafka's slots do)."""
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
-    _present: np.ndarray | None = None  # made when it is first asked for
+    _present: np.ndarray | None = None  # made on first use
 
     def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
-        # The last doubling holds one and a half tables at once.
+        # During the last doubling one and a half tables exist at once.
         slot_bytes = SLOT_BYTES + COUNT.itemsize if counting else SLOT_BYTES
         self._max_slots = max(2, memory_bytes * 2 // (3 * slot_bytes))
         self._max_entries = max(1, int(self._max_slots * LOAD_FACTOR))
@@ -48,7 +48,7 @@ class OffsetMap:
 
     @property
     def counts(self) -> np.ndarray:
-        """Records of the key in each slot (uint32), 0 of a free one; none at all where nothing is counted."""
+        """Records of the key in each slot (uint32), 0 for a free one; empty if the map does not count."""
         return self._counts
 
     @property
@@ -64,7 +64,7 @@ class OffsetMap:
         return self.used / len(self._slots)
 
     def _limit(self) -> int:
-        """Entries at which the present table grows, or is full for good."""
+        """Return the number of entries at which the present table grows or, at its maximum, is full."""
         if len(self._slots) >= self._max_slots:
             return self._max_entries
         return min(self._max_entries, int(len(self._slots) * LOAD_FACTOR))
@@ -78,11 +78,11 @@ class OffsetMap:
     def put_all(
         self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int, times: np.ndarray = _ONCE
     ) -> int:
-        """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is passed over).
+        """Put the first `n` items in order (uint64, uint64, int64; an ordinal below 0 is skipped).
 
-        Each counts as one record, or as the `times` (uint32) that are given for it.
+        Each counts as one record, or as its number in `times` (uint32).
 
-        Returns how many were done: fewer than `n` means that the map was full in front of that item.
+        Returns how many were put: fewer than `n` means that the map was full before that item.
         """
         done = 0
         self._present = None
@@ -97,15 +97,15 @@ class OffsetMap:
     def get_all(
         self, low: np.ndarray, high: np.ndarray, wanted: np.ndarray, n: int, found: np.ndarray
     ) -> None:
-        """Ordinals of the first `n` hashes into `found` (int64): -1 where absent or `wanted` is below 0."""
+        """Write the ordinals of the first `n` hashes to `found` (int64): -1 if absent or if `wanted` is below 0."""
         if self._present is None:
-            n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # 8 bits a slot and more
+            n_bytes = min(_MOST_PRESENT_BYTES, 1 << len(self._slots).bit_length())  # at least 8 bits per slot
             self._present = np.zeros(n_bytes, np.uint8)
             kernels.note_present(self._slots, self._present)
         kernels.get_all(self._slots, self._present, low, high, wanted, n, found)
 
     def counted(self, most: int) -> Counted:
-        """What was counted: by size, and the `most` hottest keys at most, of those with two records and more."""
+        """Return the counts by size, and at most `most` hottest keys, of those with two or more records."""
         keys, records = np.zeros(kernels.SIZES, np.int64), np.zeros(kernels.SIZES, np.int64)
         kernels.sum_by_size(self._counts, keys, records)
         top = np.zeros((most, 2), np.int64)
@@ -114,7 +114,7 @@ class OffsetMap:
         return Counted(tuple(keys.tolist()), tuple(records.tolist()), hottest)
 
     def forget_counts(self) -> None:
-        """The memory of the counts is free, and no more is counted."""
+        """Free the memory of the counts, and stop counting."""
         self._counts = zeros(0, COUNT)
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""A round over one partition in one call, in this process: for scripts and for a look at what a round does.
+"""Cleans one partition in one call, in this process: for scripts and for examining what a round does.
 
-The command line does the same on Spark, for many partitions, with locks, settings and the cleaner checkpoint
-(`compact/planning.py`). Here these are the caller's.
+The command line does the same on Spark for many partitions, and handles locks, settings and the cleaner checkpoint
+(`compact/planning.py`). Here these are the caller's responsibility.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def compact(
     message_format: MessageFormat = "unknown",
     fs: FileSystem = LOCAL,
 ) -> CleaningResult | None:
-    """Clean and replace what is due of a partition as it was surveyed; None where nothing is.
+    """Clean and replace what is due of a surveyed partition; return None if nothing is due.
 
-    `config` counts as known: the caller has it from the topic. Refused for what a planned run refuses, and for messages
-    of magic 0 and 1 where the caller does not say what becomes of them. The result's `end_offset` is what the cleaner
-    checkpoint must say then.
+    `config` counts as known: the caller took it from the topic. Raises Refused for the same reasons as a planned run,
+    and for messages of magic 0 and 1 if the caller does not give their `message_format`. The caller must set the
+    cleaner checkpoint to the result's `end_offset`.
     """
     reasons = refusals(facts, config, "", now_ms)
     if reasons:

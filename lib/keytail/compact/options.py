@@ -1,4 +1,4 @@
-"""The flags of `plan` and `compact` alone."""
+"""Flags that only `plan` and `compact` have."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What to clean: which offsets, whether it is worth it, which segments become one, and what forbids it.
+"""What to clean: which offsets, whether it is due, which segments are merged, and what forbids it.
 
-Everything here is a function of values (time is an argument, no file is touched) and follows Kafka 4.3's
-LogCleanerManager, LogToClean and Cleaner.groupSegmentsBySize. Listing the files and asking the user are left
-to others.
+Everything here is a function of values (time is an argument, no file is accessed) and follows Kafka 4.3's
+LogCleanerManager, LogToClean and Cleaner.groupSegmentsBySize. Other modules list the files and read the user's choices.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 CLOCK_TOLERANCE_MS = 3_600_000
 
-# The settings by which a round removes records, and those by which one is due.
+# The settings by which a round removes records, and those which decide whether one is due.
 _REMOVES_BY = ("cleanup.policy", "delete.retention.ms", "min.compaction.lag.ms", "remote.storage.enable")
 _DUE_BY = ("max.compaction.lag.ms", "min.cleanable.dirty.ratio")
 
@@ -38,8 +37,8 @@ Status = Literal["would-compact", "clean", "skipped", "refused"]
 class Selection:
     """The section of one partition that a round would clean, and whether a round is due.
 
-    `limit` names what ends the section; `blocker` says with numbers why no round is due, empty when one is.
-    `rewrite_checkpoint`: the checkpoint lies outside the log and is set right even when no round runs.
+    `limit` names what ends the section; `blocker` is the reason, with numbers, why no round is due, empty if one is.
+    `rewrite_checkpoint`: the checkpoint is outside the log and is corrected even if no round runs.
     """
 
     first_dirty_offset: int
@@ -56,13 +55,13 @@ class Selection:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is left to clean but the active segment, which never is."""
+        """Whether nothing is left to clean but the active segment, which is never cleaned."""
         return self.cleanable_bytes == 0 and self.limit == "active segment"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of one partition: its status in a plan, the reason, and the section where there is one."""
+    """The decision for one partition: its status in a plan, the reason, and the section if there is one."""
 
     status: Status
     error: str
@@ -70,7 +69,7 @@ class Decision:
 
 
 def settings_of_compaction(*, force: bool = False) -> tuple[str, ...]:
-    """The settings, by Kafka's names, that must be known of a topic to compact it; `force` is for any dirty ratio."""
+    """Return Kafka's names of the settings that must be known to compact a topic; `force` accepts any dirty ratio."""
     return _REMOVES_BY if force else (*_REMOVES_BY, *_DUE_BY)
 
 
@@ -78,10 +77,10 @@ _base_offset = attrgetter("base_offset")
 
 
 def segments_between(segments: Sequence[SegmentFacts], from_offset: int, to_offset: int) -> tuple[int, int]:
-    """Index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
+    """Return the index range [a, b) of the segments with a base in [largest base <= from_offset, to_offset).
 
-    Equal offsets give an empty range, even inside a segment; with no base at or below `from_offset` the range
-    starts at the first segment. As Kafka's LogSegments.values.
+    Equal offsets give an empty range, even inside a segment; with no base at or below `from_offset` the range starts at
+    the first segment. The same as Kafka's LogSegments.values.
     """
     if to_offset < from_offset:
         raise ValueError(f"segment range ends at {to_offset}, before its start {from_offset}")
@@ -98,10 +97,10 @@ def group_segments(
     segment_bytes: int,
     segment_index_bytes: int,
 ) -> tuple[tuple[int, int], ...]:
-    """Index ranges [a, b) of the segments that become one, over all segments based below `end_offset`.
+    """Return index ranges [a, b) of the segments to merge, over all segments based below `end_offset`.
 
-    Greedy and ascending, by sizes before cleaning, as Kafka's Cleaner.groupSegmentsBySize: all sums may equal
-    their limits, and a segment of 0 bytes joins whatever the span of offsets.
+    Greedy and ascending, by sizes before cleaning, as Kafka's Cleaner.groupSegmentsBySize: every sum may equal its
+    limit, and a segment of 0 bytes is merged whatever the span of offsets.
     """
     _, end = segments_between(segments, 0, end_offset)
     groups = []
@@ -124,7 +123,7 @@ def group_segments(
 
 
 def _sizes(segment: SegmentFacts) -> tuple[int, int, int]:
-    """Bytes of log, offset index and time index, the indexes in whole entries, as a broker counts them."""
+    """Return bytes of log, offset index and time index, the indexes in whole entries, as a broker counts them."""
     index = segment.index_bytes or 0
     time_index = segment.time_index_bytes or 0
     return (
@@ -144,11 +143,11 @@ def select(
     high_watermark: HighWatermarkSource = "checkpoint",
     unstable: Unstable | None = None,
 ) -> Selection:
-    """The section that a round at `now_ms` would clean, and whether one is due.
+    """Return the section that a round at `now_ms` would clean, and whether one is due.
 
-    `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without
-    a checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed
-    one is always believed). `unstable`: where the first undecided transaction begins.
+    `force` ignores the dirty ratio and the maximum lag, `from_log_start` the checkpoint. A partition without a
+    checkpointed high watermark has nothing to clean, unless `high_watermark` is "log-end" (a checkpointed one always
+    takes precedence). `unstable`: where the first undecided transaction begins.
     """
     if not facts.segments:
         blocker = "the partition has no segments"
@@ -196,7 +195,7 @@ def select(
 
 
 def _first_dirty(facts: PartitionFacts, from_log_start: bool) -> tuple[int, bool]:
-    """The offset to clean from, and whether the checkpoint lies outside the log and is to be rewritten."""
+    """Return the offset to clean from, and whether the checkpoint is outside the log and must be rewritten."""
     checkpoint = facts.cleaner_checkpoint
     if checkpoint is None:
         return facts.log_start_offset, False
@@ -213,16 +212,16 @@ def _first_uncleanable(
     high_watermark: HighWatermarkSource,
     unstable: Unstable | None,
 ) -> tuple[int, Limit, str]:
-    """The segment base where cleaning ends, the rule that says so, and that rule in words with its numbers.
+    """Return the segment base where cleaning ends, the rule that decides it, and its description with numbers.
 
-    Of rules that end it at the same segment the active segment is named first: waiting does not lift it.
+    Of rules that end at the same segment, the active segment takes precedence: waiting does not lift it.
     """
     active_base = facts.segments[-1].base_offset
     start = facts.log_start_offset
     bounds: list[tuple[int, Limit, str]] = [
         (active_base, "active segment", f"the active segment starts at offset {active_base}")
     ]
-    # A broker first bounds the high watermark to the log: here the first dirty offset and the active base do.
+    # A broker first limits the high watermark to the log: here the first dirty offset and the active base do that.
     if facts.high_watermark is not None:
         why = f"the high watermark is {facts.high_watermark}"
         bounds.append((facts.high_watermark, "high watermark", why))
@@ -250,19 +249,19 @@ def _first_uncleanable(
 
 
 def _inactive_from(segments: Sequence[SegmentFacts], from_offset: int) -> tuple[int, int]:
-    """Index range of the inactive segments from the one that contains `from_offset` on."""
+    """Return the index range of the inactive segments, starting with the one that contains `from_offset`."""
     active_base = segments[-1].base_offset
     return segments_between(segments, min(from_offset, active_base), active_base)
 
 
 def _round_down(segments: Sequence[SegmentFacts], offset: int) -> int:
-    """Base of the inactive segment that contains `offset`; the active one's where there is none."""
+    """Return the base of the inactive segment that contains `offset`, or that of the active one."""
     a, b = _inactive_from(segments, offset)
     return segments[a].base_offset if a < b else segments[-1].base_offset
 
 
 def _is_overdue(segments: Sequence[SegmentFacts], first_dirty: int, max_compaction_lag_ms: int, now_ms: int) -> bool:
-    """Whether a dirty inactive segment's first batch is past the maximum lag; times 0 and -1 do not count."""
+    """Return whether the first batch of a dirty inactive segment exceeds the maximum lag; ignores times 0 and -1."""
     cut_ms = now_ms - max(max_compaction_lag_ms, 0)
     if cut_ms <= 0:
         return False
@@ -279,10 +278,10 @@ def refusals(
     high_watermark: HighWatermarkSource = "checkpoint",
     unsafe_clock: bool = False,
 ) -> list[str]:
-    """Why records of this partition must not be removed, each with what to do; empty if nothing forbids it.
+    """Return why records of this partition must not be removed, each with a remedy; empty if nothing forbids it.
 
-    `unknown` says which settings that the removal rests on nobody read or gave; empty if all are known. A policy
-    without `compact` is no reason, nor is an open transaction: those are skips.
+    `unknown` names the settings needed for removal that were neither read nor given; empty if all are known. Neither a
+    policy without `compact` nor an open transaction is a reason: those partitions are skipped.
     """
     reasons = list(facts.problems)
     if unknown:
@@ -321,9 +320,9 @@ def decide(
     unstable: Unstable | None = None,
     unsafe_clock: bool = False,
 ) -> Decision:
-    """The partition's status in a plan: a known policy without `compact` is skipped, then refusals count.
+    """Return the partition's status in a plan. A known policy without `compact` gives "skipped", before any refusal.
 
-    `unknown` as of `refusals`. `policy_known`: cleanup.policy was read or given.
+    `unknown` as in `refusals`. `policy_known`: cleanup.policy was read or given.
     """
     reasons = refusals(
         facts,

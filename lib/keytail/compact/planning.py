@@ -1,7 +1,7 @@
-"""From chosen partitions to decisions and cleaning tasks: what `plan` prints and `compact` carries out.
+"""From chosen partitions to decisions and cleaning tasks: what `plan` prints and `compact` executes.
 
-Reads no log data and changes nothing, but for `resolve_leftovers`, which only an executing run calls, under
-the locks. The decisions themselves are compact/plan.py's.
+Reads no log data and changes nothing, except `resolve_leftovers`, which only an executing run calls, holding the locks.
+The decisions are made in compact/plan.py.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ NO_MAX_LAG_MS = 2**63 - 1
 
 @dataclass(frozen=True)
 class Rules:
-    """What the command line says about how to decide."""
+    """The command-line options that affect decisions."""
 
     now_ms: int
     force: bool = False
     from_log_start: bool = False
     high_watermark: HighWatermarkSource = "checkpoint"
     unsafe_clock: bool = False
-    replicas: tuple[Replica, ...] = ()  # others, which must have been cleaned past what is to go
+    replicas: tuple[Replica, ...] = ()  # others, which limit the removal of tombstones and markers
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One partition with its facts, its configuration where that is known, and the decision."""
+    """One partition with its facts, its configuration if known, and the decision."""
 
     facts: PartitionFacts
     config: CompactionConfig | None
     decision: Decision
     corrupt: bool = False
-    settings_known: bool = False  # all that a round rests on
+    settings_known: bool = False  # all those that a round needs
     problem: KeytailError | None = None
-    counted: tuple[int, int] | None = None  # segments and their bytes, of facts that have lost them
-    gate: Gate | None = None  # of a partition that is due, where other replicas were named
+    counted: tuple[int, int] | None = None  # segments and their bytes, if `facts` has none any more
+    gate: Gate | None = None  # of a due partition, if other replicas were named
     message_format: MessageFormat = "unknown"
 
     @property
@@ -69,7 +69,7 @@ class Planned:
         return self.counted or (len(segments), sum(segment.log_bytes for segment in segments))
 
     def without_segments(self) -> Planned:
-        """All that a row needs, and no more: of a large broker the segments are millions."""
+        """Return a copy with only what a row needs: a large broker has millions of segments."""
         return replace(self, facts=replace(self.facts, segments=(), snapshots=()), counted=self.segments_and_bytes)
 
     @property
@@ -83,26 +83,26 @@ class Planned:
 
     @property
     def mended_checkpoint(self) -> int | None:
-        """What an executing run sets a checkpoint outside the log to, where no round is due that would move it."""
+        """The offset that an executing run sets a checkpoint outside the log to, if no round is due that moves it."""
         selection = self.decision.selection
         if selection is None or self.wanted or not self.is_compacted_topic or not selection.rewrite_checkpoint:
             return None
         return selection.first_dirty_offset
 
     def expected(self, map_memory_bytes: int) -> Expected | None:
-        """Of a partition that is due."""
+        """Return the estimate for a due partition, None for others."""
         selection = self.decision.selection
         if selection is None or not self.wanted:
             return None
         return expect(self.facts.segments, selection, map_memory_bytes=map_memory_bytes)
 
     def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
-        """The row of a plan; `in_detail` for a report."""
+        """Return the row of a plan; `in_detail` for a report."""
         row = self.row(expected=self.expected(map_memory_bytes))
         return self.detailed(row) if in_detail else row
 
     def detailed(self, row: ResultRow) -> ResultRow:
-        """`row` with all that is known for a report: what was decided by, and what a round has found."""
+        """Return `row` with all details for a report: those of the decision, and those that a round has found."""
         planned = detail_of_plan(self.facts.segments, self.decision.selection, self.config)
         done: Detail | None = row.detail
         if done is None:
@@ -111,7 +111,7 @@ class Planned:
         return replace(row, detail=replace(done, **decided))
 
     def row(self, *, executed: bool = False, expected: Expected | None = None) -> ResultRow:
-        """`executed`: of a run that has set checkpoints right, not of one that only says what it would do."""
+        """Return the row. `executed`: the run has corrected checkpoints, rather than only planned to."""
         selection = self.decision.selection
         segments, size_bytes = self.segments_and_bytes
         row = ResultRow(
@@ -135,7 +135,7 @@ class Planned:
         return row.unchanged("corrupt" if self.corrupt else self.decision.status, reason)
 
     def gated(self, row: ResultRow) -> ResultRow:
-        """`row` with what the other replicas allow."""
+        """Return `row` with the removal limit of the other replicas."""
         if self.gate is None:
             return row
         return replace(row, removal_limit_offset=self.gate.offset, removal_limit_replica=self.gate.replica)
@@ -152,7 +152,7 @@ class Planned:
 
 
 def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
-    """The time to decide by; Refused when an executing run would decide by another time than the clock's."""
+    """Return the time to decide by. Refused if an executing run would use another time than the clock's."""
     clock_ms = time.time_ns() // 1_000_000
     if now_ms is None:
         return clock_ms
@@ -175,12 +175,12 @@ def plan_one(
     by_listing: bool = False,
     as_if: Callable[[PartitionFacts], PartitionFacts] | None = None,
 ) -> Planned:
-    """Survey and decide; whatever is wrong with the partition or its settings becomes the decision.
+    """Survey and decide; any error of the partition or its settings becomes the decision.
 
-    `as_if`: the facts that are decided by, of those that were found.
+    `as_if` maps the facts found to those used for the decision.
 
-    `by_listing`: the facts are those of `list_partition` where they are enough to decide. That reads nothing of a
-    segment but the last one's end, so damage at the start of one is not seen; a task sees all of it.
+    `by_listing`: use the facts of `list_partition` if they are enough to decide. It reads nothing of a segment except
+    the end of the last one, so damage at the start of a segment is not detected; a task detects it.
     """
     facts = None
     try:
@@ -218,13 +218,12 @@ def plan_one(
     return Planned(facts, config, decision, settings_known=not unknown, gate=held, message_format=of_old)
 
 
-# By a shorter one than the broker's, records are removed sooner than by its own cleaner.
+# If shorter than the broker's values, records are removed earlier than by its own cleaner.
 _REMOVE_SOONER = ("delete.retention.ms", "min.compaction.lag.ms")
 
 
 def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> None:
-    """Reports on standard error which settings of `topics`, which are due, have Kafka's default for want of the
-    broker's file."""
+    """Reports on standard error the settings of the due `topics` with Kafka's default for lack of the broker's file."""
     by_setting = Counter(name for topic in set(topics) for name in configuration.of(topic).assumed(_REMOVE_SOONER))
     if by_setting:
         listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
@@ -235,8 +234,7 @@ def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> 
 
 
 def say_how_old_messages_become(configuration: Configuration, topics: Iterable[str]) -> None:
-    """Reports on standard error what becomes of messages of magic 0 and 1 of `topics`, which are due, where that is not
-    version 2."""
+    """Reports on standard error what becomes of messages of magic 0 and 1 of the due `topics`, if not version 2."""
     formats = Counter(configuration.message_format_of(topic) for topic in set(topics))
     if formats["keep"]:
         say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
@@ -249,7 +247,8 @@ def say_how_old_messages_become(configuration: Configuration, topics: Iterable[s
 
 def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
     """Reports on standard error that tombstones and markers of `due` partitions are removed by the time of their file,
-    where a version was given by which they are."""
+    if the given version requires that.
+    """
     if due and configuration.by_file_time:
         say(
             "keytail: tombstones and transaction markers are removed by the times of their files, without delete "
@@ -258,14 +257,14 @@ def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
 
 
 def _needs_times(config: CompactionConfig) -> bool:
-    """Whether a decision takes the timestamps of segments into account."""
+    """Return whether a decision depends on the timestamps of segments."""
     return config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < NO_MAX_LAG_MS
 
 
 def plan_to_compact(
     fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
-    """As `plan_one`, with all facts where there is something to do, and no segments where there is not."""
+    """Same as `plan_one`, with all facts if there is something to do, and without segments otherwise."""
     planned = plan_one(fs, log_dir, entry, configuration, rules, by_listing=True)
     if planned.wanted:
         planned = plan_one(fs, log_dir, entry, configuration, rules)
@@ -273,7 +272,7 @@ def plan_to_compact(
 
 
 def _first_unstable(fs: FileSystem, facts: PartitionFacts, config: CompactionConfig, now_ms: int) -> Unstable | None:
-    """By the newest producer snapshot; batches are read only where that does not reach the log end."""
+    """Use the latest producer snapshot; read batches only if it does not reach the log end."""
     if "compact" not in config.cleanup_policy or facts.problems:
         return None
     from keytail.log.producers import first_unstable  # noqa: PLC0415 (brings in the kernels)
@@ -289,10 +288,10 @@ def resolve_leftovers(
     configuration: Configuration,
     rules: Rules,
 ) -> tuple[Planned, list[str]]:
-    """Finish or undo what an interrupted run or broker left, then plan anew. For an executing run, locked.
+    """Finish or undo what an interrupted run or broker left, then plan again. For an executing run, holding the locks.
 
-    A partition that is refused for what it is, or whose topic is not known to be compacted, is left as it is. One that
-    is to be changed by a user who cannot make files like its own is refused here, before anything is written.
+    A refused partition, or one whose topic is not known to be compacted, is left unchanged. A partition that would be
+    changed by a user who cannot create files like its own is refused here, before anything is written.
     """
     facts = planned.facts
     if planned.is_compacted_topic and (planned.wanted or facts.leftovers or planned.mended_checkpoint is not None):
@@ -314,13 +313,13 @@ def resolve_leftovers(
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What the command line says about how a task works, the same for every partition of a run."""
+    """The command-line options for a task, the same for every partition of a run."""
 
-    map_memory_bytes: int = 0  # 0: each host's own share
+    map_memory_bytes: int = 0  # 0: the share of each host
     drop_keyless: bool = False
     grouping: Grouping = "measured"
     fan_out: FanOut = "auto"
-    throttle_bytes_per_s: int | None = None  # of a host
+    throttle_bytes_per_s: int | None = None  # per host
     hottest_keys: int = 0
     show_keys: bool = False
     by_file_time: bool = False
@@ -329,7 +328,7 @@ class TaskSettings:
 def cleaning_tasks(
     planned: Iterable[Planned], rules: Rules, settings: TaskSettings, run_id: str
 ) -> list[CleaningTask]:
-    """The tasks of the partitions that are to be compacted, with one run id and one hash seed for all."""
+    """Return the tasks of the partitions to be compacted, all with the same run id and hash seed."""
     from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask  # noqa: PLC0415 (brings in the kernels)
 
     hash_seed = secrets.randbits(63)

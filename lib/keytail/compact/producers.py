@@ -1,4 +1,4 @@
-"""The active producers of a partition: what of each must not vanish when it is cleaned (CLEANING.md, 6)."""
+"""The active producers of a partition, and the batches of each that cleaning must keep (CLEANING.md, 6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keytail.log.producers import ProducerStates
 
 @dataclass(frozen=True)
 class ActiveProducers:
-    """Sorted `ids` (int64), the last data offset of each (int64, -1: none is known), and its epoch (int64)."""
+    """Sorted `ids` (int64), the last data offset of each (int64, -1: unknown), and its epoch (int64)."""
 
     ids: np.ndarray
     last_data_offsets: np.ndarray
@@ -29,9 +29,9 @@ class ActiveProducers:
         )
 
     def ends_a_producer(self, table: np.ndarray) -> np.ndarray:
-        """For each batch (BATCH_TABLE rows): does what is known of an active producer hang on it?
+        """Return for each batch (BATCH_TABLE rows) whether it carries the state of an active producer.
 
-        That is its last data batch; where none is known, each control batch of its epoch.
+        That is its last data batch or, if that is unknown, each control batch of its epoch.
         """
         if not len(self.ids):
             return np.zeros(len(table), bool)

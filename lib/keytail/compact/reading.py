@@ -1,4 +1,4 @@
-"""Every batch of the log once, in order: the map of the dirty section, and what became of the transactions."""
+"""Reads every batch of the log once, in order: builds the map of the dirty section and follows the transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from keytail.log.transactions import Contradiction, Transactions, TransactionTra
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a round; the meter of this process names the phase while it lasts."""
+    """Seconds spent in each phase of a round; the meter of this process reports the current phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -48,12 +48,12 @@ def read_log(
     reader: SegmentReader,
     clock: PhaseClock,
 ) -> tuple[Survivors, Transactions, int]:
-    """Every batch of the log once, in order: the map of the dirty section, what became of the transactions, and
-    the number of records in segments that the map did not reach.
+    """Read every batch of the log once, in order; return the survivors of the dirty section, the outcome of the
+    transactions, and the number of records in segments that the map did not reach.
 
-    NeedsFanOut where the task says so and its memory does not take the keys, of the map or of the proof.
+    Raises NeedsFanOut if the task allows it and the keys do not fit into the memory of the map or of the proof.
 
-    The transaction indexes are believed until the log contradicts them; then it is read again, with the entries
+    The transaction indexes are trusted until the log contradicts them; then the log is read again, with the entries
     that they should have had.
     """
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
@@ -68,7 +68,7 @@ def read_log(
 
 
 def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
-    """Of a log whose markers do not fit its data, whatever its transaction indexes say."""
+    """Return the error for a log whose markers do not match its data, whatever its transaction indexes contain."""
     return CorruptLog(
         "the markers and the data of transactions contradict each other",
         path=task.partition_path,
@@ -106,7 +106,7 @@ def _follow_log(
         for stride in _strides(task, reader, (0, first)):
             tracker.follow(stride.table)
     with clock.phase("map"):
-        # The indexes of the dirty section's segments and those above; an entry lies where its marker lies.
+        # The indexes of the dirty section's segments and later ones; an entry is in the index of its marker's segment.
         mapped = aborted["last_offset"] >= task.segments[first].base_offset
         mapped &= aborted["first_offset"] < task.first_uncleanable_offset
         mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
@@ -134,12 +134,12 @@ def _follow_log(
             tracker.follow(stride.table)
             unread_records += int(stride.table["record_count"].sum())
     transactions = tracker.finish()
-    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is no reason to
+    refuse_keyless(task, survivors.keyless, survivors.first_keyless_offset)  # aborted data is ignored
     return survivors, transactions, unread_records
 
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:
-    """Byte position in the first dirty segment of the batch that its index names for the first dirty offset."""
+    """Return the byte position of the batch that the first dirty segment's index names for the first dirty offset."""
     if task.first_dirty_offset <= segment.base_offset or not segment.index_bytes:
         return 0
     entries = parse_offset_index(fs.read_bytes(task.path(segment.base_offset, names.INDEX)))
@@ -148,7 +148,7 @@ def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> i
 
 
 def _strides(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]) -> Iterator[Stride]:
-    """Checked headers of whole segments; Refused for a batch that forbids cleaning the others."""
+    """Yield checked headers of whole segments. Refused for a batch that forbids cleaning the others."""
     for number in range(*numbers):
         segment = task.segments[number]
         is_last = number + 1 == len(task.segments)

@@ -1,5 +1,6 @@
-"""What the driver does with one partition of a compaction: its groups put in place, or what was begun undone, and the
-row that says how far that came."""
+"""What the driver does with one partition of a compaction: installs its groups, or undoes what was begun, and makes the
+row that reports how far it got.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _SAFE = "safe to start the broker"
 
 
 class Interrupted(KeytailError):
-    """The run was told to stop."""
+    """The run was asked to stop."""
 
 
 class PastDeadline(KeytailError):
@@ -36,8 +37,8 @@ class PastDeadline(KeytailError):
 
 @dataclass
 class Replacing:
-    """One partition, over all its rounds: `task` is that of the last one begun. `row` is what is known of it by now;
-    with a `problem` it is done with.
+    """One partition, over all its rounds: `task` is that of the last round begun. `row` holds the results so far; with
+    a `problem` the partition has ended.
     """
 
     fs: FileSystem
@@ -50,13 +51,13 @@ class Replacing:
     _groups: int = 0
     _goes_on: bool = False
     _waiting: list[GroupOutput] = field(default_factory=list)  # of this round
-    made: list[int] = field(default_factory=list)  # base offsets of segments that are in place
-    _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, as the next
+    made: list[int] = field(default_factory=list)  # base offsets of installed segments
+    _sources: list[SourceCounts] = field(default_factory=list)  # of all rounds, like the next fields
     _phases_s: dict[str, float] = field(default_factory=dict)
     _key_counts: KeyCounts | None = None
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """The groups of one round; the files that it needed go with it. Interrupted between two groups."""
+        """Install the groups of one round and remove the files it needed. Raises Interrupted between two groups."""
         if self.keeper is not None:
             self.keeper.keep(self.task, result)
         self._result = result
@@ -76,22 +77,22 @@ class Replacing:
 
     @property
     def result(self) -> CleaningResult:
-        """Of the last round."""
+        """The result of the last round."""
         assert self._result is not None
         return self._result
 
     @property
     def end_offset(self) -> int:
-        """What the checkpoint is set to when all groups are in place."""
+        """The offset that the checkpoint is set to when all groups are installed."""
         return self.result.end_offset
 
     def compacted_row(self) -> ResultRow:
-        """Of a partition whose checkpoint has been moved."""
+        """Return the row of a partition whose checkpoint has been moved."""
         detail = detail_of_result(self.task, self.result, self._sources, self._phases_s, self._key_counts)
         return replace(with_numbers(self.row, self.result), detail=detail)
 
     def fail(self, problem: KeytailError) -> None:
-        """Ends a partition that is not done. What the group it stopped in has begun is finished or undone."""
+        """End a partition that is not done. The group in which it stopped is finished or undone."""
         self.problem = problem
         left = "what it has begun is finished or undone by the next run"
         try:
@@ -105,7 +106,7 @@ class Replacing:
             if self.keeper is not None:
                 self.keeper.let_go(self.task)
             left = ""
-        except LockLost:  # which `problem` is, or is soon to be for the others: nothing more is changed
+        except LockLost:  # `problem` is one, or soon will be for the others: nothing more is changed
             pass
         except (KeytailError, OSError) as also:
             left = f"{left} ({also})"
@@ -128,7 +129,7 @@ class Replacing:
         )
 
     def oddities(self) -> Iterator[str]:
-        """In words, what there is to say of one that is done."""
+        """Return the warnings about a finished partition."""
         return oddities_of(self.row.name, self.result)
 
     def _one_more(self) -> None:
@@ -136,12 +137,12 @@ class Replacing:
         self._groups_done += 1
 
     def _how_far(self) -> str:
-        """Rounds may follow, of nobody knows how many groups."""
+        """Return how many groups are done; further rounds may follow, with an unknown number of groups."""
         least = "at least " if self._goes_on else ""
         return f"{self._groups_done} of {least}{self._groups + self._goes_on} groups done"
 
     def _present(self) -> tuple[int | None, int | None]:
-        """Number and bytes of the segments that are there now, where that can be told."""
+        """Return number and bytes of the current segments, or None if they cannot be listed."""
         try:
             entries = [(names.parse_file_name(entry.name), entry) for entry in self.fs.scan(self.task.partition_path)]
         except OSError:
@@ -164,7 +165,7 @@ def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
 
 
 def with_numbers(row: ResultRow, result: CleaningResult) -> ResultRow:
-    """The row of a partition that is compacted."""
+    """Return the row of a compacted partition."""
     return replace(
         row,
         status="compacted",
@@ -197,10 +198,10 @@ def planned_row(task: CleaningTask) -> ResultRow:
 def remove_lost_scratch(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
-    """What attempts have left whose worker or executor was lost, or that a copy overtook: Spark tells of none.
+    """Remove the files of attempts whose worker or executor was lost or which a copy overtook: Spark reports neither.
 
-    One that is not dead yet loses what it has written and fails by that, or writes more, which goes when the partition
-    is done: names of attempts differ.
+    An attempt that still runs loses its files and fails, or writes more, which is removed when the partition is done:
+    names of attempts differ.
     """
     with contextlib.suppress(OSError, LockLost):  # the next run removes it too
         return remove_scratch(fs, task, result, again=again)
@@ -210,8 +211,9 @@ def remove_lost_scratch(
 def remove_scratch(
     fs: FileSystem, task: CleaningTask, result: CleaningResult | None = None, *, again: bool = False
 ) -> int:
-    """Of this run, but for what `result` has written and hands on, and what a task to run `again` was handed; how
-    many files. LockLost where the log dir's lock is lost: the next run removes them."""
+    """Remove this run's scratch files, except those of `result` and, with `again`, those handed to the task to be run
+    again; return their number. Raises LockLost if the log dir's lock is lost: the next run removes the files.
+    """
     refuse_lost(fs, task.scratch_path)
     removed = 0
     kept = set() if result is None else written(result)
@@ -226,14 +228,14 @@ def remove_scratch(
 
 
 def written(result: CleaningResult) -> set[str]:
-    """Names of the scratch files that a round hands over."""
+    """Return the names of the scratch files that a round passes on."""
     files = {file.name for group in result.groups for segment in group.segments for file in segment.files}
     files |= {file.scratch_name for file in result.placed or () if file.scratch_name}
     return files | ({file.name for file in result.rest.files} if result.rest else set())
 
 
 def _is_replaced(fs: FileSystem, task: CleaningTask, group: GroupOutput, recovered: Sequence[str]) -> bool:
-    """Whether a recovery has finished the whole group: one of several replacements that it is made of may be done."""
+    """Return whether recovery finished the whole group, not only one of the replacements that it may consist of."""
     if not any(sentence.startswith("finished the replacement") for sentence in recovered):
         return False
     sizes = {entry.name: entry.size_bytes for entry in fs.scan(task.partition_path)}

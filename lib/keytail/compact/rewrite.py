@@ -1,7 +1,8 @@
-"""Pass 2: walks segments once more, deciding and writing in the same stride.
+"""Pass 2: reads the segments again, deciding and writing stride by stride.
 
-A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits
-decide, and dead batches stay unopened; before it the map is probed; behind the mapped range all records stay.
+A batch is copied whole, rebuilt, emptied or dropped by format/CLEANING.md. In the dirty section survivor bits decide,
+and batches without survivors are not opened; before it the map is probed; after the mapped range all records are
+retained.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _REBUILD_ERRORS = {
 
 @dataclass
 class Counts:
-    """What a rewrite read and left; `large_batches`: those rebuilt to more than `max.message.bytes`."""
+    """What a rewrite read and removed; `large_batches`: those rebuilt to more than `max.message.bytes`."""
 
     records_read: int = 0
     tombstones_removed: int = 0
@@ -48,21 +49,21 @@ class Counts:
 
 @dataclass
 class _Rows:
-    """What is decided about the rows of one stride; all arrays have one item a row."""
+    """The decisions about the rows of one stride; every array has one item per row."""
 
     decided_by: np.ndarray
     first_bit: np.ndarray
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
     marker_horizon: np.ndarray  # a marker without data: its batch gets a horizon
-    tombstones_go: np.ndarray  # their time is over
+    tombstones_go: np.ndarray  # their retention has passed
     action: np.ndarray
     kept: np.ndarray
     kept_nulls: np.ndarray
 
 
 class Rewriter:
-    """Rewrites segments by what pass 1 found; the same `now_ms` for the whole round."""
+    """Rewrites segments according to the findings of pass 1, with the same `now_ms` for the whole round."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class Rewriter:
         self._facts[row_kernels.NOW_MS] = now_ms
         self._facts[row_kernels.REMOVAL_LIMIT] = removal_limit_offset
         self._facts[row_kernels.BY_FILE_TIME] = by_file_time
-        # The map may take committed data for aborted and not hold it: then a bit that is not set says nothing, and the
-        # map itself is asked (CLEANING.md, "Aborted data and the map").
+        # The map may treat committed data as aborted and not contain it: then an unset bit is inconclusive, and the map
+        # itself is consulted (CLEANING.md, "Aborted data and the map").
         self._facts[row_kernels.ASK_MAP] = survivors.starts_inside_segment
         self._seed = seed
         self._file_horizon_ms = file_horizon_ms
@@ -104,7 +105,7 @@ class Rewriter:
         self._message_format = message_format
         self._keep_magic = message_format == "keep"
         self._by_file_time = by_file_time
-        # Past the end of time no horizon is set, and the batch is rebuilt in every round, as Kafka does.
+        # If the time overflows, no horizon is set, and the batch is rebuilt in every round, as by Kafka.
         horizon = now_ms + delete_retention_ms
         self._horizon_ms = horizon if horizon < 2**63 and not by_file_time else -1
         self._blocks = np.empty(1 << 20, np.uint8)
@@ -113,10 +114,10 @@ class Rewriter:
         self._rebuilt = np.empty(1 << 10, kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
-        self.sources: dict[int, SourceCounts] = {}  # by number; one that is rewritten again has its last
+        self.sources: dict[int, SourceCounts] = {}  # by number; a segment rewritten again has its last counts
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: OutputWriter) -> None:
-        """Append to `writer` what survives of segment `number` of the partition."""
+        """Append to `writer` the survivors of segment `number` of the partition."""
         path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
         records = batches = 0
         self.sources[number] = SourceCounts(number, 0, 0)
@@ -161,7 +162,7 @@ class Rewriter:
     def _decide_rows(
         self, stride: Stride, number: int, records: int, batches: int, file_is_old: bool
     ) -> _Rows:
-        """What can be said about each row without opening it; `records` and `batches` came before it."""
+        """Decide each row as far as possible without opening it; `records` and `batches` precede it in the segment."""
         table, known, facts = stride.table, self._survivors, self._facts
         n, k = len(table), number - known.first_segment
         facts[row_kernels.SEGMENT], facts[row_kernels.RECORDS] = number, records
@@ -190,7 +191,7 @@ class Rewriter:
         return rows
 
     def _decide_chunk(self, chunk: Chunk, rows: _Rows) -> None:
-        """Decide record by record over the opened rows of the chunk, and with that over the rows."""
+        """Decide each record of the chunk's opened rows, and from that the rows."""
         if len(chunk.records):
             self._decide_records(chunk, rows, self._counters)
             self._decide_batches(chunk.stride, slice(chunk.first_row, chunk.end_row), rows)
@@ -208,12 +209,12 @@ class Rewriter:
         )  # fmt: skip
 
     def _decide_batches(self, stride: Stride, part: slice, rows: _Rows) -> None:
-        """What becomes of the opened ones of some rows, now that it is known how many of their records stay."""
+        """Decide the opened rows of `part`, now that the number of retained records is known."""
         table = stride.table[part]
         opened = rows.action[part] == kernels.OPEN
         kept = rows.kept[part]
         has_horizon = (table["attributes"] & DELETE_HORIZON) != 0
-        # To the builder of batches a marker without data is one more reason for a horizon.
+        # The batch builder treats a marker without data as one more reason for a horizon.
         rows.kept_nulls[part] += rows.marker_horizon[part]
         needs_horizon = (rows.kept_nulls[part] > 0) & ~has_horizon & (not self._by_file_time)
         whole = (kept == table["record_count"]) & ~needs_horizon
@@ -229,7 +230,7 @@ class Rewriter:
         rows.action[part] = np.where(opened, decided, rows.action[part])
 
     def _found_in_pieces(self, found: FoundInPieces, chunk: Chunk, rows: _Rows) -> FoundInPieces:
-        """What stays of a batch up to this piece of it, that included; in `rows` too."""
+        """Return what is retained of a batch up to and including this piece; also set in `rows`."""
         row = chunk.first_row
         if not chunk.opened.records_before:
             found = FoundInPieces()
@@ -242,7 +243,7 @@ class Rewriter:
     def _rebuilt_of_pieces(
         self, stride: Stride, opened: OpenedRows, found: FoundInPieces, rows: _Rows
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `_rebuild`, of one batch that is opened in pieces: once more, now that it is known what stays of it."""
+        """As `_rebuild`, for one batch in pieces: it is opened again, now that its retained records are known."""
         row = opened.first
         if rows.action[row] != kernels.REBUILD:
             return self._rebuilt[:0], np.empty(0, np.uint8)
@@ -250,7 +251,7 @@ class Rewriter:
         block = BlockInPieces(stride, row)
         for piece in self._reader.reopen(stride, opened):
             for chunk in self._scanner.chunks(stride, piece, self._survivors.bits, rows.first_bit):
-                self._decide_records(chunk, rows, np.zeros_like(self._counters))  # those are counted
+                self._decide_records(chunk, rows, np.zeros_like(self._counters))  # they are counted already
                 rows.kept[row], rows.kept_nulls[row] = kept, kept_nulls
                 if chunk.columns.keep[: len(chunk.records)].any():
                     block.add(*self._build_blocks(chunk, rows, 1, found.first_timestamp_ms))
@@ -286,7 +287,7 @@ class Rewriter:
         self.sources[number] = self.sources[number].and_written(self._new_table[:n_rows])
 
     def _settle_emptied_old(self, stride: Stride, first: int, end: int, rows: _Rows) -> None:
-        """No message of magic 0 or 1 can be without records: where the magic is kept, it is removed (LEGACY.md 5)."""
+        """Drop emptied batches of magic 0 and 1, which need a record, if the magic is kept (LEGACY.md 5); or refuse."""
         emptied = (rows.action[first:end] == kernels.EMPTY) & (stride.table["magic"][first:end] < 2)
         if self._keep_magic:
             rows.action[first:end][emptied] = kernels.DROP
@@ -302,7 +303,7 @@ class Rewriter:
             )
 
     def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
-        """The rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
+        """Return the rebuilt record blocks of the chunk (REBUILT rows), and the arena of the compressed ones."""
         packed = np.empty(0, np.uint8)
         n_rebuilt = int(np.count_nonzero(rows.action[chunk.first_row : chunk.end_row] == kernels.REBUILD))
         if n_rebuilt == 0:
@@ -318,7 +319,7 @@ class Rewriter:
     def _build_blocks(
         self, chunk: Chunk, rows: _Rows, n_rebuilt: int, first_ms: int = kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The uncompressed blocks of the chunk's rows that are rebuilt: what is said of each, and the bytes of all."""
+        """Return the uncompressed blocks of the chunk's rebuilt rows: their REBUILT rows, and the bytes of all."""
         n, table = len(chunk.records), chunk.stride.table
         needed = int(chunk.records["body_bytes"].sum(dtype=np.int64)) + kernels.MOST_GROWTH_BYTES * n
         if len(self._blocks) < needed:
@@ -343,7 +344,7 @@ class Rewriter:
         return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
 
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Compress blocks with their batch's own codec at its default level, into an arena of their own."""
+        """Compress blocks with the codec of their batch at its default level, into a separate arena."""
         view = memoryview(self._blocks)
         starts, codecs = rebuilt["block_start"][which], rebuilt["attributes"][which] & CODEC_MASK
         ends = starts + rebuilt["block_bytes"][which]
@@ -360,7 +361,7 @@ class Rewriter:
 
 
 def refuse_old(stride: Stride) -> None:
-    """Raise Refused for a message of magic 0 or 1: it is not known whether old clients could read it as version 2."""
+    """Raise Refused for a message of magic 0 or 1: old clients might not be able to read it as version 2."""
     old = np.flatnonzero(stride.table["magic"] < 2)
     if len(old):
         row = stride.table[old[0]]

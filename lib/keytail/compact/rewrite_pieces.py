@@ -1,6 +1,6 @@
-"""A batch that is rewritten a piece at a time, because it opens to more than memory is for.
+"""Rewrites a batch one piece at a time, because it decompresses to more than the memory limit.
 
-It is opened twice: what becomes of it depends on all of its records, and only then they are written.
+It is opened twice: the decision about it depends on all of its records, and only then they are written.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from keytail.kernels.rewrite import NOT_EARLIER, REBUILT
 from keytail.limits import max_record_bytes
 from keytail.log.stride import Stride
 
-_PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most as much as so many of the largest records
+_PACKED_RECORDS = 2  # a rebuilt block is held compressed: at most the size of this many of the largest records
 
 
 @dataclass(frozen=True)
 class FoundInPieces:
-    """What stays of the pieces so far, and the timestamp of the first record that does."""
+    """What is retained of the pieces so far, and the timestamp of the first retained record."""
 
     kept: int = 0
     kept_nulls: int = 0
@@ -47,7 +47,7 @@ class BlockInPieces:
         self._rebuilt = np.zeros(0, REBUILT)
 
     def add(self, rebuilt: np.ndarray, block: np.ndarray) -> None:
-        """The next piece: its row of REBUILT, and its records. Refused where the batch gets too large to be held."""
+        """Add the next piece: its row of REBUILT, and its records. Refused if the batch becomes too large to hold."""
         self._packed += self._compressor.compress(block.data)
         newest = self._rebuilt["max_timestamp_ms"][0] if len(self._rebuilt) else -(2**63)
         self._rebuilt = rebuilt.copy()
@@ -63,7 +63,7 @@ class BlockInPieces:
             )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
-        """The batch as one row of REBUILT, and its block."""
+        """Return the batch as one row of REBUILT, and its block."""
         self._packed += self._compressor.flush()
         self._rebuilt["block_start"], self._rebuilt["block_bytes"] = 0, len(self._packed)
         self._rebuilt["where"] = 1

@@ -1,8 +1,7 @@
-"""Which groups are written in one round: as many as the scratch space takes, and at least one.
+"""Selects which groups are written in one round: as many as fit into the scratch space, and at least one.
 
-Where outputs begin and end does not depend on the rounds: a round ends only where an output ends and a source
-begins. With grouping "measured" that is known when the next output has begun, which is then dropped and is the
-first of the next round.
+Output boundaries do not depend on the rounds: a round ends only where an output ends and a source begins. With grouping
+"measured" that is known when the next output has begun, which is then dropped and becomes the first of the next round.
 """
 
 from __future__ import annotations
@@ -17,33 +16,34 @@ from keytail.compact.task import CleaningTask
 from keytail.log.partition import SegmentFacts
 from keytail.log.writer import OutputWriter, Source
 
-# Index files are closed with an entry each that a source may not have had.
+# Closing an index file adds an entry that the source may not have had.
 _MARGIN_BYTES = 1 << 20
-# What rounds hand on takes so much even of few keys, which is little beside the segments that are not written at once.
+# The state saved between rounds takes this much even with few keys; it is small compared with the segments.
 _UNCOUNTED_BYTES = 8 << 20
 
 
 def source_bytes(segment: SegmentFacts) -> int:
-    """What rewriting a segment writes at most, about: its log and the indexes that brokers do not rebuild."""
+    """Return about the most that rewriting a segment writes: its log and the indexes that brokers do not rebuild."""
     return segment.log_bytes + (segment.index_bytes or 0) + (segment.time_index_bytes or 0)
 
 
 def scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset.
+    """Return an upper bound of what cleaning writes in one round: all that is left below the first uncleanable offset.
 
-    Out of place, where nothing is replaced, it is the only one, and copies of all else come with it.
+    Out of place, where nothing is replaced, there is only one round, and everything else is copied as well.
     """
     if task.out_of_place is not None:
         if not task.out_of_place.is_local:
             return sum(file.size_bytes for file in task.out_of_place.source_files) + _MARGIN_BYTES
-        if task.out_of_place.only_copies:  # which are sent from where they are
+        if task.out_of_place.only_copies:  # copies are sent from the source
             return 0
     return sum(map(source_bytes, _left(task))) + _MARGIN_BYTES
 
 
 def least_scratch_bytes(task: CleaningTask) -> int:
-    """Upper bound of what the largest group that is left takes, and the files that a round hands on beside it: with
-    less no round can be written."""
+    """Return an upper bound of the space for the largest remaining group and the state saved for the next round: with
+    less no round can be written.
+    """
     if task.out_of_place is not None:
         return scratch_bytes(task)
     handed_on = _handed_on_bytes(task)
@@ -52,16 +52,16 @@ def least_scratch_bytes(task: CleaningTask) -> int:
         groups = [task.segments[first:end] for first, end in numbers if first >= task.first_segment]
         largest = max(sum(map(source_bytes, group)) for group in groups)
         return min(scratch_bytes(task), largest + handed_on + _MARGIN_BYTES)
-    # An output fills up to segment.bytes, and what passes that is copied to the next one before it is cut off.
+    # An output fills up to segment.bytes; the excess is copied to the next output before it is truncated.
     largest = max(map(source_bytes, _left(task)))
     return min(scratch_bytes(task), task.config.segment_bytes + 2 * largest + handed_on + _MARGIN_BYTES)
 
 
 def _handed_on_bytes(task: CleaningTask) -> int:
-    """Upper bound of what is yet to be written for the next round to know: the map with a bit a record and a batch, and
-    the tables of two proofs.
+    """Return an upper bound of what is still to be written for the next round: the map with one bit per record and
+    batch, and the tables of two proofs.
 
-    There are no more keys than offsets in the dirty section. A map memory of 0 is not known yet.
+    There are no more keys than offsets in the dirty section. A map memory of 0 means that it is not known yet.
     """
     if task.handed_on is not None:
         return max(0, task.handed_on.proof.size_bytes - _UNCOUNTED_BYTES)
@@ -69,7 +69,7 @@ def _handed_on_bytes(task: CleaningTask) -> int:
     if first == end:
         return 0
     offsets = task.first_uncleanable_offset - task.segments[first].base_offset
-    table = 2 * table_bytes(offsets)  # as it has just grown
+    table = 2 * table_bytes(offsets)  # just after growing
     if task.map_memory_bytes:
         table = min(table, task.map_memory_bytes)
     return max(0, 3 * table + 2 * offsets // 8 - _UNCOUNTED_BYTES)
@@ -83,9 +83,9 @@ def rewrite_groups(
     writer: OutputWriter,
     limit_bytes: int | None,
 ) -> tuple[int, Counts]:
-    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the grouping asked for.
+    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping.
 
-    Returns where the round ended for want of space, or `numbers[1]`, and what was counted up to there.
+    Returns where the round ended for lack of space, or `numbers[1]`, and the counts up to there.
     """
     groups = dict(kafka_groups(task, end_offset)) if task.grouping == "kafka" else {}
     number_of = {segment.base_offset: number for number, segment in enumerate(task.segments)}
@@ -132,15 +132,16 @@ def kafka_groups(task: CleaningTask, end_offset: int) -> tuple[tuple[int, int], 
 
 
 def _needed_bytes(task: CleaningTask, segment: SegmentFacts, current_bytes: int) -> int:
-    """What may be written of one more source; of an output that gets too full a part is there twice for a while."""
+    """Return the most that one more source writes; part of an output that becomes too full exists twice for a while."""
     passes = current_bytes + segment.log_bytes > task.config.segment_bytes
     return source_bytes(segment) + (segment.log_bytes if passes else 0)
 
 
 def spans_too_long(task: CleaningTask, merged: Sequence[SegmentFacts]) -> bool:
-    """Would one output of these make time retention keep old records longer, or young ones shorter?"""
+    """Return whether one output of these would make time retention keep old records longer, or young ones shorter."""
     if "delete" not in task.config.cleanup_policy:
         return False
-    # Without bytes there is nothing to delete, and the time is the file's: such a segment must not pile up.
+    # A segment without bytes has nothing to delete, and its time is the file's: ignored, or such segments would
+    # accumulate.
     times = [segment.largest_timestamp_ms for segment in merged if segment.log_bytes]
     return bool(times) and max(times) - min(times) > task.config.segment_ms

@@ -1,8 +1,8 @@
-"""Pass 1: the dirty section goes into the offset map, and one bit a record says which of it survive.
+"""Pass 1: puts the dirty section into the offset map, and marks its surviving records with one bit each.
 
-Bits go by a record's number within its segment, never by offset: compacted logs have gaps of billions.
-Beside them stand what pass 2 needs to leave batches unopened: which hold a null value, and where the mapped
-range ends (format/CLEANING.md, "Building the map").
+Bits are indexed by a record's number within its segment, never by offset: compacted logs have gaps of billions. Also
+recorded is what pass 2 needs to leave batches unopened: which contain a null value, and where the mapped range ends
+(format/CLEANING.md, "Building the map").
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from keytail.log.transactions import TransactionTracker
 
 @dataclass
 class Survivors:
-    """What pass 1 knows. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
+    """The findings of pass 1. Offsets below `latest_offset` + 1 were mapped; `end_offset` is the round's result.
 
-    `batches` were read. `segment_records[i]` is the number of records in dirty segment `first_segment` + i, as
-    far as pass 1 came; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and `null_bits`, of
-    its first record and batch. Where keys are counted, `places` are the ordinal of the first record and the byte
-    position of every stride.
+    `batches` is the number of batches read. `segment_records[i]` is the number of records in dirty segment
+    `first_segment` + i, as far as pass 1 got; `record_start[i]` and `batch_start[i]` are the bit numbers, in `bits` and
+    `null_bits`, of its first record and batch. If keys are counted, `places` are the ordinal of the first record and
+    the byte position of every stride.
     """
 
     offset_map: OffsetMap
@@ -51,7 +51,7 @@ class Survivors:
 
     @property
     def records(self) -> int:
-        """In the segments read so far."""
+        """Number of records in the segments read so far."""
         return self.record_start[-1] + self.segment_records[-1] if self.segment_records else 0
 
     @property
@@ -63,16 +63,18 @@ class Survivors:
         return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
 
     def forget_map(self) -> None:
-        """For who goes on in the dirty section: there bits decide, but for the two exceptions (compact/rewrite.py)."""
+        """Drop the map for rounds that continue in the dirty section: there bits decide, except in two cases
+        (compact/rewrite.py), in which it is kept.
+        """
         if not (self.full or self.starts_inside_segment):
             self.offset_map = OffsetMap(0)
 
     def records_from(self, number: int) -> int:
-        """Records in the segments that pass 1 read from segment `number` on."""
+        """Return the number of records in the segments that pass 1 read, starting with segment `number`."""
         return sum(self.segment_records[max(0, number - self.first_segment) :])
 
     def reserve_nulls(self, batches: int) -> None:
-        """Room in `null_bits` for as many more."""
+        """Make room in `null_bits` for that many more batches."""
         needed = (self.batches + batches + 7) // 8
         if len(self.null_bits) < needed:
             larger = np.zeros(max(needed, 2 * len(self.null_bits)), np.uint8)
@@ -80,7 +82,7 @@ class Survivors:
             self.null_bits = larger
 
     def check(self) -> None:
-        """Assert that there is exactly one surviving bit a key of the map."""
+        """Assert that there is exactly one surviving bit per key of the map."""
         self.offset_map.check()
         assert int(np.unpackbits(self.bits).sum()) == self.offset_map.used
         assert self.record_start == sorted(self.record_start)
@@ -88,10 +90,10 @@ class Survivors:
 
 
 class Followers:
-    """Who follows the batches of the dirty section: the partition's transactions, and those the map knows of.
+    """Trackers that follow the batches of the dirty section: for all transactions, and for those visible to the map.
 
-    As Kafka's, the map's own tracker starts with the batch that the offset index names for the first dirty
-    offset, knowing nothing of the markers before it (format/CLEANING.md, "Aborted data and the map").
+    As in Kafka, the map's own tracker starts with the batch that the offset index names for the first dirty offset,
+    without the markers before it (format/CLEANING.md, "Aborted data and the map").
     """
 
     def __init__(self, whole_log: TransactionTracker, mapping: TransactionTracker, map_position: int) -> None:
@@ -100,7 +102,7 @@ class Followers:
         self._map_position = map_position
 
     def follow(self, table: np.ndarray, is_first_segment: bool) -> np.ndarray:
-        """For each batch (bool): is it, to the map, data of an aborted transaction?"""
+        """Return for each batch (bool) whether the map treats it as data of an aborted transaction."""
         self._whole_log.follow(table)
         skipped = int(np.searchsorted(table["position"], self._map_position)) if is_first_segment else 0
         aborted = np.zeros(len(table), bool)
@@ -111,7 +113,7 @@ class Followers:
 class SurvivorBuilder:
     """Reads dirty segments `first` .. `end` of a partition and builds its Survivors.
 
-    A thread reads the next stride and hashes its keys while those of the one before go into the map.
+    A thread reads the next stride and hashes its keys while those of the previous one are put into the map.
     """
 
     def __init__(self, reader: SegmentReader, scanner: KeyScanner, offset_map: OffsetMap) -> None:
@@ -128,10 +130,10 @@ class SurvivorBuilder:
         first_uncleanable_offset: int,
         followers: Followers,
     ) -> Survivors:
-        """Raises CorruptLog, or Refused for batches this version does not clean.
+        """Build the Survivors. Raises CorruptLog, or Refused for batches that this version does not clean.
 
-        The last segment read is read to its end even when the map is full before, for the sake of the
-        `followers`, which see every batch of the segments read.
+        The last segment is read to its end even if the map is full, because the `followers` must see all of its
+        batches.
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
@@ -161,10 +163,10 @@ class SurvivorBuilder:
         from_offset: int,
         followers: Followers,
     ) -> Generator[KeyChunk | None, None, None]:
-        """The keys of the wanted data batches of segment `number`, which is counted in `survivors`.
+        """Yield the keys of the wanted data batches of segment `number`, which is counted in `survivors`.
 
-        One item behind the map: what is found past the place where it was full is of no consequence. Then it is None,
-        a stride: the buffers of one that is still being put into the map must not be read into again.
+        The map is one item behind: keys found after it was full are ignored. From then on, None is yielded per stride:
+        the buffers of a stride that is still being put into the map must not be overwritten.
         """
         survivors.record_start.append(survivors.records)
         survivors.batch_start.append(survivors.batches)
@@ -200,7 +202,7 @@ class SurvivorBuilder:
         self._note_keyless(survivors, chunk.keyless, chunk.first_keyless_offset)
         if chunk.opened.is_end:
             self._advance(survivors, chunk, chunk.end_row, from_offset)
-        else:  # a later piece of the batch may not fit: as of any batch, only what is put counts then
+        else:  # a later piece of the batch may not fit: then, as for any batch, only what was put counts
             records, _ = chunk.records_up_to(chunk.first_row)
             self._advance_to_put(survivors, records, from_offset)
 
@@ -212,7 +214,7 @@ class SurvivorBuilder:
 
     @staticmethod
     def _advance(survivors: Survivors, chunk: KeyChunk, end_row: int, from_offset: int) -> None:
-        """Move `latest_offset` past the rows of the chunk in front of `end_row`."""
+        """Move `latest_offset` past the rows of the chunk before `end_row`."""
         if end_row > chunk.first_row:
             last = int(chunk.stride.table["last_offset"][end_row - 1])
             if last >= from_offset:
@@ -226,7 +228,7 @@ class SurvivorBuilder:
             survivors.latest_offset = int(put[-1])
 
     def _stop_in_front_of(self, ordinal: int, survivors: Survivors, chunk: KeyChunk, from_offset: int) -> None:
-        """The map was full at this record: what lies behind it is kept, records without a key are no matter there."""
+        """Stop before this record, at which the map was full: what follows is kept, keyless or not."""
         survivors.full = True
         row = chunk.row_of(ordinal)
         self._advance(survivors, chunk, row, from_offset)

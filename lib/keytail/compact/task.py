@@ -1,4 +1,4 @@
-"""One round over one partition: what it is given, and what it wrote. Small, picklable, the same for every attempt."""
+"""The input and the output of one round over one partition. Small, picklable, the same for every attempt."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NO_REMOVAL_LIMIT = 2**63 - 1
 
 @dataclass(frozen=True)
 class Totals:
-    """What was written and counted so far, over the rounds of one cleaning; bytes of `.log` files.
+    """What was written and counted so far, over all rounds of one cleaning; bytes of `.log` files.
 
-    `keys` were put into the map.
+    `keys` is the number of keys put into the map.
     """
 
     keys: int = 0
@@ -48,7 +48,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class HandedOn:
-    """What one round of writing hands to the next: where to go on, and the files with what it needs to know.
+    """What one round of writing passes to the next: where to continue, and the files with the state that it needs.
 
     Segments below number `next_segment` are replaced, or will be before the next round begins.
     """
@@ -65,9 +65,9 @@ class HandedOn:
 
 @dataclass(frozen=True)
 class FannedOut:
-    """The same of a cleaning by fan-out: `ranges` of segments that become a group each, those that are left; the files
-    of the survey, of the markers (None: there are none), of the survivors, and of the proof, by shard; `slices` and
-    `bits` as the stages before left them.
+    """The same for a cleaning by fan-out: `ranges` are the remaining ranges of segments, each of which becomes a group;
+    the files are those of the survey, of the markers (None: no markers), of the survivors, and of the proof, by shard;
+    `slices` and `bits` are the results of the earlier stages.
     """
 
     next_segment: int
@@ -86,16 +86,16 @@ class FannedOut:
 
 
 class NeedsFanOut(KeytailError):
-    """A partition with more keys than the memory of one task takes; nothing was written."""
+    """A partition has more keys than fit into the memory of one task; nothing was written."""
 
 
 @dataclass(frozen=True)
 class OutOfPlace:
-    """Where a task writes that leaves its sources alone (out_of_place/OUT_OF_PLACE.md), and what it takes there.
+    """Where a task that does not change its sources writes (out_of_place/OUT_OF_PLACE.md), and what it copies there.
 
-    Scratch files go to directory `path`: that of the partition in the target, or, where the target is an object store
-    (`is_local`), one of this host. `source_files` are all that the partition has to take over, as the driver saw them.
-    With `only_copies` nothing is cleaned.
+    Scratch files go to directory `path`: that of the partition in the target or, if the target is an object store
+    (`is_local`), one of this host. `source_files` are all files that the partition must have there, as listed by the
+    driver. With `only_copies` nothing is cleaned.
     """
 
     path: str
@@ -104,7 +104,7 @@ class OutOfPlace:
     only_copies: bool = False
 
     def like(self, fs: FileSystem, source: str) -> FileStat:
-        """What a file is made like: its source, with room for its owner to write; of this host's, the directory."""
+        """Return the attributes for a new file: those of its source, writable by its owner, or of a local directory."""
         if self.is_local:
             return fs.stat(self.path)
         return writable(fs.stat(source))
@@ -112,21 +112,25 @@ class OutOfPlace:
 
 @dataclass(frozen=True)
 class CleaningTask:
-    """One cleaning of one partition, as the plan decided it; small, picklable, and the same for every attempt.
+    """One cleaning of one partition, as decided by the plan; small, picklable, and the same for every attempt.
 
-    `segments` are all of the partition, as the driver saw them before the first was replaced. The map takes
-    `map_memory_bytes`, and holds at most `map_max_entries` keys where that is given. `grouping` "kafka" makes one
-    output of each group that Kafka would; "measured" goes by what survived. With `max_scratch_bytes` groups are
-    written in rounds of about so many bytes, at least one group a round; `handed_on` is what the round before left.
-    Where the keys are more than the map takes, `fan_out` "auto" has the task say so (NeedsFanOut) instead of ending the
-    round there as Kafka's does; "always" does not ask. `throttle_bytes_per_s` is for all tasks of a host together.
-    From `removal_limit_offset` on tombstones and markers stay, though their time is over (CLEANING.md 14).
-    Messages of magic 0 and 1 are written as version 2 or keep their magic (LEGACY.md 4 and 5); where `message_format`
-    is "unknown", a partition that has some is refused.
-    With `by_file_time` tombstones and markers are removed by the time of their file, and no delete horizon is written,
-    as by the cleaners before Kafka 3.1 (CLEANING.md 16).
-    With `hottest_keys` the records of each key are counted, and so many of those with most are told, by their hashes,
-    or with `show_keys` as they are. That takes 4 of 28 bytes of the map's memory.
+    `segments` are all of the partition's, as listed by the driver before the first was replaced. The map takes
+    `map_memory_bytes`, and holds at most `map_max_entries` keys if that is given. `grouping` "kafka" makes one output
+    of each group that Kafka would form; "measured" uses the sizes after cleaning. With `max_scratch_bytes` groups are
+    written in rounds of about that many bytes, at least one group per round; `handed_on` is the state saved by the
+    previous round.
+
+    If there are more keys than the map can hold, `fan_out` "auto" makes the task raise NeedsFanOut, whereas Kafka ends
+    the round there; "always" uses a fan-out regardless. `throttle_bytes_per_s` is the limit for all tasks of a host
+    together. From `removal_limit_offset` on, tombstones and markers are retained even after their retention
+    (CLEANING.md 14).
+
+    Messages of magic 0 and 1 are written as version 2 or keep their magic (LEGACY.md 4 and 5); if `message_format` is
+    "unknown", a partition that has some is refused. With `by_file_time` tombstones and markers are removed by the time
+    of their file, and no delete horizon is written, as by the cleaners before Kafka 3.1 (CLEANING.md 16).
+
+    With `hottest_keys` the records of each key are counted, and that many keys with the most records are reported, by
+    their hashes or, with `show_keys`, as they are. This takes 4 of 28 bytes of the map's memory.
     """
 
     topic: str
@@ -163,16 +167,16 @@ class CleaningTask:
 
     @property
     def scratch_path(self) -> str:
-        """The directory in which files are made."""
+        """The directory for scratch files."""
         return self.out_of_place.path if self.out_of_place else self.partition_path
 
     def like(self, fs: FileSystem, source: str) -> FileStat:
-        """What a file is made like that comes of this one."""
+        """Return the attributes for a file made from `source`."""
         return self.out_of_place.like(fs, source) if self.out_of_place else fs.stat(source)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a round has been before."""
+        """Whether an earlier round has run."""
         return self.handed_on is not None or self.fanned_out is not None
 
     @property
@@ -183,7 +187,7 @@ class CleaningTask:
 
     @classmethod
     def of(cls, facts: PartitionFacts, **decided: Any) -> CleaningTask:
-        """The cleaning of a surveyed partition; `decided` are the fields that a survey does not know."""
+        """Return the cleaning of a surveyed partition; `decided` are the fields that are not in a survey."""
         return cls(
             topic=facts.topic,
             partition=facts.partition,
@@ -201,10 +205,10 @@ class CleaningTask:
 
 
 class SourceCounts(NamedTuple):
-    """What a rewrite found in one source segment, by its number: records, and how many of them stay.
+    """The counts of a rewrite for one source segment, by its number: records, and how many of them are retained.
 
-    `horizon_batches` of those that are written have a time from which on tombstones or markers in them may go, between
-    `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
+    `horizon_batches` is the number of written batches with a delete horizon, after which tombstones or markers in them
+    may be removed; the horizons are between `first_horizon_ms` and `last_horizon_ms` (-1: there are none).
     """
 
     segment: int
@@ -215,7 +219,7 @@ class SourceCounts(NamedTuple):
     last_horizon_ms: int = -1
 
     def and_written(self, batches: np.ndarray) -> SourceCounts:
-        """With these rows of a batch table; one with a horizon has it in the place of its base timestamp."""
+        """Return the counts with these rows of a batch table added; a horizon is in place of the base timestamp."""
         kept = self.records_kept + int(batches["record_count"].sum())
         horizons = batches["base_timestamp_ms"][(batches["attributes"] & DELETE_HORIZON) != 0]
         if not len(horizons):
@@ -234,9 +238,9 @@ class CleaningResult:
     """What a round wrote and what it would leave; numbers are of the whole partition, sizes of `.log` files.
 
     `limits_met`: outputs that had to end inside a source. `large_batches`: rebuilt to more than `max.message.bytes`.
-    `rest`: groups are left for another round; records are counted then only as far as they were read. Out of place,
-    `placed` are all files that the partition is to have there, None as long as only its groups are written; with a
-    `refusal` they are copies, and it says why.
+    `rest`: groups remain for another round; then records are counted only as far as they were read. Out of place,
+    `placed` are all files that the partition is to have there, or None while only its groups are written; with a
+    `refusal`, the reason, they are copies.
     """
 
     end_offset: int
@@ -268,7 +272,7 @@ def result_of(
     totals: Totals,
     untouched_records: int,
 ) -> CleaningResult:
-    """Of a round that took the segments up to `stop`; the others have `untouched_records`."""
+    """Return the result of a round that covered the segments up to `stop`; the others have `untouched_records`."""
     untouched = task.segments[stop:]
     return CleaningResult(
         end_offset=end_offset,

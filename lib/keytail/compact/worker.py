@@ -1,4 +1,4 @@
-"""What a worker does of a compaction: a partition cleaned at the pace, and in the memory, of its host."""
+"""The work of an executor in a compaction: clean a partition with the throttle and the memory of its host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keytail.run.watching import telling
 def clean_on_worker(
     tasks_a_host: int, task: CleaningTask, attempt: str, *, shared_storage: bool = False
 ) -> CleaningResult:
-    """What one Spark task does; a map memory of 0 means this host's share."""
+    """Run one Spark task; a map memory of 0 means this host's share."""
     if not shared_storage:
         refuse_network_here(LOCAL, os.path.dirname(task.partition_path))
     with telling(task.partition_path, attempt):
@@ -25,7 +25,7 @@ def clean_on_worker(
 
 
 def on_worker(tasks_a_host: int, task: CleaningTask, attempt: str) -> tuple[FileSystem, CleaningTask]:
-    """The file system at the task's pace, and the task with this host's share of memory."""
+    """Return the file system with the task's throttle, and the task with this host's share of memory."""
     memory = task.map_memory_bytes or map_memory_bytes(tasks_a_host)
     fs = LOCAL
     if task.throttle_bytes_per_s is not None:

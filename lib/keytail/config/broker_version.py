@@ -1,4 +1,4 @@
-"""A version of Kafka as a flag gives it, and what the cleaner of that version does otherwise than 4.3.1's. Pure."""
+"""A Kafka version given by a flag, and how the cleaner of that version differs from that of 4.3.1. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST_WITH_HORIZONS = (3, 1)
 
 @dataclass(frozen=True)
 class BrokerVersion:
-    """Such as 2.8.2; the patch, which changes nothing here, is kept as it was given."""
+    """A version such as 2.8.2; the patch level, which has no effect here, is kept as given."""
 
     major: int
     minor: int
@@ -19,8 +19,8 @@ class BrokerVersion:
 
     @property
     def cleans_by_file_time(self) -> bool:
-        """Whether its cleaner removes tombstones and markers by the time of their file, and writes no delete horizons
-        (CLEANING.md 16)."""
+        """Whether its cleaner removes tombstones and markers by the modification time of their file, and writes no
+        delete horizons (CLEANING.md 16)."""
         return (self.major, self.minor) < _FIRST_WITH_HORIZONS
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class BrokerVersion:
 
 
 def parse_broker_version(text: str) -> BrokerVersion:
-    """The version that `text` names. ValueError for anything but numbers, and for versions before 0.11."""
+    """Parse a version. Raises ValueError for anything but numbers, and for versions before 0.11."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})((?:\.\d{1,3}){0,2})", text.strip(), re.ASCII)
     if match is None or (int(match[1]), int(match[2])) < _FIRST:
         raise ValueError(f"{text!r} is not a version of Kafka from 0.11 on, such as 2.8 or 2.8.2")

@@ -1,4 +1,4 @@
-"""The settings of one topic that its compaction obeys."""
+"""The settings of one topic that apply to its compaction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CompactionConfig:
-    """The configuration that compaction of one partition obeys, by Kafka's names with dots as underscores.
+    """The configuration for compacting one partition, by Kafka's names with dots replaced by underscores.
 
-    `segment_bytes` is `internal.segment.bytes` where that is set. The defaults are Kafka's.
+    `segment_bytes` is `internal.segment.bytes` if that is set. The defaults are Kafka's.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
@@ -29,7 +29,7 @@ class CompactionConfig:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> CompactionConfig:
-        """From values by Kafka's topic config names (`config/keys.py`); a missing name keeps its default."""
+        """Create one from values by Kafka's topic config names (`config/keys.py`); a missing name keeps its default."""
         given = {name.replace(".", "_"): value for name, value in values.items()}
         fields = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
         if "cleanup_policy" in fields:

@@ -1,7 +1,7 @@
-"""A broker's `server.properties`, read as Java reads it, of which only the keys in `keys.py` are kept.
+"""Parses a broker's `server.properties` as Java does, and keeps only the keys in `keys.py`.
 
-Everything else, passwords among it, is dropped before anything is returned. Reading the file's bytes is left
-to the caller, deciding which value holds to `resolve.py`.
+Everything else, including passwords, is dropped before anything is returned. The caller reads the file; `resolve.py`
+decides which value applies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _NOR_BROKER = "A broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
-    """The kept keys and their texts; UsageProblem if it is no properties file or a value is indirect."""
+    """Return the kept keys and their texts. Raises UsageProblem if the data is no properties file or a value is
+    indirect."""
     properties = _properties(data, path, "Give the server.properties that the broker is started with")
     kept = {name: properties[name] for name in file_names() if name in properties}
     for name, text in kept.items():
@@ -35,9 +36,9 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
     import javaproperties  # noqa: PLC0415 (brings in parsers of XML and HTTP; most commands read no such file)
 
     try:
-        properties: dict[str, str] = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load of a stream
+        properties: dict[str, str] = javaproperties.load(BytesIO(data))  # ISO 8859-1, as Properties.load(InputStream)
     except ValueError as error:
-        # The cause is not chained: its text quotes the file, which may hold secrets.
+        # The cause is not chained: its text quotes the file, which may contain secrets.
         raise UsageProblem(
             f"{path} is not a properties file: {type(error).__name__}", path=path, remedy=remedy
         ) from None
@@ -45,14 +46,14 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
 
 
 class MetaProperties(NamedTuple):
-    """What a log dir's `meta.properties` says. Version 0 is that of brokers which run with ZooKeeper."""
+    """The contents of a log dir's `meta.properties`. Version 0 is written by brokers with ZooKeeper."""
 
     version: int | None
     node_id: int | None
 
 
 def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
-    """Version, and the number of the broker; None for what it does not have. UsageProblem if one is no number."""
+    """Return the version and the broker's node id; None if missing. Raises UsageProblem if one is not a number."""
     properties = _properties(data, path, _NOR_BROKER)
     version = _count("version", properties, path)
     return MetaProperties(version, _count("broker.id" if version == 0 else "node.id", properties, path))
@@ -66,7 +67,7 @@ def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
 
 
 def log_dirs(broker: Mapping[str, Setting]) -> tuple[str, ...]:
-    """The data directories that a broker's settings name: `log.dirs`, else `log.dir`, else none."""
+    """Return the data directories in a broker's settings: `log.dirs`, else `log.dir`, else none."""
     setting = broker.get("log.dirs") or broker.get("log.dir")
     value = setting.value if setting else ()
     return tuple(path for path in value if path) if isinstance(value, tuple) else ()

@@ -1,14 +1,15 @@
 """Kafka's internal topics, and the settings with which a broker creates each of them.
 
 From Kafka's sources: GroupCoordinatorService, TransactionStateManager, ShareCoordinatorService (KIP-932),
-TopicBasedRemoteLogMetadataManager. `__cluster_metadata` has no settings: only controllers write and remove its records.
+TopicBasedRemoteLogMetadataManager. `__cluster_metadata` has no settings: only controllers write and remove its
+records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Beside min.insync.replicas and unclean.leader.election.enable, which mean nothing for files. Sizes are the defaults of
+# Without min.insync.replicas and unclean.leader.election.enable, which do not affect files. Sizes are the defaults of
 # offsets.topic.segment.bytes, transaction.state.log.segment.bytes and share.coordinator.state.topic.segment.bytes.
 _SEGMENT_BYTES = str(100 << 20)
 INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""Which versions of Kafka may have written a log dir, by what is in it, and what follows. Pure.
+"""Infers from the contents of a log dir which versions of Kafka may have written it, and the consequences. Pure.
 
 Sources: MetadataVersion of Kafka 4.3.1, KIP-858 (directory.id), the clean-shutdown files and directories of 2.8.2,
 3.6.2 and 3.9.1, and the classes of 3.7.0.
@@ -18,19 +18,20 @@ _FIRST_LEVELS: tuple[tuple[int, Version], ...] = (
     (1, (3, 0)), (2, (3, 1)), (3, (3, 2)), (4, (3, 3)), (8, (3, 4)), (9, (3, 5)), (12, (3, 6)), (15, (3, 7)),
     (20, (3, 8)), (21, (3, 9)), (22, (4, 0)), (26, (4, 1)), (28, (4, 2)), (30, (4, 3)), (31, (4, 4)),
 )  # fmt: skip
-# From this level on no cluster can be reverted to ZooKeeper.
+# From this level on a cluster cannot be reverted to ZooKeeper.
 WITHOUT_ZOOKEEPER = next(level for level, version in _FIRST_LEVELS if version == (4, 0))
 SNAPSHOT_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Signs:
-    """What a log dir shows; None or empty: nothing to go by.
+    """The signs found in a log dir; None or empty: no information.
 
-    `meta_versions` of its `meta.properties`, `has_directory_id` in them; `has_metadata_log`, believed or not, and
-    `features`: its levels by name, if it is believed; `clean_shutdown_has_json`: of the file of a clean shutdown.
-    `partitions` were looked into, `with_topic_id` of them have a `partition.metadata`; `magics`: of the first batch of
-    their segments, with an example of each; `snapshots`: versions of producer snapshots.
+    `meta_versions`: versions of `meta.properties` files; `has_directory_id`: whether they have a directory id;
+    `has_metadata_log`: whether there is one, used or not; `features`: its feature levels by name, if it is used;
+    `clean_shutdown_has_json`: of the clean-shutdown file. `partitions`: number of partitions examined, of which
+    `with_topic_id` have a `partition.metadata`; `magics`: of the first batch of their segments, with an example of
+    each; `snapshots`: versions of producer snapshots.
     """
 
     meta_versions: frozenset[int] = frozenset()
@@ -46,7 +47,7 @@ class Signs:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was `seen`, what it `means` for keytail, and which versions it leaves: from `first` on, before `end`."""
+    """What was `seen`, what it `means` for keytail, and the possible versions: from `first` on, before `end`."""
 
     seen: str
     means: str
@@ -56,7 +57,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Inferred:
-    """All evidence, and the versions that it leaves together. A broker may be newer than the level of its cluster."""
+    """All evidence, and the versions that all of it allows. A broker may be newer than the feature level of its
+    cluster."""
 
     evidence: tuple[Evidence, ...] = ()
 
@@ -70,7 +72,7 @@ class Inferred:
 
     @property
     def sentence(self) -> str:
-        """Such as `3.7 or later, before 4.0`."""
+        """The range in words, such as `3.7 or later, before 4.0`."""
         first, end = self.first, self.end
         if first is not None and end is not None and first >= end:
             return f"several versions: {_text(first)} or later, and one before {_text(end)}"
@@ -80,7 +82,7 @@ class Inferred:
 
 
 def infer(signs: Signs) -> Inferred:
-    """What follows from the signs, the most telling first."""
+    """Return the evidence from the signs, the most conclusive first."""
     found = [
         _metadata_version(signs), *_mode(signs), _directory_id(signs), _clean_shutdown(signs), _topic_ids(signs),
         *_formats(signs), *_snapshots(signs),
@@ -113,7 +115,8 @@ def _mode(signs: Signs) -> list[Evidence]:
 
 
 def _version_0(signs: Signs) -> Evidence:
-    """A migration from ZooKeeper to KRaft, which Kafka has from 3.4 on, leaves the version as it is."""
+    """Return the evidence of version 0, which remains after a migration from ZooKeeper to KRaft (possible from Kafka
+    3.4 on)."""
     seen = "version=0 in meta.properties"
     if signs.features:
         means = "the broker ran with ZooKeeper before a migration to KRaft, which keeps this version"

@@ -1,10 +1,10 @@
-"""Kafka's configuration keys that keytail reads: names, synonyms, types, defaults, ranges, as in Kafka 4.3.
+"""Kafka's configuration keys that keytail reads: names, synonyms, types, defaults and ranges, as in Kafka 4.3.
 
-`message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. Where an older version
-allows more, the range is that one's: `segment.bytes` from 14 on, before Kafka 4.1.
+`message.format.version` and `inter.broker.protocol.version` are settings of versions before 4.0. If an older version
+allows more, its range is used: `segment.bytes` from 14 on, before Kafka 4.1.
 
-A key that is not in this table is never read, shown or stored, so secrets stay where they are. What a value
-means is left to its users; which value holds is decided in `resolve.py`.
+A key that is not in this table is never read, shown or stored, so secrets are not exposed. The users of a value
+interpret it; `resolve.py` decides which value applies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _UNIT_MS = {"minutes": 60_000, "hours": 3_600_000}
 
 @dataclass(frozen=True)
 class Key:
-    """One setting. `None` as a bound means the type's own.
+    """One setting. `None` as a bound means that of the type.
 
-    `broker_names` are the names under which a broker's file sets it, highest precedence first; a name that
-    ends in `.hours` or `.minutes` counts those.
+    `broker_names` are the names that set it in a broker's file, highest precedence first; a name that ends in
+    `.hours` or `.minutes` has that unit.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words."""
+        """A description of the allowed values."""
         if self.choices:
             listed = ", ".join(self.choices)
             return f"any of {listed}, each once" if self.kind == "list" else f"one of {listed}"
@@ -66,7 +66,7 @@ class Key:
         return span + "".join(f", or {value}" for value in self.also)
 
 
-# `options` of the next two are minimum, maximum, choices and also.
+# `options` of the next two functions are minimum, maximum, choices and also.
 def _topic(name: str, kind: Kind, default: Value, meaning: str, *broker_names: str, **options: Any) -> Key:
     return Key(name, kind, default, meaning, broker_names, "topic", **options)
 
@@ -160,22 +160,22 @@ BROKER_KEYS = (
 )
 # fmt: on
 
-# What Kafka 4.1 and later take for segment.bytes, of a topic or as log.segment.bytes, without an error at start.
+# The smallest segment.bytes or log.segment.bytes with which Kafka 4.1 and later start without an error.
 SEGMENT_BYTES_OF_4_1 = 1_048_576
 
 KEYS = {key.name: key for key in TOPIC_KEYS + BROKER_KEYS}
-# Of a broker's settings those that decide what cleaning keeps, so the command line may give them too.
+# Broker settings that affect what cleaning retains, so the command line may set them too.
 COMMAND_LINE_BROKER_KEYS = frozenset({"producer.id.expiration.ms", "transactional.id.expiration.ms"})
 
 
 def file_names() -> Iterator[str]:
-    """Every name that is kept of a broker's file."""
+    """Yield every name that is kept from a broker's file."""
     for key in KEYS.values():
         yield from key.broker_names
 
 
 def parse(key: Key, text: str) -> Value:
-    """The value of `text` as Kafka's ConfigDef reads it; ValueError if it is none that `key` allows."""
+    """Parse `text` as Kafka's ConfigDef does. Raises ValueError if `key` does not allow the value."""
     text = text.strip()
     if key.kind == "list":
         items = tuple(re.split(r"\s*,\s*", text)) if text else ()
@@ -213,7 +213,7 @@ def _number(key: Key, text: str) -> int | float:
 
 
 def _whole_number(text: str, kind: str) -> int:
-    # Python's int would also take blanks, underscores and other alphabets' digits.
+    # Python's int also accepts blanks, underscores and digits of other alphabets.
     if not re.fullmatch(r"[+-]?\d+", text, re.ASCII):
         raise ValueError(text)
     low, high = _LIMITS[kind]
@@ -223,12 +223,13 @@ def _whole_number(text: str, kind: str) -> int:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a version, those of an interim one (`-IV0`) last."""
+    """Return the numbers of a version, with that of an interim version (`-IV0`) last."""
     return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def parse_broker(key: Key, name: str, text: str) -> Value:
-    """The value, in the unit of `key`, of what a broker's file says under `name`; ValueError if not allowed.
+    """Parse the text of `name` in a broker's file; return the value in the unit of `key`. Raises ValueError if not
+    allowed.
 
     A negative number of hours or minutes means "without limit", as in the broker.
     """
@@ -240,7 +241,7 @@ def parse_broker(key: Key, name: str, text: str) -> Value:
 
 
 def right_name(name: str) -> str | None:
-    """The key that `name` most likely means: a broker name's topic setting, or the nearest spelling."""
+    """Return the key that `name` most likely means: a broker name's topic setting, or the nearest spelling."""
     meant = {broker_name: key.name for key in TOPIC_KEYS for broker_name in key.broker_names}
     meant |= {key_name: key_name for key_name in KEYS}
     meant |= {key_name.replace(".", "_"): key_name for key_name in KEYS}

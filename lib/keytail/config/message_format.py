@@ -1,11 +1,12 @@
-"""Which message format a broker gives a topic, so that what is left of messages of magic 0 and 1 can be read there.
+"""Determines the message format that a broker uses for a topic, so that retained messages of magic 0 and 1 remain
+readable there.
 
-A broker below 3.0 sends batches of version 2 as they are to clients that cannot read them, where it takes the topic for
-one of an older format. Which format that is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
+A broker below 3.0 sends batches of version 2 unconverted to clients that cannot read them if it assumes an older
+format for the topic. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
 
-- with KRaft, and where inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
+- with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
 - else the topic's message.format.version, else the broker's log.message.format.version;
-- else that of the newest version that the broker knows, which is version 2 from 0.11 on.
+- else that of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 from keytail.config.keys import version_numbers
 from keytail.config.resolve import DEFAULT_SOURCE, Resolved, Setting
 
-MessageFormat = Literal["v2", "keep", "unknown"]  # of what is left of messages of magic 0 and 1
+MessageFormat = Literal["v2", "keep", "unknown"]  # of retained messages of magic 0 and 1
 ClusterMode = Literal["KRaft", "ZooKeeper", "unknown"]
 
 TOPIC_FORMAT = "message.format.version"
@@ -25,23 +26,24 @@ _FIRST_THAT_IGNORES = (3, 0)
 
 
 def message_format(resolved: Resolved, mode: ClusterMode) -> MessageFormat:
-    """v2 where the topic's format is version 2, keep where it may be older, unknown where nothing is known."""
+    """Return v2 if the topic's format is version 2, keep if it may be older, unknown if there is no information."""
     protocol = _version(resolved, PROTOCOL)
     if mode == "KRaft" or (protocol is not None and protocol >= _FIRST_THAT_IGNORES):
         return "v2"
     stated = _version(resolved, TOPIC_FORMAT)
     if not resolved.unknown([TOPIC_FORMAT]):
-        # A broker knows the protocol that it is set to, and so version 2 from 0.11 on, which is then its default.
+        # A broker supports the protocol version that it is set to, and so has version 2 as its default from 0.11 on.
         stated = protocol if stated is None else stated
         if stated is not None:
             return "v2" if stated >= _FIRST_OF_V2 else "keep"
-    elif stated is not None and stated < _FIRST_OF_V2:  # the broker's own, which the topic may have raised
+    elif stated is not None and stated < _FIRST_OF_V2:  # the broker's setting, which the topic may override
         return "keep"
     return "keep" if mode == "ZooKeeper" else "unknown"
 
 
 def older_format(resolved: Resolved, mode: ClusterMode) -> Setting | None:
-    """The setting by which brokers take the topic for one of a format before version 2; None where none says so."""
+    """Return the setting that makes brokers assume a format before version 2 for the topic; None if there is no such
+    setting."""
     if message_format(resolved, mode) != "keep":
         return None
     for name in (TOPIC_FORMAT, PROTOCOL):
@@ -52,7 +54,7 @@ def older_format(resolved: Resolved, mode: ClusterMode) -> Setting | None:
 
 
 def _version(resolved: Resolved, name: str) -> tuple[int, int] | None:
-    """Major and minor number of a version that was read or given."""
+    """Return major and minor number of a version that was read or given; None for a default or another value."""
     setting = resolved.settings[name]
     if setting.source == DEFAULT_SOURCE or not isinstance(setting.value, str):
         return None

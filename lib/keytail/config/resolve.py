@@ -1,11 +1,12 @@
-"""Which value of a setting holds for a topic, and where it comes from.
+"""Determines the effective value of each setting for a topic, and its source.
 
-Pure: layers in, values with their sources out. The command line takes precedence over the file of `--topic-configs`,
-then come the topic's own overrides in the metadata log, the settings with which a broker creates an internal topic, the
-broker's dynamic settings (its own before those of all brokers), the broker's file, and Kafka's default.
-`TOPIC:key=value` takes precedence over `key=value`.
+Pure: takes layers and returns values with their sources. The command line takes precedence over the file of
+`--topic-configs`; then follow the topic's own overrides in the metadata log, the settings with which a broker creates
+an internal topic, the broker's dynamic settings (its own before those of all brokers), the broker's file, and Kafka's
+default. `TOPIC:key=value` takes precedence over `key=value`.
 
-A value is not enough to remove records by: `Resolved.unknown` names the settings that nobody read or gave.
+A value alone does not justify removing records: `Resolved.unknown` returns the settings that were neither read nor
+given.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it comes from, in words such as `server.properties: log.roll.hours=24`.
+    """A value and its source, in words such as `server.properties: log.roll.hours=24`.
 
-    `doubt` says, of a value that is not the newest one, why it holds nevertheless.
+    `doubt` explains why a value applies although it is not the latest one.
     """
 
     value: Value
@@ -48,7 +49,7 @@ class Setting:
     doubt: str = ""
 
 
-# Settings one of which holds, the newest last; None where the layer says nothing, so that a lower one decides.
+# Possible settings, the latest last; None if the layer has no setting, so that a lower one decides.
 Options: TypeAlias = tuple[Setting | None, ...]
 Layer: TypeAlias = Mapping[str, Setting | Options]
 
@@ -63,11 +64,11 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Resolved:
-    """Every setting of `keys.py` as it holds for one topic.
+    """The effective value of every setting in `keys.py` for one topic.
 
-    `known`: the settings of which it is known whether, and how, the topic overrides them. `given`: those that the
-    command line or the file of `--topic-configs` has. `in_metadata`: the metadata log has the topic, and is believed.
-    `broker_known`: a broker's file was read, so that a setting which is not in it really has Kafka's default.
+    `known`: the settings for which it is known whether, and how, the topic overrides them. `given`: the settings from
+    the command line or the file of `--topic-configs`. `in_metadata`: the metadata log contains the topic and is used.
+    `broker_known`: a broker's file was read, so that a setting that is missing there really has Kafka's default.
     """
 
     topic: str
@@ -79,15 +80,16 @@ class Resolved:
 
     @property
     def overrides_known(self) -> bool:
-        """Whether all of the topic's own settings are known, so that an absent one really is absent."""
+        """Whether all of the topic's own settings are known, so that a missing one really is not set."""
         return self.known >= _OF_TOPICS
 
     def unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` that nobody read or gave for this topic: nothing may be removed by their values."""
+        """Return those of `names` that were neither read nor given for this topic: nothing may be removed based on
+        their values."""
         return tuple(name for name in names if name not in self.known)
 
     def assumed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of `names` with Kafka's default although no broker's file was read, which may say otherwise."""
+        """Return those of `names` with Kafka's default although no broker's file was read, which may set them."""
         if self.broker_known:
             return ()
         return tuple(name for name in names if self.settings[name].source == DEFAULT_SOURCE)
@@ -96,16 +98,16 @@ class Resolved:
         return self.settings[name].value
 
     def doubts(self) -> list[str]:
-        """Why values hold that are not the newest ones."""
+        """Return the reasons why values apply that are not the latest ones."""
         return [setting.doubt for setting in self.settings.values() if setting.doubt]
 
     def values(self) -> dict[str, Value]:
-        """All values by name."""
+        """Return all values by name."""
         return {name: setting.value for name, setting in self.settings.items()}
 
 
 def from_command_line(arguments: Iterable[str]) -> CommandLine:
-    """The settings of `[TOPIC:]key=value` arguments; UsageProblem names what is wrong with one."""
+    """Parse the settings of `[TOPIC:]key=value` arguments. Raises UsageProblem for an invalid one."""
     everywhere: dict[str, Setting] = {}
     by_topic: dict[str, dict[str, Setting]] = {}
     for argument in arguments:
@@ -156,7 +158,7 @@ def _command_line_key(name: str, topic: str, argument: str) -> Key:
 
 
 def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, Setting]:
-    """A topic's own overrides, as found in `origin`; keys that `keys.py` does not have are passed over."""
+    """Parse a topic's own overrides, found in `origin`; keys that are not in `keys.py` are ignored."""
     settings = {}
     for key in TOPIC_KEYS:
         if key.name in texts:
@@ -166,7 +168,8 @@ def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, S
 
 
 def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
-    """The settings that the file of `--topic-configs` has of `topic`; Refused for a value that Kafka does not allow."""
+    """Return the settings of `topic` in the file of `--topic-configs`. Raises Refused for a value that Kafka does not
+    allow."""
     settings = {}
     for name, (text, line) in configs.by_topic.get(topic, {}).items():
         source = f"{configs.path} line {line}: {name}={text}"
@@ -175,7 +178,7 @@ def from_topic_configs(topic: str, configs: TopicConfigs) -> dict[str, Setting]:
 
 
 def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
-    """Like `from_topic`, of overrides each of which may have one of several values."""
+    """Do the same as `from_topic` for overrides each of which may have one of several values."""
     options: dict[str, Options] = {}
     for key in TOPIC_KEYS:
         if key.name in values:
@@ -187,9 +190,10 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 
 
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Options]:
-    """The settings that a broker takes over while it runs, under the names of what they are the defaults of.
+    """Return the settings that a running broker applies dynamically, by the names of the topic settings they are
+    defaults of.
 
-    Of names that mean the same, Kafka lets only the one of highest precedence be set in this way.
+    Of names that mean the same, Kafka only lets the one of highest precedence be set dynamically.
     """
     options: dict[str, Options] = {}
     for key in KEYS.values():
@@ -209,9 +213,9 @@ def _dynamic(key: Key, name: str, text: str, origin: str) -> Setting:
 
 
 def from_broker(texts: Mapping[str, str], path: str) -> dict[str, Setting]:
-    """A broker's settings, under the names of the topic settings that they are the defaults of.
+    """Return a broker's settings, by the names of the topic settings they are defaults of.
 
-    Every name present is checked, also those that one of higher precedence hides, as a broker does.
+    As in a broker, every name present is checked, including names that one of higher precedence hides.
     """
     settings: dict[str, Setting] = {}
     for key in KEYS.values():
@@ -253,12 +257,12 @@ def effective(
     broker: Layer | None = None,
     topics_have_no_overrides: bool = False,
 ) -> Resolved:
-    """Every setting as it holds for `topic`, with its source.
+    """Return the effective value of every setting for `topic`, with its source.
 
-    `topics` has an entry, maybe an empty one, for each topic whose overrides were read in the metadata log. `dynamic`:
-    what brokers take over while they run, lowest first. `broker`: None where no file of it was read. Where one of
-    several values holds, the safest is taken. Raises Refused for a wrong value of the topic's, and if the minimum
-    compaction lag passes the maximum one, which no broker accepts.
+    `topics` has an entry, possibly empty, for each topic whose overrides were read from the metadata log. `dynamic`:
+    dynamic settings of brokers, lowest precedence first. `broker`: None if no broker's file was read. If several
+    values are possible, the safest is used. Raises Refused for an invalid value of the topic, and if the minimum
+    compaction lag exceeds the maximum one, which no broker accepts.
     """
     command_line = command_line or CommandLine()
     topic_configs = topic_configs or TopicConfigs()
@@ -267,7 +271,7 @@ def effective(
     read = topics.get(topic, {})
     if topic in topics:
         created = _or_below(created)
-    if topic in topic_configs.overrides | topic_configs.all_values:  # which may be newer, or may have been cut
+    if topic in topic_configs.overrides | topic_configs.all_values:  # which may be newer, or may be incomplete
         read = _or_below(read)
     in_file = from_topic_configs(topic, topic_configs)
     own = command_line.by_topic.get(topic, {})
@@ -301,7 +305,7 @@ def effective(
 
 
 def _or_below(layer: Layer) -> Layer:
-    """The same settings where each may hold or may not: then the safer of it and of what is below it counts."""
+    """Return the same settings as optional ones: the safer of each and of the value below it is used."""
     return {name: (None, *(said if isinstance(said, tuple) else (said,))) for name, said in layer.items()}
 
 

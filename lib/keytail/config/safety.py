@@ -1,7 +1,7 @@
-"""Of several values one of which holds, the one by which the least is removed.
+"""Chooses, of several possible values of a setting, the one by which the fewest records are removed.
 
-The last records of a metadata log may not be committed, so a setting that they changed has more than one value
-that may hold. Pure; which values these are is found in `log/metadata.py`.
+The last records of a metadata log may not be committed, so a setting that they changed has more than one possible
+value. Pure; `log/metadata.py` finds these values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from keytail.config.keys import Value, version_numbers
 
-# What survives longer, or is compacted later, the larger the value is.
+# The larger the value, the longer data is retained or the later it is compacted.
 LARGER_IS_SAFER = frozenset(
     {
         "delete.retention.ms",
@@ -21,20 +21,20 @@ LARGER_IS_SAFER = frozenset(
         "transactional.id.expiration.ms",
     }
 )
-# The same, but a negative number means without limit.
+# The same, but a negative number means "without limit".
 RETENTION = frozenset({"retention.ms", "retention.bytes"})
 
 
 def safest(name: str, values: Sequence[Value]) -> Value:
-    """The safest of `values`, the newest of which is last; the newest, of a setting that decides no removal."""
+    """Return the safest of `values`, the latest of which is last; the latest if the setting does not affect removal."""
     newest = values[-1]
     if name == "cleanup.policy":
-        # Only what each of them does to old data is certain to be wanted.
+        # Only the policies that are in all of the values are certain to be intended.
         allowed = set.intersection(*({*policy} for policy in values if isinstance(policy, tuple)))
         return tuple(item for item in newest if item in allowed) if isinstance(newest, tuple) else newest
-    if name == "remote.storage.enable":  # tiered topics are left alone
+    if name == "remote.storage.enable":  # tiered topics are not processed
         return any(values)
-    if name == "message.format.version":  # what an older client reads, a newer one reads too
+    if name == "message.format.version":  # newer clients can read the formats of older ones
         return min((value for value in values if isinstance(value, str)), key=version_numbers, default=None)
     numbers = [value for value in values if isinstance(value, int | float)]
     if name in RETENTION:

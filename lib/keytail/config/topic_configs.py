@@ -1,8 +1,8 @@
-"""The settings of many topics from one text: lines `TOPIC:key=value`, or what `kafka-configs.sh` prints.
+"""Parses the settings of many topics from one text: lines `TOPIC:key=value`, or the output of `kafka-configs.sh`.
 
-The printed forms are those of `kafka-configs.sh --describe --entity-type topics`, with `--all` and without, by brokers
-and by ZooKeeper. With `--all` a broker also prints what it takes from its own configuration: those values hold for the
-topic as well, and a setting that is missing there was cut off. Reading the file is left to the caller. Pure.
+The supported output is that of `kafka-configs.sh --describe --entity-type topics`, with `--all` and without, from
+brokers and from ZooKeeper. With `--all` a broker also prints values of its own configuration: those apply to the
+topic too, and a setting that is missing there was cut off. The caller reads the file. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from keytail.config.keys import TOPIC_KEYS, right_name
 from keytail.errors import UsageProblem
 
 _READ = {key.name: key for key in TOPIC_KEYS}
-# Settings of topics, of any version of Kafka, that do not matter to files of a log dir.
+# Topic settings, of any version of Kafka, that do not affect the files of a log dir.
 _PASSED_OVER = frozenset(
     {
         "errors.deadletterqueue.group.enable",
@@ -34,7 +34,7 @@ _PASSED_OVER = frozenset(
         "unclean.leader.election.enable",
     }
 )
-# All that `--all` prints of a topic up to Kafka 2.8, which does not have these three.
+# Kafka up to 2.8 does not have these three; `--all` prints the settings below for a topic.
 TIERED_STORAGE = frozenset({"remote.storage.enable", "local.retention.ms", "local.retention.bytes"})
 _ALL_OF_2_X = frozenset(
     {
@@ -51,16 +51,16 @@ _NAME = r"[a-zA-Z0-9._-]+"
 # "Dynamic configs for topic T are:", "All configs for topic T are:", "Configs for topic 'T' are k=v,k=v" (ZooKeeper)
 _HEADER = re.compile(rf"(Dynamic c|All c|C)onfigs for topic '?({_NAME})'? are(?::|\s(.*)|$)")
 _OF_ALL = "All c"
-# What the tool prints first where it asks ZooKeeper.
+# Printed first by the tool when it reads from ZooKeeper.
 _DEPRECATED = re.compile(r"Warning: --zookeeper is deprecated.*|Use --bootstrap-server instead.*")
 _PRINTED = re.compile(r"\s+([^\s=:]+)=(.*) sensitive=(?:true|false) synonyms=\{.*\}")
 _LINE = re.compile(rf"\s*({_NAME}):([^\s=:]+)=(.*)")
-_NEXT_PAIR = re.compile(r",(?=[a-z][a-z0-9.]*=)")  # values may hold commas: cleanup.policy=compact,delete
-_NO_VALUE = "null"  # as Kafka prints a value that is secret
+_NEXT_PAIR = re.compile(r",(?=[a-z][a-z0-9.]*=)")  # values may contain commas: cleanup.policy=compact,delete
+_NO_VALUE = "null"  # printed by Kafka for a secret value
 
 
 class GivenText(NamedTuple):
-    """The text of one setting, and the line that it is in, from 1 on."""
+    """The text of one setting, and its line number, from 1 on."""
 
     text: str
     line: int
@@ -70,9 +70,9 @@ class GivenText(NamedTuple):
 class TopicConfigs:
     """The settings of each topic in a file.
 
-    `overrides`: topics of which Kafka printed all overrides, maybe none. `all_values`: those of which it printed all
-    values, so that nothing is known of a setting that is not there. `withheld`: settings that it printed without value.
-    `not_tiered`: topics of which it printed all that Kafka 2.x has, and so nothing about tiered storage.
+    `overrides`: topics for which Kafka printed all overrides, possibly none. `all_values`: topics for which it
+    printed all values, so that a missing setting is unknown. `withheld`: settings printed without their value.
+    `not_tiered`: topics for which it printed exactly the settings of Kafka 2.x, so none about tiered storage.
     """
 
     path: str = ""
@@ -84,7 +84,8 @@ class TopicConfigs:
 
 
 def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
-    """UsageProblem, with the number of the line, for what is neither form or no setting of Kafka's topics."""
+    """Parse the file. Raises UsageProblem, with the line number, for a line in neither form, or a setting that is not
+    one of Kafka's topic configs."""
     by_topic: dict[str, dict[str, GivenText]] = {}
     overrides, all_values = set[str](), set[str]()
     withheld: dict[str, set[str]] = {}
@@ -134,7 +135,7 @@ def _text(data: bytes, path: str) -> str:
 
 
 def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
-    """Of `k=v,k=v`, as ZooKeeper's form has them behind the topic."""
+    """Yield the pairs of `k=v,k=v`, which follows the topic in ZooKeeper's form."""
     for pair in _NEXT_PAIR.split(text.strip()) if text.strip() else ():
         key, equals, value = pair.partition("=")
         if not equals:

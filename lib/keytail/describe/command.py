@@ -1,5 +1,5 @@
-"""The verb `describe`: what each partition holds, whether its compaction is due and what is in the way, and which
-settings hold for it, with where each comes from.
+"""The command `describe`: show the size of each partition, whether its compaction is due or why not, and its settings
+with the source of each.
 
 Reads listings, checkpoints and index tails, as a plan does, and no log data, unless records are to be counted.
 Starts no Spark, takes no lock, changes nothing.
@@ -47,14 +47,14 @@ _OF_OLD_MESSAGES = {
 class DescribeRow:
     """One partition. Sizes are of `.log` files.
 
-    `offsets` counts those from the log start to the log end; `records` is None unless they were counted (markers
-    included). `live`: a broker was running on it, so that the numbers are of a moment. `eligible`: `compact` would
-    act on it now; else `blocker` says why not. The numbers of the section to clean, which ends at
-    `end_dirty_offset`, are None where the partition is in a state that forbids to say. `settings`: value and source
-    by Kafka's name, those of `keys.py` that were asked for. `overrides_known`: whether the topic's own are among the
-    sources. `message_format`: what a compaction writes messages of formats v0 and v1 as, v2 or keep (their own);
-    unknown where it refuses them. `kafka`: `versions` that may have written the log dirs, and `evidence`, what was
-    seen and what it means.
+    `offsets` is the number of offsets from the log start to the log end; `records` is None unless they were counted
+    (including markers). `live`: a broker was running on it, so the numbers may have changed since. `eligible`:
+    `compact` would process it now; otherwise `blocker` has the reason. The numbers of the section to clean, which ends
+    at `end_dirty_offset`, are None if the partition's state does not determine them. `settings`: value and source of
+    the requested settings of `keys.py`, by Kafka's name. `overrides_known`: whether the topic's own settings are among
+    the sources. `message_format`: how a compaction writes messages of formats v0 and v1: v2, or keep (in their own
+    format); unknown if it refuses them. `kafka`: the `versions` that may have written the log dirs, and the `evidence`:
+    observations and their meaning.
     """
 
     topic: str
@@ -97,11 +97,11 @@ def describe(
     count_records: bool = False,
     fs: FileSystem = LOCAL,
 ) -> list[DescribeRow]:
-    """A row for each chosen partition."""
+    """Return a row for each chosen partition."""
     chosen = choose(fs, choice)
     configuration = with_metadata(fs, choice.log_dirs, configuration)
     kafka = _kafka(which_kafka(fs, chosen.log_dirs, configuration.cluster))
-    # A broker removes the file of a clean shutdown as soon as it has the lock.
+    # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
 
     def row(plan: Planned, records: int | KeytailError | None) -> DescribeRow:
@@ -124,7 +124,8 @@ def _kafka(inferred: Inferred) -> dict[str, Any]:
 
 
 def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
-    """By the headers of all batches, whose checksums are tested; the problem where they cannot all be read."""
+    """Return the number of records by the headers of all batches, after checking their checksums; the problem if a
+    batch cannot be read."""
     from keytail.log.stride import SegmentReader  # noqa: PLC0415 (brings in the kernels)
 
     reader = SegmentReader(fs)
@@ -145,8 +146,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
 def _settings(
     configuration: Configuration, topic: str, every: bool
 ) -> tuple[dict[str, dict[str, Any]], bool, MessageFormat]:
-    """Settings of `topic`, whether its own are known, and what they say of old messages. None where they contradict
-    each other."""
+    """Return the settings of `topic`, whether its own are known, and the format for old messages. If the settings
+    contradict each other: none, False and "unknown"."""
     try:
         resolved = configuration.of(topic)
         message_format = configuration.message_format_of(topic)
@@ -202,20 +203,20 @@ def _row(
 
 
 def _section(plan: Planned, rules: Rules) -> Selection | None:
-    """What a round would clean, also where it is refused for reasons that do not touch the numbers."""
+    """Return the section that a round would clean, even if it is refused for reasons that do not affect the numbers."""
     if plan.decision.selection is not None or plan.config is None or plan.facts.problems:
         return plan.decision.selection
     return select(plan.facts, plan.config, rules.now_ms, high_watermark=rules.high_watermark)
 
 
 def exit_status(rows: Sequence[DescribeRow]) -> int:
-    """0, unless records could not be counted: 1 where none could, 3 where some could."""
+    """Return 0, unless records could not be counted: 1 if this failed for all partitions, 3 if only for some."""
     bad = sum(bool(row.error) for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 
 
 def print_table(rows: Sequence[DescribeRow], *, every_setting: bool) -> None:
-    """A line for each partition, then what is in the way of a compaction, then each topic's settings."""
+    """Print a line for each partition, then why compactions are not due, then each topic's settings."""
     console = show.output_console()
     counted = any(row.records is not None for row in rows)
     table = Table(title="Partitions", title_justify="left", title_style="bold", box=None, pad_edge=False)

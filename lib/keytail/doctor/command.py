@@ -1,6 +1,6 @@
-"""The verb `doctor`: is this machine ready for the other verbs; with --warm, the kernels compiled ahead.
+"""The command `doctor`: check whether this machine is ready for the other commands; with --warm, compile the kernels.
 
-Nothing is changed but the cache of compiled kernels, and no lock is taken, so it may run beside a broker.
+Changes only the cache of compiled kernels and takes no lock, so it may run beside a broker.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def doctor(
     delta_jars: str | None = None,
     fs: FileSystem = LOCAL,
 ) -> list[CheckRow]:
-    """A row for each check, those of the cache after what `warm` has put into it; of log dirs where there are `paths`,
-    and of the executors of `master`, where it is given."""
+    """Return a row for each check. `warm` fills the cache of kernels before it is checked. The log dirs are checked if
+    `paths` are given, and the executors if `master` is given."""
     if warm:
         _warm()
     rows = [machine.python(), machine.java(), machine.spark(), machine.delta(delta_jars), machine.native()]

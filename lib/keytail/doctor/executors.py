@@ -1,4 +1,5 @@
-"""Whether all executors are what a run needs: the same Python packages, and the same log dirs at the same paths."""
+"""Checks that all executors have what a run needs: the same Python packages, and the same log dirs at the same paths.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from keytail.log.fs import LOCAL
 from keytail.run.session import parallel_tasks
 from keytail.run.tasks import run_bundle
 
-_A_TASK_S = 0.3  # each stays so long that the others go to other places
+_A_TASK_S = 0.3  # long enough that Spark schedules the other tasks on other executors
 _TASKS_A_PLACE = 2
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one host says of itself. `log_dirs`: a digest of each one's listing, or "" and why there is none."""
+    """What one host reports. `log_dirs`: by path, a digest of the listing and the number of directories, or "" and the
+    error."""
 
     host: str
     python: str
@@ -32,7 +34,7 @@ class Seen:
 
 
 def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
-    """What this process sees."""
+    """Return what this process sees."""
     from keytail.kernels import native  # noqa: PLC0415 (only where work is done)
 
     packages = ("keytail", "numba", "numpy", "pyarrow", "pyspark")
@@ -62,8 +64,8 @@ def _look_slowly(log_dirs: Sequence[str], attempt: str) -> Seen:
 
 
 def ask_executors(spark: Any, log_dirs: Sequence[str]) -> tuple[dict[str, Seen], list[str]]:
-    """By host, and what went wrong. A tiny job of some tasks for each place there is: a host without a place for a task
-    meanwhile is not asked."""
+    """Return the result of `look` by host, and the problems. Runs a small job with _TASKS_A_PLACE tasks per task slot:
+    a host without a free slot in the meantime is not checked."""
     payloads = [tuple(log_dirs)] * (_TASKS_A_PLACE * parallel_tasks(spark))
     seen: dict[str, Seen] = {}
     problems = []
@@ -76,7 +78,7 @@ def ask_executors(spark: Any, log_dirs: Sequence[str]) -> tuple[dict[str, Seen],
 
 
 def differences(here: Seen, there: Seen) -> list[str]:
-    """What differs on another host, in words, as far as it matters."""
+    """Return the relevant differences of another host, as texts."""
     found = []
     if here.python.split(".")[:2] != there.python.split(".")[:2]:
         found.append(f"Python {there.python}, here {here.python}")

@@ -1,6 +1,6 @@
-"""What `doctor` asks of log dirs: whose they are, where they are mounted, room, locks, and the clock beside them.
+"""The checks of `doctor` of log dirs: owner, file system, free space, lock, and the clock.
 
-Looks only: nothing is made, changed or locked.
+Reads only: creates, changes and locks nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FUTURE_MS = 3_600_000
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
-    """Rows of each log dir, of the version of Kafka, of settings of topics, and one of the clock."""
+    """Return rows for each log dir, the version of Kafka, the settings of topics, and the clock."""
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:
@@ -59,13 +59,13 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
 
 
 def _kafka(inferred: Inferred) -> list[CheckRow]:
-    """Which versions may have written the log dirs, and a row for each sign of it."""
+    """Return a row with the versions that may have written the log dirs, and a row for each evidence."""
     signs = [CheckRow(f"Kafka: {one.seen}", OK, one.means) for one in inferred.evidence]
     return [CheckRow("Kafka", OK, f"version {inferred.sentence}"), *signs]
 
 
 def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
-    """Whether the settings of topics are known by the metadata log."""
+    """Check whether the metadata log gives the settings of the topics."""
     check = "metadata log"
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
@@ -133,7 +133,7 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
 
 
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
-    """`newest_ms`: when the newest segment was changed, if there is one."""
+    """Check the clock. `newest_ms`: mtime of the latest segment, in ms; None without segments."""
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
@@ -143,7 +143,7 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
 
 
 def _sizes(fs: FileSystem, facts: LogDirFacts) -> tuple[int, int | None]:
-    """Bytes of the largest partition, and the newest time of any segment, in ms."""
+    """Return the bytes of the largest partition, and the latest mtime of any segment in ms."""
     largest, newest = 0, None
     for entry in facts.partitions:
         try:

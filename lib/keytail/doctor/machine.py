@@ -1,4 +1,4 @@
-"""What `doctor` asks of the machine itself: interpreter, Java, Spark, Delta, kernels, limits."""
+"""The checks of `doctor` of the machine itself: interpreter, Java, Spark, Delta, kernels, limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keytail.run.memory import map_memory_bytes, physical_bytes
 from keytail.run.workers import cores
 from keytail.versions import JAVAS, OLDEST_JAVA, PYTHONS, either, numbers
 
-# Spark's shuffle and a driver's locks and files of some tasks at a time: Spark's own documents ask for thousands.
+# For Spark's shuffle, and the driver's locks and files of concurrent tasks; Spark's documentation requires thousands.
 _FEW_DESCRIPTORS = 4096
 
 
@@ -74,8 +74,8 @@ def spark() -> CheckRow:
 
 
 def delta(jars: str | None) -> CheckRow:
-    """Of what `export` and `--ledger` need; `jars` is a folder that stands in for Maven."""
-    from keytail.run.delta import coordinates, in_sparks_jars, session_settings  # noqa: PLC0415 (brings in Spark's Python)
+    """Check the jars that `export` and `--ledger` need; `jars` is a folder that replaces Maven."""
+    from keytail.run.delta import coordinates, in_sparks_jars, session_settings  # noqa: PLC0415 (brings in Spark)
 
     name = coordinates()
     if jars is not None:

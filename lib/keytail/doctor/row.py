@@ -9,11 +9,11 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True)
 class CheckRow:
-    """`status`: `ok`; `warn`: all works, but not as well as it could, or not all of it; `fail`: runs would not work.
+    """One check. `status`: `ok`; `warn`: runs work, but with restrictions; `fail`: runs would not work.
 
-    `remedy` says what to do about the latter two. For programs, of a check of a log dir: `log_dir` which one,
-    `clean_shutdown` whether it has the file of a clean shutdown, `held` whether its lock is held. None: it was not
-    asked, or cannot be.
+    `remedy`: what to do about `warn` and `fail`. For programs, in a check of a log dir: `log_dir` is its path,
+    `clean_shutdown` whether it has .kafka_cleanshutdown, `held` whether its lock is held. None: not checked, or it
+    cannot be determined.
     """
 
     check: str

@@ -1,8 +1,8 @@
-"""Compiles the kernels ahead, into the cache that later runs load them from: `keytail doctor --warm`.
+"""Compiles the kernels in advance, into the cache from which later runs load them: `keytail doctor --warm`.
 
-Numba compiles a kernel for the types of a call. The one list of those types that cannot go stale is the program
-itself, so a small log of every kind is made in a directory of its own, and all that reads or writes logs is done to it
-in this process: batches of every codec, transactions, messages of old formats, damage.
+Numba compiles a kernel for the types of a call. The only list of those types that cannot become outdated is the program
+itself, so small logs of every kind (batches of every codec, transactions, messages of old formats, damage) are created
+in a temporary directory, and all operations that read or write logs run on them in this process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COMMIT, _ABORT = 1, 0
 
 
 def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
-    """How many kernels are compiled now, and how many no step has called, which are compiled when they are needed."""
+    """Return how many kernels are compiled now, and how many no step has called; those are compiled when needed."""
     for module in pkgutil.iter_modules(keytail.kernels.__path__):
         importlib.import_module(f"keytail.kernels.{module.name}")
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
@@ -75,7 +75,7 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
 
 
 def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Keys that come again and again, now and then a tombstone."""
+    """Return records (timestamp, key, value) with 10 different keys, every ninth a tombstone."""
     return [
         (_NOW_MS + n, b"key-%d" % (n * 7 % 10), None if n % 9 == 0 else b"value-%d" % n * 20)
         for n in range(first, first + count)
@@ -83,7 +83,8 @@ def _records(first: int, count: int) -> list[tuple[int, bytes | None, bytes | No
 
 
 def _audit(path: str, home: str) -> None:
-    """A partition and another one as replicas: nearly all of it is missing in either, and has to be explained."""
+    """Audit a partition and a different one as replicas: nearly all records are missing in one of them, and have to be
+    explained."""
     facts = survey(path)
     other = survey(_new_partition(home, f"other-{os.path.basename(path)[:-2]}", 0))
     logs = tuple(
@@ -115,7 +116,7 @@ def _new_partition(home: str, topic: str, partition: int) -> str:
 
 
 def _transactional_partition(home: str) -> str:
-    """Transactions that were committed and aborted, beside batches of no producer."""
+    """Create a partition with committed and aborted transactions, and with batches without a producer id."""
     path = _directory(home, "warm-transactions", 0)
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for n in range(6):
@@ -148,7 +149,8 @@ def _marker(offset: int, producer_id: int, kind: int) -> bytes:
 
 
 def _old_partition(home: str) -> str:
-    """Messages of magic 0 and 1, and a last segment of batches: without those none may lose all its records."""
+    """Create a partition with messages of magic 0 and 1, and two segments of batches at its end: without them no
+    segment could lose all its records."""
     path = _directory(home, "warm-old", 0)
     like = LOCAL.stat(home)
     for base in (0, 20):
@@ -164,7 +166,7 @@ def _old_partition(home: str) -> str:
 
 
 def _wrapper(messages: bytes, last_offset: int, magic: int) -> bytes:
-    """Of magic 1, the offsets inside count from the first one."""
+    """Return a compressed message. In magic 1, the offsets of the messages inside are relative to the first one."""
     return _message(last_offset, magic, value=bytes(compress(GZIP, messages)), key=None, attributes=GZIP)
 
 
@@ -208,8 +210,8 @@ def _rebuild(path: str) -> None:
 
 
 def _compact(path: str) -> None:
-    """By one task, as `compact` does it; then once more, with what the first round has left in front of the dirty
-    section, and a third time from the start."""
+    """Compact three times in one task, as `compact` does: the second time with the result of the first one before the
+    dirty section, the third time from the start."""
     config = replace(COMPACTED, index_interval_bytes=512, min_cleanable_dirty_ratio=0.0, segment_bytes=1 << 12)
     for checkpoint in (None, -1, None):
         facts = _facts(path)
@@ -219,7 +221,7 @@ def _compact(path: str) -> None:
 
 
 def _many_keys(home: str) -> str:
-    """More than the first table of a map takes."""
+    """Create a partition with more keys than the initial table of a map can hold."""
     path = _directory(home, "warm-keys", 0)
     with PartitionLog.open(path, now_ms=_NOW_MS) as log:
         for part in range(4):
@@ -246,7 +248,7 @@ def _compact_in_rounds(path: str) -> None:
 
 
 def _salvage(path: str) -> None:
-    """Of a log with a byte that is wrong."""
+    """Salvage a log after overwriting one byte."""
     log = os.path.join(path, names.segment_file(_facts(path).segments[0].base_offset, names.LOG))
     fd = LOCAL.open_write(log)
     try:

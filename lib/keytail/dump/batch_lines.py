@@ -1,7 +1,7 @@
-"""How batches and records look in a dump: the lines of Kafka's DumpLogSegments, or an object of JSON each.
+"""Formats batches and records of a dump: as the lines of Kafka's DumpLogSegments, or as a JSON object each.
 
-The text is Kafka's field by field (format/DUMP.md). In JSON the fields have the same names; what is no UTF-8 stands
-in base64 under the name with `_base64` behind it.
+The text is Kafka's field by field (format/DUMP.md). In JSON the fields have the same names; data that is not UTF-8 is
+in base64 under the name with the suffix `_base64`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _QUOTED_TYPES = tuple(f'"{name}"' for name in _TYPES)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd", *(f"unknown({n})" for n in (5, 6, 7)))
 _MARKERS = ("ABORT", "COMMIT")
 
-# Key and payload of a record as text (of JSON, where they are), by key, value and offset; None: left out.
+# Returns key and payload of a record as text (which may be JSON), given key, value and offset; None: omitted.
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None, int], tuple[str | None, str | None]]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What of the records is written."""
+    """Which parts of the records are written, and in which format."""
 
     contents: bool = False
     metadata: bool = True
@@ -54,7 +54,7 @@ class DumpWriter:
         self._lines = LineWriter(sink, literals)
 
     def write(self, part: Part, wanted: np.ndarray | None = None) -> None:
-        """All of a part; with `wanted` (bool a record) only those of its records."""
+        """Write a part; with `wanted` (one bool per record) only the chosen records."""
         is_old = bool(part.batches["magic"][0] < 2) if len(part.batches) else False
         batches = _batch_rows(part.batches, part.valid)
         if part.records is None:
@@ -109,7 +109,7 @@ class DumpWriter:
     def _add_control(
         self, part: Part, control: np.ndarray, numbers: dict[str, np.ndarray], spans: dict[str, Span], extra: _Extra
     ) -> None:
-        """What the records of control batches say: of markers in columns, of others in words of their own."""
+        """Add the content of control records: of markers in columns, of other types as text."""
         n = len(control)
         is_marker = np.zeros(n, np.bool_)
         types, epochs = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -159,12 +159,12 @@ class DumpWriter:
         numbers["payload alone"] = numbers["has payload"] & ~numbers["has key"]
 
     def _decoded(self, text: str) -> bytes:
-        """In JSON, what a decoder says in words is a string."""
+        """Return the text of a decoder in UTF-8; in JSON, quoted as a string unless it is an object."""
         return (json.dumps(text) if self._shown.json and not text.startswith("{") else text).encode()
 
 
 class _Extra:
-    """Text made here, for spans beside those of the log."""
+    """A buffer of generated text, for spans in addition to those of the log."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -172,7 +172,7 @@ class _Extra:
         self._used = 0
 
     def span(self, texts: Sequence[tuple[int, bytes]], absent: int = 0) -> Span:
-        """Texts by row; the other rows have the size `absent`."""
+        """Add texts by row and return their span; the other rows have the size `absent`."""
         starts, sizes = np.zeros(self._count, np.int64), np.full(self._count, absent, np.int64)
         for row, text in texts:
             starts[row], sizes[row] = self._used, len(text)
@@ -196,13 +196,14 @@ def _contents(part: Part, spans: dict[str, Span], row: int) -> tuple[bytes | Non
 
 
 def _big_endian(buffer: np.ndarray, starts: np.ndarray, size: int) -> np.ndarray:
-    """The signed numbers of 2 or 4 bytes at `starts`."""
+    """Return the signed numbers of `size` (2 or 4) bytes at `starts`, as int64."""
     raw = buffer[starts[:, None] + np.arange(size)] if len(starts) else np.zeros((0, size), np.uint8)
     return np.ascontiguousarray(raw).view(f">i{size}").reshape(-1).astype(np.int64)
 
 
 def _wrapped(sequence: np.ndarray, increment: np.ndarray) -> np.ndarray:
-    """Sequences go on from 0 behind 2^31 - 1; with the impossible increments of a damaged header, as Java's ints."""
+    """Return sequence + increment, where 0 follows 2^31 - 1. Invalid increments of a damaged header overflow like
+    Java's ints."""
     largest = np.int32(2**31 - 1)
     sequence, increment = sequence.astype(np.int32), increment.astype(np.int32)
     beyond = sequence > largest - increment

@@ -1,7 +1,7 @@
-"""The verb `dump`: what is in files of a log dir, line by line, and whether it is sound.
+"""The command `dump`: print the content of files of a log dir line by line, and check it.
 
-Takes no lock, changes nothing and starts no Spark. Lines go to standard output as they come, findings to standard
-error; with JSON an object a line, findings among them.
+Takes no lock, changes nothing and starts no Spark. Lines are written to standard output immediately, findings to
+standard error; JSON is one object a line, including the findings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.telling import Unfailing, say
 
-READER_GONE = 141  # as a shell says of a program whose reader (`head`) has ended
+READER_GONE = 141  # the status that a shell reports for a program whose reader (`head`) has ended
 
 
 def options_of(
@@ -34,7 +34,7 @@ def options_of(
     max_bytes: int | None,
     wanted: Range,
 ) -> DumpOptions:
-    """UsageProblem for flags that exclude each other."""
+    """Return the options; UsageProblem for flags that exclude each other."""
     if offsets_decoder and transaction_log_decoder:
         raise UsageProblem(
             "--offsets-decoder and --transaction-log-decoder exclude each other",
@@ -55,14 +55,15 @@ def options_of(
 def run(
     paths: Sequence[str], options: DumpOptions, *, as_json: bool, escape: bool | None = None, fs: FileSystem = LOCAL
 ) -> int:
-    """Dump to this process's standard output; the exit status: 1 when anything was found wrong.
+    """Dump to this process's standard output; return the exit status, which is 1 if there were findings.
 
-    `escape`: write control characters of the data as text. None: where standard output is a terminal, which obeys them.
+    `escape`: write control characters of the data as text. None: only if standard output is a terminal, which would
+    interpret them.
     """
     if not paths:
         raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
     stream = Unfailing.of(sys.stdout)
-    stream.write("")  # so that it is reported where it is closed
+    stream.write("")  # reports a closed standard output
     out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
     if sys.stdout.isatty() if escape is None else escape:
         out = _escaping(out, as_json)
@@ -85,7 +86,7 @@ def run(
 
 
 class _OutputLost(Exception):
-    """Not an OSError, which is one of the file that is dumped."""
+    """Standard output failed. It is not an OSError, which stands for an error of the dumped file."""
 
     def __init__(self, problem: OSError) -> None:
         super().__init__(problem)
@@ -100,6 +101,6 @@ def _or_lost(work: Callable[..., object], *given: object) -> None:
 
 
 def _escaping(out: Callable[..., None], as_json: bool) -> Callable[..., None]:
-    """Of a sink of UTF-8 one that gets control characters as text (errors.visible_lines)."""
+    """Return a sink that writes to `out` with control characters as text (errors.visible_lines)."""
     decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
     return lambda data: out(visible_lines(decoder.decode(data), as_json=as_json).encode())

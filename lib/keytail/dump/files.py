@@ -1,7 +1,7 @@
-"""Prints what is in files of a log dir, as Kafka's DumpLogSegments does, and further (format/DUMP.md).
+"""Prints the content of files of a log dir, as Kafka's DumpLogSegments does, with extensions (format/DUMP.md).
 
-Reads only, any state of a file, beside a live broker too. Every file is opened once, its size taken then; what is
-written behind that is not looked at.
+Reads only. Files may be in any state, and a broker may be running. The size of a file is read at the beginning; data
+appended later is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG_LIKE = (names.LOG, names.METADATA_SNAPSHOT)
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Kafka's flags by their names, and a range of each log."""
+    """The flags of Kafka's tool under their names, and the range of each log to dump."""
 
     print_data_log: bool = False
     deep_iteration: bool = False
@@ -49,7 +49,8 @@ class DumpOptions:
 
 
 def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Report) -> int:
-    """Dump files, and those of partition directories, in order; how many were of a kind that can be dumped."""
+    """Dump files and the files of partition directories, in order. Return how many were of a kind that can be dumped.
+    """
     reader = LogReader(fs)
     shown = Shown(options.contents, not options.skip_record_metadata, report.as_json, options.decoder)
     writer = DumpWriter(report.out, shown)
@@ -67,7 +68,8 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
 
 
 def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
-    """Files as they are, and of a directory those of its files that can be dumped, by name."""
+    """Return the paths, each directory replaced by those of its files that can be dumped, sorted by name. UsageProblem
+    if a path does not exist, or a directory has no such file."""
     found = []
     for path in paths:
         if not fs.exists(path):
@@ -84,7 +86,7 @@ def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """Which sort of file it is by its name: a suffix or a whole name of `format/names`; "" for any other."""
+    """Return the kind of file by its name: a suffix or a whole name of `format/names`; "" for any other."""
     whole = (names.LEADER_EPOCHS, names.PARTITION_METADATA, *files.OFFSET_CHECKPOINTS)
     if name in whole:
         return name
@@ -156,7 +158,8 @@ def _head(path: str, base: int, report: Report) -> None:
 
 
 def _problems(part: Part) -> list[Problem]:
-    """What makes the exit status 1: Kafka's tool shows the first sort only as `isvalid: false`."""
+    """Return the problems that make the exit status 1. Kafka's tool reports wrong checksums only as `isvalid: false`.
+    """
     if part.goes_on:
         return part.problems
     wrong = [
@@ -179,7 +182,7 @@ def _problems(part: Part) -> list[Problem]:
 
 
 def _wrong_inside(part: Part) -> list[Problem]:
-    """Messages inside of compressed ones have checksums of their own."""
+    """Return the problems of messages inside compressed ones, which have checksums of their own."""
     if part.legacy is None:
         return []
     spans = part.legacy.spans
@@ -197,13 +200,13 @@ def _wrong_inside(part: Part) -> list[Problem]:
 def _end(
     fs: FileSystem, path: str, size: int, end: int, options: DumpOptions, report: Report, reader: LogReader
 ) -> None:
-    """What lies behind the last batch, where everything up to the end was asked for."""
+    """Report bytes after the last batch, if the requested range extends to the end, and why reading stopped early."""
     extent, left = reader.extent, size - reader.extent.position
     bounded = end < size or options.wanted.to_offset is not None or options.wanted.to_position is not None
     if not left or (bounded and extent.problem is None):
         return
     if may_grow(fs, path):
-        # A broker fills a file that it has made longer before, and writes while we read.
+        # A broker preallocates the file, and writes while it is read.
         report.note(f"{left} bytes at the end of {path}, the active segment, are no whole batch (yet)")
     elif extent.problem is not None:
         report.problem(extent.problem.what, path, extent.problem.position)
@@ -213,7 +216,7 @@ def _end(
 
 
 def may_grow(fs: FileSystem, path: str) -> bool:
-    """Whether this is the active segment of a log dir whose lock somebody, mostly a broker, holds."""
+    """Return whether this is the active segment in a log dir whose lock is held, usually by a broker."""
     directory, name = os.path.split(os.path.abspath(path))
     log_dir = os.path.dirname(directory)
     if names.parse_file_name(name).kind != "live" or names.parse_partition_dir(os.path.basename(directory)) is None:
@@ -224,7 +227,8 @@ def may_grow(fs: FileSystem, path: str) -> bool:
 
 
 class _Gaps:
-    """Record offsets that do not follow the one before, from -1 on, as Kafka's tool counts them."""
+    """Finds record offsets that do not follow the previous one, starting with -1 as Kafka's tool does; with None, the
+    first offset counts as no gap."""
 
     def __init__(self, last: int | None) -> None:
         self._last = last

@@ -1,7 +1,7 @@
-"""Dumps the index files of a segment and holds their entries against its log (format/DUMP.md).
+"""Dumps the index files of a segment and compares their entries with its log (format/DUMP.md).
 
-Where Kafka's tool ends with an exception (no batch at an entry's place, no log), the finding is reported and the
-other entries follow.
+Where Kafka's tool ends with an exception (no batch at an entry's position, no log), a finding is reported and the dump
+continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_FOUND = -2
 
 @dataclass(frozen=True)
 class IndexChecks:
-    """Which of Kafka's flags hold: entries unprinted, or nothing but the index's own sanity."""
+    """The flags of Kafka's tool: check entries without printing them, or check only the sanity of the index itself."""
 
     verify_only: bool = False
     sanity_only: bool = False
@@ -111,13 +111,13 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
 
 
 def _used(offsets: np.ndarray, base: int) -> int:
-    """Entries in front of the first, but for the very first, that is at the base: room that was never used."""
+    """Return the number of used entries: those before the first one, other than entry 0, that has the base offset."""
     unused = np.flatnonzero(offsets[1:] == base)
     return int(unused[0]) + 1 if len(unused) else len(offsets)
 
 
 def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndarray) -> None:
-    """Kafka's tool looks at each entry alone; a search among entries that do not rise ends anywhere."""
+    """Report entries that do not rise, among which a search fails. Kafka's tool only checks each entry by itself."""
     for column in columns:
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
@@ -183,7 +183,7 @@ def _check_times(
     size = at = 0
     for i, target in enumerate(offsets.tolist()):
         start = int(floor_positions[slots[i]]) if slots[i] >= 0 else 0
-        # Entries rise, and so does where they are found: do not walk the same batches again.
+        # Entries rise, and so do the positions of their batches: do not read the same batches again.
         if i and target > int(offsets[i - 1]):
             start = max(start, at)
         at, size_bytes, last = log.find(start, target)
@@ -210,9 +210,9 @@ def _check_times(
 
 
 def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) -> dict[int, int]:
-    """The largest timestamp of the records of each batch, by the number of its entry; -1 without records.
+    """Return the largest timestamp of the records of each batch, by the number of its entry; -1 without records.
 
-    A batch that a cleaner emptied keeps the time in its header: if that is the entry's, it is right.
+    A batch that a cleaner emptied retains the timestamp in its header: if the entry has the same, that is returned.
     """
     if not found:
         return {}
@@ -236,7 +236,7 @@ def _largest(fs: FileSystem, found: list[tuple[int, bytes]], times: np.ndarray) 
 
 
 class _Log:
-    """The log beside an index file, looked into at single places."""
+    """The log beside an index file, read at single positions."""
 
     def __init__(self, fs: FileSystem, index_path: str) -> None:
         self._fs = fs
@@ -261,7 +261,7 @@ class _Log:
         return bytes(buffer[: self._fs.read_into(self._fd, buffer, position)])
 
     def last_offset_at(self, position: int) -> int | None:
-        """Of the batch that begins there; None: none does, or it is not all there."""
+        """Return the last offset of the batch that begins at `position`; None if there is no complete batch."""
         if not 0 <= position < self._size:
             return None
         head = np.frombuffer(self.read(position, _HEADER_BYTES), np.uint8)
@@ -270,9 +270,9 @@ class _Log:
         return last if code == kernels.FOUND and position + size <= self._size else None
 
     def find(self, position: int, target: int) -> tuple[int, int, int]:
-        """Position, size and last offset of the first batch from `position` on that ends at `target` or above.
+        """Return position, size and last offset of the first batch from `position` on that ends at `target` or above.
 
-        A last offset of -1: there is none.
+        The last offset is -1 if there is none.
         """
         while position < self._size:
             behind = position - self._position

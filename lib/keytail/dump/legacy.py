@@ -1,7 +1,7 @@
-"""The messages of magic 0 and 1 as they are, one at a time in plain Python (format/LEGACY.md).
+"""Reads messages of magic 0 and 1 without conversion, one at a time in plain Python (format/LEGACY.md).
 
-Old formats are rare and each inner message has a checksum of its own to show, so nothing is turned into
-records of version 2 here.
+Old formats are rare, and the dump shows the checksum of each inner message, so they are not converted to records of
+version 2.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _LEAST_BYTES = 14
 
 @dataclass
 class LegacyRecords:
-    """`spans` (RECORD_TABLE; the body is the value alone) over `raw`; of each, its checksum and whether it is right.
+    """`spans` (RECORD_TABLE; the body is only the value) over `raw`; for each, its checksum (`crcs`), and whether it
+    is `valid`.
 
-    `problems` are (row of the stride, what is wrong); the records in front of it are there.
+    `problems` are (row of the stride, what is wrong); the records before the problem are included.
     """
 
     spans: np.ndarray
@@ -49,7 +50,7 @@ class _Message:
 
 
 def legacy_records(stride: Stride, first: int, end: int) -> LegacyRecords:
-    """Those of rows `first` .. `end`, all of them of magic 0 or 1."""
+    """Return the records of the rows [first, end), all of which must have magic 0 or 1."""
     rows: list[tuple[int, ...]] = []
     crcs: list[int] = []
     valid: list[bool] = []
@@ -85,7 +86,7 @@ def legacy_records(stride: Stride, first: int, end: int) -> LegacyRecords:
 
 
 def _messages(data: bytes) -> tuple[list[_Message], str]:
-    """What stands in one message, itself where it is not compressed; and what is wrong, if anything."""
+    """Return the messages in one message (itself if it is not compressed), and what is wrong with it or ""."""
     try:
         offset = int.from_bytes(data[:8], "big", signed=True)
         outer = _message(offset, data[_PREFIX_BYTES:])
@@ -134,7 +135,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
 
 
 def _message(offset: int, data: bytes) -> _Message:
-    """`data` begins at the checksum."""
+    """Parse one message; `data` begins at the checksum. ValueError if it is not valid."""
     if len(data) < _LEAST_BYTES:
         raise ValueError(f"it has {len(data)} bytes")
     magic = int.from_bytes(data[4:5], "big", signed=True)

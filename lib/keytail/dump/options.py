@@ -1,4 +1,4 @@
-"""The flags of `dump` alone: those of Kafka's DumpLogSegments under its names, and the ranges."""
+"""The flags that only `dump` has: those of Kafka's DumpLogSegments under their names, and the ranges."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Where in a log to begin so that a range of offsets or bytes is met, without reading it from its start.
+"""Finds where to begin reading a log for a range of offsets or bytes.
 
-The offset index says where, if the log agrees: a batch at the entry's position that begins at or below the entry's
-offset. An index that does not rise, or whose entry the log contradicts, is not believed; then the log is read from byte
-0.
+The position is taken from an offset index entry, if a batch begins there, at or below the entry's offset. If the index
+does not rise, or the log contradicts the entry, the log is read from byte 0.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Range:
-    """Batches that hold offsets from `from_offset` on and below `to_offset`, and begin at or behind byte
-    `from_position` and before `to_position`. None: no bound."""
+    """The batches with offsets in [from_offset, to_offset) that begin at a byte in [from_position, to_position). None:
+    no bound."""
 
     from_offset: int | None = None
     to_offset: int | None = None
@@ -48,7 +47,8 @@ class Range:
         return self == Range()
 
     def rows(self, batches: np.ndarray) -> slice:
-        """Which rows (BATCH_TABLE, in the order of the file) are in it; it stops short of the end behind the last."""
+        """Return which rows (BATCH_TABLE, in the order of the file) are in the range; the slice stops before the end of
+        `batches` if the range does."""
         first, stop = 0, len(batches)
         last_offsets = np.maximum.accumulate(batches["last_offset"])
         if self.from_offset is not None:
@@ -59,13 +59,13 @@ class Range:
             stop = int(np.searchsorted(batches["position"], self.to_position))
         if self.to_offset is not None:
             beyond = np.flatnonzero(batches["base_offset"] >= self.to_offset)
-            # The offset of an old message is that of its last record: others of it may be below.
+            # An old message has the offset of its last record: its other records may be below.
             beyond = beyond[batches["magic"][beyond] >= 2]
             stop = min(stop, int(beyond[0]) if len(beyond) else stop)
         return slice(min(first, stop), stop)
 
     def records(self, offsets: np.ndarray) -> np.ndarray | None:
-        """Which records are in it (bool); None: all that stand in its batches."""
+        """Return which records are in the range (bool); None: all records of its batches."""
         if self.from_offset is None and self.to_offset is None:
             return None
         low = self.from_offset if self.from_offset is not None else -(2**63)
@@ -74,7 +74,7 @@ class Range:
 
 
 def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range) -> tuple[int, str]:
-    """A byte where a batch begins, at or before the range; and why it is byte 0, where the index was no help."""
+    """Return a byte where a batch begins, at or before the range; and why it is byte 0 if the index is not usable."""
     if not wanted.from_offset and not wanted.from_position:
         return 0, ""
     path = os.path.splitext(log_path)[0] + names.INDEX
@@ -107,5 +107,5 @@ def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int
     out = np.zeros(4, np.int64)
     head = np.frombuffer(fs.read_at(log_path, position, _HEADER_BYTES), np.uint8)
     kernels.find_batch(head, len(head), 0, -(2**63), out)
-    begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # an old message: with its last offset
+    begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # of an old message: its last offset
     return bool(out[0] == kernels.FOUND and begins <= offset and position + out[2] <= size)

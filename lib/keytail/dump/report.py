@@ -1,7 +1,7 @@
-"""Where a dump goes: lines, objects of JSON, and what was found wrong, some of it only said at the end.
+"""The output of a dump: lines or JSON objects, and findings, some of which are printed at the end.
 
-Text: lines on standard output, findings on standard error, those that Kafka's tool knows in its words. JSON: all of
-them objects on standard output.
+Text: lines on standard output, findings on standard error, in the words of Kafka's tool for those that it reports too.
+JSON: objects on standard output for both.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 
 from keytail.dump.templates import Sink
 
-MOST_GAPS = 1000  # of a file: a compacted log has one at every second record
+MOST_GAPS = 1000  # of a file: in a compacted log every second record may have one
 
 
 class Report:
-    """`wrong` says whether anything was found for which the command ends with status 1."""
+    """Writes lines and findings. `wrong`: there was a finding for which the command ends with status 1."""
 
     def __init__(self, out: Sink, say: Callable[[str], object], *, as_json: bool = False) -> None:
         self.out, self.say, self.as_json = out, say, as_json
@@ -28,14 +28,14 @@ class Report:
         self._gaps: dict[str, tuple[list[tuple[int, int]], int]] = {}
 
     def line(self, text: str, **fields: Any) -> None:
-        """One line; in JSON the object of `fields` instead, unless there are none."""
+        """Write one line; in JSON the object of `fields` instead, or nothing if there are none."""
         if not self.as_json:
-            self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file's name need not be text
+            self.out(memoryview(f"{text}\n".encode(errors="surrogateescape")))  # a file name need not be valid UTF-8
         elif fields:
             self.out(memoryview((json.dumps(fields, separators=(",", ":")) + "\n").encode()))
 
     def note(self, text: str) -> None:
-        """Nothing wrong, but to be known."""
+        """Print a message that is not about a problem."""
         self.say(text)
 
     def problem(self, what: str, path: str, position: int | None = None, offset: int | None = None) -> None:
@@ -66,14 +66,14 @@ class Report:
         self._times["offset"].setdefault(path, []).append((index_offset, log_offset))
 
     def gaps(self, path: str, before: np.ndarray, after: np.ndarray) -> None:
-        """Record offsets that do not follow each other: no damage, a compacted log is full of them."""
+        """Note record offsets that are not consecutive: no damage, since compaction leaves gaps."""
         kept, count = self._gaps.get(path, ([], 0))
         room = MOST_GAPS - len(kept)
         kept += zip(before[:room].tolist(), after[:room].tolist(), strict=True)
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """What Kafka's tool prints at its end."""
+        """Print the findings that Kafka's tool prints at its end."""
         if self.as_json:
             return
         for path, mismatches in self._mismatches.items():
@@ -100,7 +100,7 @@ class Report:
                 self.say(f"  and {count - len(pairs)} more")
 
     def _found(self, path: str, what: str, offset: int | None) -> None:
-        """In JSON at once, in text at the end."""
+        """Note a finding: in JSON it is written immediately, in text at the end."""
         self.wrong = True
         if self.as_json:
             self.problem(what, path, None, offset)

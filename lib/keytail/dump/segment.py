@@ -1,7 +1,7 @@
-"""Reads a segment as it is, sound or not, in parts: rows of batches, each with its validity, and their records.
+"""Reads a segment, damaged or not, in parts: rows of batches, each with its validity, and their records.
 
-Damage does not end it where the extent of a batch is known: the part says what is wrong, with all records in
-front of it, and the next part goes on. Batches of magic 0 and 1 are `dump_legacy`'s.
+Damage does not end the reading if the size of the batch is known: the part has the problem and all records before it,
+and the next part continues after the batch. dump/legacy.py reads batches of magic 0 and 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong at byte `position` of a file, about `offset` where one is known."""
+    """A problem at byte `position` of a file, with the `offset` if it is known."""
 
     what: str
     position: int
@@ -40,11 +40,11 @@ class Problem:
 
 @dataclass
 class Part:
-    """Batches in a row, all of magic 2 or all older, and their records where those were asked for.
+    """Consecutive batches, all of magic 2 or all older, and their records if requested.
 
-    `records.records["row"]` counts in `batches`; `first_record` (int64, one more than batches) says where those
-    of each begin. Views of buffers that the next part overwrites. `goes_on`: its records are more of the one batch that
-    was the last part, too.
+    `records.records["row"]` is an index into `batches`; `first_record` (int64, one more than batches) has the first
+    record of each. The arrays are views of buffers that the next part overwrites. `goes_on`: the part has one batch,
+    that of the previous part, with more of its records.
     """
 
     batches: np.ndarray
@@ -58,14 +58,14 @@ class Part:
 
 @dataclass
 class Extent:
-    """Where a reading ended, and why it could not go on."""
+    """Where reading ended, and the problem that stopped it."""
 
     position: int
     problem: Problem | None = None
 
 
 class LogReader:
-    """Reads into its own buffers; hold one a run."""
+    """Reads logs into its own buffers; create one per run."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -85,10 +85,10 @@ class LogReader:
         deep: bool,
         wanted: Callable[[np.ndarray], slice] | None = None,
     ) -> Iterator[Part]:
-        """The batches from byte `start` (where one begins) up to `end`; afterwards `extent` says where they ended.
+        """Yield the batches from byte `start` (where one begins) up to `end`; afterwards `extent` has the position of
+        their end.
 
-        `wanted` tells which of some rows (BATCH_TABLE) to take; the reading ends with rows that it does not take
-        at their end.
+        `wanted` returns which of the given rows (BATCH_TABLE) to take; reading ends if it omits rows at their end.
         """
         for stride, valid in self._strides(path, start, end):
             chosen = slice(0, len(stride.table)) if wanted is None else wanted(stride.table)
@@ -99,7 +99,7 @@ class LogReader:
                 return
 
     def parts_of(self, raw: np.ndarray) -> Iterator[Part]:
-        """The whole batches of `raw`, with their records."""
+        """Yield the whole batches of `raw`, with their records."""
         self._rows = np.empty(max(_ROWS, len(raw) // 26), BATCH_TABLE)
         self._valid = np.empty(len(self._rows), np.bool_)
         out = np.zeros(4, np.int64)
@@ -138,7 +138,7 @@ class LogReader:
         return f"a batch states the impossible size {size}; {left} bytes from here on cannot be read"
 
     def _parts(self, stride: Stride, valid: np.ndarray, deep: bool) -> Iterator[Part]:
-        """Split where the format changes."""
+        """Yield the rows of a stride, split where the format changes."""
         is_old = stride.table["magic"] < 2
         bounds = [0, *(np.flatnonzero(is_old[1:] != is_old[:-1]) + 1).tolist(), len(is_old)]
         for first, last in itertools.pairwise(bounds):
@@ -152,7 +152,7 @@ class LogReader:
                 yield from self._new(stride, valid, first, last)
 
     def _new(self, stride: Stride, valid: np.ndarray, row: int, end: int) -> Iterator[Part]:
-        """Rows of magic 2; one that cannot be read goes through the slow way, alone."""
+        """Yield rows of magic 2. A batch that cannot be read is a part by itself, read by the slow path."""
         counts, sizes = stride.table["record_count"], stride.table["size_bytes"]
         unreadable = np.flatnonzero((counts < 0) | (sizes < HEADER_BYTES))
         while row < end:
@@ -192,7 +192,7 @@ class LogReader:
                 )
 
     def _spoiled(self, stride: Stride, valid: np.ndarray, row: int) -> Part:
-        """The records of one batch as far as they can be read, and why not further."""
+        """Return one batch with its readable records, and the problem that makes the others unreadable."""
         batch = stride.table[row]
         start = int(batch["position"]) - stride.position
         raw = stride.raw[start + HEADER_BYTES : start + int(batch["size_bytes"])]
@@ -239,7 +239,7 @@ class LogReader:
 
 
 def _unopened(stride: Stride, valid: np.ndarray, row: int, why: KeytailError, *, goes_on: bool) -> Part:
-    """A batch without its records, or without those behind the pieces of it that came before."""
+    """Return a batch without its records, or without those after its previous pieces."""
     batches = stride.table[row : row + 1]
     table = RecordTable(batches, np.zeros(0, RECORD_TABLE), _NOTHING, _NOTHING, np.full(1, IN_RAW, np.int8))
     problem = Problem(why.what, int(batches["position"][0]), int(batches["base_offset"][0]))
@@ -247,7 +247,7 @@ def _unopened(stride: Stride, valid: np.ndarray, row: int, why: KeytailError, *,
 
 
 def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
-    """The records of `block` up to the first that is none, and what is wrong with it, or with their offsets."""
+    """Return the records of `block` up to the first invalid one, and what is wrong with that or with their offsets."""
     data, at = block.tobytes(), 0
     base = int(batch["base_offset"])
     append_time = bool(int(batch["attributes"]) & LOG_APPEND_TIME)
@@ -296,7 +296,7 @@ def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tupl
 
 
 def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Start, length (-1: null) and end."""
+    """Return start, length (-1: null) and end of a field."""
     size, at = decode_varint(data, at, end)
     if size > end - at:
         raise ValueError(f"a field of {size} bytes with {end - at} left")

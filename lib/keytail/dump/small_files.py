@@ -51,7 +51,7 @@ def dump_snapshot(fs: FileSystem, path: str, report: Report) -> None:
 
 
 def _first_sequence(last: int, delta: int) -> int:
-    """Sequences go on from 0 behind 2^31 - 1, and so from there below 0."""
+    """Return last - delta, where 2^31 - 1 precedes 0."""
     return last - delta if last >= delta else _SEQUENCES - (delta - last)
 
 
@@ -79,7 +79,7 @@ def dump_offsets(fs: FileSystem, path: str, report: Report) -> None:
 
 
 def dump_partition_metadata(fs: FileSystem, path: str, report: Report) -> None:
-    """`version: 0` and `topic_id: <id>` on a line each."""
+    """Dump partition.metadata, which has the two lines `version: 0` and `topic_id: <id>`."""
     fields = {}
     for line in fs.read_bytes(path).decode("utf-8", "replace").splitlines():
         name, colon, value = line.partition(":")

@@ -1,7 +1,7 @@
-"""Templates of lines over named columns, and the writer that makes a kernel fill them in.
+"""Templates of lines over named columns, and the writer that fills them in with a kernel.
 
-A template names columns; whoever writes rows gives a mapping with an array for each name. Spans are named
-likewise. The kernel and its operations are those of `kernels/lines.py`.
+A template refers to number columns and spans by name; the caller provides mappings with an array or a Span for each
+name. The kernel and its operations are in `kernels/lines.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class Span:
-    """A span a row: in which buffer (int8), from where, how long (-1: null), both int64."""
+    """One span per row: its buffer (`where`, int8), start and size (-1: null; both int64)."""
 
     where: np.ndarray
     starts: np.ndarray
@@ -31,7 +31,7 @@ class Span:
 
 @dataclass
 class Rows:
-    """`count` rows of columns by name: numbers (converted to int64) and spans."""
+    """`count` rows with columns by name: numbers (converted to int64) and spans."""
 
     count: int
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Rows:
 
 
 class Literals:
-    """The fixed texts of some templates."""
+    """The fixed texts of several templates."""
 
     def __init__(self) -> None:
         self._texts: list[bytes] = []
 
     def add(self, *texts: str) -> int:
-        """The number of the first of them."""
+        """Add texts; return the number of the first one."""
         first = len(self._texts)
         self._texts += [text.encode() for text in texts]
         return first
@@ -56,7 +56,7 @@ class Literals:
 
 
 class Template:
-    """What a line is made of, in order; `when` names a number column that must not be 0 for a piece to appear."""
+    """The pieces of a line, in order. A piece is written only if the number column named by `when` is not 0."""
 
     def __init__(self, literals: Literals) -> None:
         self._literals = literals
@@ -77,13 +77,13 @@ class Template:
         return self._add(kernels.WORD, self._column(self._numbers, name), self._literals.add(*words), when)
 
     def span(self, label: str, name: str, kind: int, when: str = "") -> Template:
-        """A span by one of the operations BYTES, TEXT, HEADER_KEYS and JSON_HEADERS."""
+        """Add a span, written by one of the operations BYTES, TEXT, HEADER_KEYS and JSON_HEADERS."""
         if label:
             self.text(label, when)
         return self._add(kind, self._column(self._spans, name), 0, when)
 
     def json_value(self, name: str, span: str, when: str = "") -> Template:
-        """`,"name":...` of a span."""
+        """Add `,"name":...` with the value of a span."""
         self.text(",", when)
         return self._add(kernels.JSON, self._column(self._spans, span), self._literals.add(f'"{name}"'), when)
 
@@ -91,7 +91,7 @@ class Template:
         return np.array(self._ops, np.int64).reshape(-1, 4)
 
     def columns(self, rows: Rows) -> tuple[list[np.ndarray], list[Span]]:
-        """Those that the operations count, in their order."""
+        """Return the number columns and spans of `rows` in the order to which the operations refer."""
         return [rows.numbers[name] for name in self._numbers], [rows.spans[name] for name in self._spans]
 
     def _add(self, kind: int, first: int, second: int, when: str) -> Template:
@@ -108,7 +108,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Buffers:
-    """What spans lie in, by IN_RAW, IN_ARENA and IN_EXTRA."""
+    """The buffers of spans: IN_RAW, IN_ARENA and IN_EXTRA."""
 
     raw: np.ndarray = field(default_factory=lambda: _NOTHING)
     arena: np.ndarray = field(default_factory=lambda: _NOTHING)
@@ -116,7 +116,7 @@ class Buffers:
 
 
 class LineWriter:
-    """Writes lines to a sink, by the megabyte."""
+    """Writes lines to a sink, about 1 MiB at a time."""
 
     def __init__(self, sink: Sink, literals: Literals) -> None:
         self._sink = sink
@@ -131,7 +131,7 @@ class LineWriter:
         first_child: np.ndarray | None = None,
         buffers: Buffers | None = None,
     ) -> None:
-        """A line a row, and behind each those of its children `first_child[i]` .. `first_child[i + 1]`."""
+        """Write a line for each row, followed by the lines of its children [first_child[i], first_child[i + 1])."""
         if not rows.count:
             return
         buffers = buffers or Buffers()
@@ -153,7 +153,7 @@ class LineWriter:
                 self._out = np.empty(needed, np.uint8)
 
     def _table(self, template: Template, rows: Rows, below: Template, children: Rows) -> _Table:
-        """Both kinds of rows in one set of arrays, as `kernels.write_lines` wants them."""
+        """Return both kinds of rows in one set of arrays, as `kernels.write_lines` requires."""
         columns = [template.columns(rows), below.columns(children)]
         counts = [rows.count, children.count]
         numbers = np.empty(sum(len(c[0]) * n for c, n in zip(columns, counts, strict=True)), np.int64)

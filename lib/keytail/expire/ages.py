@@ -1,7 +1,7 @@
-"""How old segments are: the largest timestamp of their checked batches, or their file's time where none has one.
+"""The ages of segments: the largest timestamp of their checked batches, or the mtime of the file if none has one.
 
-A time index is not asked: one that is missing or full of zeros makes a young segment old (EXPIRE.md beside this
-file). What an age means for a segment is left to `partition.py`.
+The time index is not used: if it is missing or full of zeros, a young segment appears old (EXPIRE.md beside this
+file). `partition.py` decides what an age means for a segment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keytail.log.stride import CORRUPT_REMEDY, SegmentReader
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """The time in ms from which a segment's age counts: of its newest record, or of its `.log` file."""
+    """The time in ms from which a segment's age counts: its largest timestamp, or its `.log` file's mtime."""
 
     timestamp_ms: int
     of: Literal["record", "file"] = "record"
@@ -28,11 +28,11 @@ class Age:
 
 @dataclass(frozen=True, slots=True)
 class AgeTask:
-    """One segment that is to be read. Reading ends where a batch's timestamp reaches `young_from_ms`."""
+    """One segment to be read. Reading ends at the first batch whose timestamp reaches `young_from_ms`."""
 
     partition_path: str
     base_offset: int
-    end_offset: int  # base of the next segment, or the log end offset
+    end_offset: int  # base offset of the next segment, or the log end offset
     log_bytes: int
     log_mtime_ns: int
     young_from_ms: int
@@ -45,7 +45,7 @@ class AgeTask:
 def age_tasks(
     facts: PartitionFacts, segments: Iterable[SegmentFacts], now_ms: int, retention_ms: int
 ) -> list[AgeTask]:
-    """A task for each of `segments`, which are some of the partition's, in their order."""
+    """Return a task for each of `segments`, which belong to the partition, in their order."""
     ends = dict(zip((s.base_offset for s in facts.segments), segment_ends(facts), strict=True))
     return [
         AgeTask(
@@ -56,15 +56,15 @@ def age_tasks(
 
 
 def segment_ends(facts: PartitionFacts) -> list[int]:
-    """Of each segment the offset behind it: the base of the next one, of the last one the log end offset."""
+    """Return the end offset of each segment: the base offset of the next one; for the last one the log end offset."""
     return [*(segment.base_offset for segment in facts.segments[1:]), facts.log_end_offset]
 
 
 def read_age(fs: FileSystem, task: AgeTask) -> Age:
-    """Reads batch headers and checks every checksum on the way.
+    """Read the batches of a segment, checking every CRC, and return its age.
 
-    Exact unless the segment is young: then some timestamp that makes it so. Raises CorruptLog for bytes that are no
-    batch and for offsets outside of the segment.
+    The age is exact unless the segment is young: then it is any timestamp of at least `young_from_ms`. Raises
+    CorruptLog for bytes that are no batch and for offsets outside of the segment.
     """
     largest_ms = -1
     for stride in SegmentReader(fs).unhurried_strides(task.log_path, task.log_bytes):
@@ -90,5 +90,5 @@ def file_age(segment: AgeTask | SegmentFacts) -> Age:
 
 
 def claimed_age(segment: SegmentFacts) -> Age:
-    """What a broker takes for it after a clean start: the last entry of the time index, else the file's time."""
+    """Return the age that a broker assumes after a clean start: by the time index's last entry, else mtime."""
     return Age(segment.largest_timestamp_ms)

@@ -1,8 +1,8 @@
-"""The verb `expire`: retention of the chosen partitions, by log start offset, size and time, as a broker applies it.
+"""The command `expire`: applies retention to the chosen partitions by log start offset, size and time, like a broker.
 
-`keytail expire` and jobs/expire.py under spark-submit run the same code here. Segments whose age decides are read, by
-threads; no Spark is needed. Without `execute` nothing is changed and no lock is taken; with it, locks are held from
-before the first look to after the last removal.
+`keytail expire` and jobs/expire.py under spark-submit run this code. Segments whose age is needed are read by threads;
+no Spark is required. Without `execute` nothing is changed and no lock is taken; with it, locks are held from before the
+first survey until after the last removal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BAD = ("refused", "corrupt", "failed")
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `expire` is told; defaults are the flags' own."""
+    """All parameters of `expire`, with the defaults of its flags."""
 
     choice: Choice
     configuration: Configuration = field(default_factory=Configuration)
@@ -63,12 +63,12 @@ class Request:
 
 @dataclass(frozen=True)
 class ExpireRow:
-    """One partition. Sizes are of `.log` files; what is not known is None.
+    """One partition. Sizes are of `.log` files; unknown values are None.
 
-    `status`: `would-expire`, `expired`, `kept` (nothing is to go), `refused`, `corrupt`, `failed`. `kept` says why the
-    first segment that stays does. `expired` are the segments that go or went, ascending, each with its reason, and
-    `findings` those that a broker would judge otherwise, by a wrong index. `in_use`: a broker has the log dir open.
-    `notes` are sentences on what else was done.
+    `status`: `would-expire`, `expired`, `kept` (nothing to remove), `refused`, `corrupt`, `failed`. `kept` is the
+    reason why the first remaining segment is retained. `expired` are the segments to remove or removed, ascending,
+    each with its reason, and `findings` those for which a broker would decide differently, because of a wrong index.
+    `in_use`: a broker has the log dir open. `notes` are sentences on other changes.
     """
 
     topic: str
@@ -90,7 +90,7 @@ class ExpireRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: it is missing from the ledger
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class ExpireRow:
 
 @dataclass
 class _LookedAt:
-    """A partition with what decides about it, or with the reason why nothing is decided."""
+    """A partition with the facts for its decision, or with the reason why there is none."""
 
     facts: PartitionFacts
     retention: Retention | None = None
@@ -108,8 +108,8 @@ class _LookedAt:
     notes: tuple[str, ...] = ()
     in_use: bool = False
     start_ms: int = 0
-    tasks: tuple[AgeTask, ...] = ()  # whose ages may decide, ascending
-    reading: list[Future[Age]] = field(default_factory=list)  # of the first ones
+    tasks: tuple[AgeTask, ...] = ()  # for segments whose ages may be needed, ascending
+    reading: list[Future[Age]] = field(default_factory=list)  # ages of the first tasks
 
     @property
     def bytes_to_read(self) -> int:
@@ -117,10 +117,10 @@ class _LookedAt:
 
 
 def expire(request: Request, fs: FileSystem = LOCAL) -> list[ExpireRow]:
-    """A row for each chosen partition, in the order of the log dirs."""
+    """Apply retention, or report it only without `execute`. Returns a row for each chosen partition, by log dir."""
     with contextlib.ExitStack() as run:
         now_ms = check_clock(request.now_ms, request.execute, request.unsafe_clock)
-        choose(fs, request.choice)  # mistakes in flags, before any lock
+        choose(fs, request.choice)  # reports mistakes in flags before any lock is taken
         flags = request.ledger.checked(fs, request.choice.log_dirs) if request.execute else LedgerFlags()
         spark = session_of_run(run, None, submitted=True) if request.submitted else None
         if spark is not None and request.execute:
@@ -174,7 +174,7 @@ def _look(
     request: Request,
     now_ms: int,
 ) -> _LookedAt:
-    """Survey one partition, in an executing run after what an interrupted one left in it has been resolved."""
+    """Survey one partition. An executing run first resolves leftovers of an interrupted one."""
     from keytail.expire import partition as expire  # noqa: PLC0415 (brings in the kernels)
     from keytail.expire.ages import age_tasks  # noqa: PLC0415 (the same)
 
@@ -219,7 +219,7 @@ def _look(
 
 
 def _begin_reading(fs: FileSystem, pool: ThreadPoolExecutor, one: _LookedAt, now_ms: int) -> None:
-    """Read, all at once, the segments that will go if their indexes are right, and the one behind them."""
+    """Start to read, in parallel, the segments that expire if their indexes are right, and the next one."""
     from keytail.expire.ages import claimed_age, read_age  # noqa: PLC0415 (brings in the kernels)
 
     if one.retention is None:
@@ -232,7 +232,7 @@ def _begin_reading(fs: FileSystem, pool: ThreadPoolExecutor, one: _LookedAt, now
 
 
 def _ages(fs: FileSystem, one: _LookedAt, now_ms: int) -> dict[int, Age]:
-    """By base offset, up to the first segment that is not old enough to go."""
+    """Return the ages by base offset, up to the first segment that is too young to expire."""
     from keytail.expire.ages import read_age  # noqa: PLC0415 (brings in the kernels)
 
     assert one.retention is not None
@@ -246,7 +246,7 @@ def _ages(fs: FileSystem, one: _LookedAt, now_ms: int) -> dict[int, Age]:
 
 
 def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> ExpireRow:
-    """Decide, and in an executing run carry it out."""
+    """Decide, and in an executing run remove segments."""
     facts = one.facts
     row = ExpireRow(
         topic=facts.topic,
@@ -274,14 +274,14 @@ def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> Ex
             if request.execute:
                 notes += expire.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
-        except LockLost as problem:  # maybe in the midst of it
+        except LockLost as problem:  # possibly during the removal
             row = replace(row, status="failed", error=f"{problem}; what was begun is finished by the next run")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=str(problem))
         except OSError as problem:
             row = replace(row, status="failed", error=f"{problem}; what was begun is finished by the next run")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
-    for future in one.reading:  # those behind a segment that stays
+    for future in one.reading:  # those after a segment that is retained
         future.cancel()
     if row.status in ("refused", "corrupt"):
         row = replace(row, segments_after=row.segments_before, bytes_after=row.bytes_before)
@@ -313,8 +313,8 @@ def _decided(row: ExpireRow, decision: Decision, executed: bool) -> ExpireRow:
 
 
 def exit_status(rows: Iterable[ExpireRow]) -> int:
-    """3: some could not be done, or the ledger lacks what was. 1: none could, or a broker that starts deletes what is
-    to stay. Else 0."""
+    """Return 3 if some partitions failed, or changes are missing from the ledger; 1 if all failed, or a broker that
+    starts would delete segments that must be retained; else 0."""
     rows = list(rows)
     bad = sum(row.status in _BAD for row in rows)
     if bad:
@@ -325,7 +325,7 @@ def exit_status(rows: Iterable[ExpireRow]) -> int:
 
 
 def print_table(rows: Sequence[ExpireRow], title: str) -> None:
-    """A line for each partition, then one for each segment that goes, with its reason, then totals."""
+    """Print a line for each partition, then one for each removed segment, with its reason, then totals."""
     console = show.output_console()
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")

@@ -1,8 +1,8 @@
-"""What retention removes of a partition: which segments go and why, then the removal.
+"""Retention of one partition: decides which segments to remove and why, then removes them.
 
-The decisions are functions of values, time among them, as Kafka 4.3 takes them in UnifiedLog.deleteOldSegments.
-Removing them is safe to stop at any moment. EXPIRE.md beside this file has the rules and every state on disk. Whether
-a partition may be touched at all is left to the caller, who holds the locks and has resolved leftovers.
+The decisions are pure functions, with the time as a parameter, and follow Kafka 4.3's UnifiedLog.deleteOldSegments.
+The removal may be interrupted at any moment. EXPIRE.md beside this file has the rules and every state on disk. The
+caller decides whether a partition may be changed at all, holds the locks and has resolved leftovers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _BY_AGE_AND_SIZE = ("retention.ms", "retention.bytes")
 
 
 def settings_of_retention(policy: Sequence[str] | None) -> tuple[str, ...]:
-    """The settings, by Kafka's names, that must be known of a topic to remove segments; `policy` is None if unknown.
+    """Return the topic settings, by Kafka's names, that must be known to remove segments; `policy` is None if unknown.
 
-    Without `delete` in the policy only what is below the log start offset goes, whatever its age and size.
+    Without `delete` in the policy, only segments below the log start offset are removed, whatever their age and size.
     """
     always = ("cleanup.policy", "remote.storage.enable")
     return always if policy is not None and "delete" not in policy else (*always, *_BY_AGE_AND_SIZE)
@@ -41,7 +41,7 @@ def settings_of_retention(policy: Sequence[str] | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Retention:
-    """The settings that retention obeys, by Kafka's names with dots as underscores. Below 0: without limit."""
+    """The settings of retention, by Kafka's names with underscores for dots. Values below 0 mean no limit."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     retention_ms: int = 604_800_000
@@ -67,9 +67,9 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSegment:
-    """A segment that goes, with the offsets from `base_offset` up to `end_offset`, and why.
+    """A segment to be removed, with the offsets from `base_offset` to below `end_offset`, and the reason.
 
-    `timestamp_ms` is None where its age was not asked for.
+    `timestamp_ms` is None if its age was not needed.
     """
 
     base_offset: int
@@ -82,10 +82,10 @@ class ExpiredSegment:
 
 @dataclass(frozen=True)
 class Decision:
-    """What goes, ascending, and what is left. `log_start_offset` is the one afterwards.
+    """The segments to be removed, ascending, and the resulting `log_start_offset`.
 
-    `rolls`: no segment would be left, so that an empty one is made at the log end offset first. `kept` says why the
-    first segment that stays does.
+    `rolls`: no segment would be left, so an empty one is first created at the log end offset. `kept` is the reason why
+    the first remaining segment is retained.
     """
 
     expired: tuple[ExpiredSegment, ...]
@@ -96,9 +96,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A segment that a broker's own retention judges otherwise, by a wrong index.
+    """A segment for which a broker's own retention decides differently, because of a wrong index.
 
-    `broker_deletes`: it would delete the segment at its start, which has to stay; else it would keep one that goes.
+    `broker_deletes`: a broker that starts would delete the segment, which must be retained; otherwise a broker would
+    retain a segment that is to be removed.
     """
 
     base_offset: int
@@ -108,7 +109,7 @@ class Finding:
 
 
 def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[str]:
-    """What forbids retention beside that which forbids any removal of records; each with what to do."""
+    """Return the reasons against retention, with remedies, beyond those against any removal of records."""
     if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
         return []
     return [
@@ -119,11 +120,11 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[st
 
 
 def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "checkpoint") -> tuple[int, str]:
-    """How many of the oldest segments may go, whatever the settings say, and what keeps the one behind them."""
+    """Return how many of the oldest segments may be removed under any settings, and what retains the next one."""
     marked = facts.high_watermark
     if marked is None and high_watermark == "log-end":
         marked = facts.log_end_offset
-    # A broker that starts takes the log start offset for its high watermark where it knows none, or a lower one.
+    # A broker that starts uses the log start offset as high watermark if it has none, or a lower one.
     marked = max(facts.log_start_offset, marked if marked is not None else 0)
     for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
         is_last = number + 1 == len(facts.segments)
@@ -144,7 +145,7 @@ def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "chec
 def before_time(
     facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
 ) -> tuple[int, int]:
-    """How many segments go below the log start, and how many by then and by size."""
+    """Return how many segments are removed by log start, and how many by log start and size."""
     limit, _ = removable(facts, high_watermark)
     by_start = _by_log_start(facts, limit)
     return by_start, _by_size(facts.segments, retention, by_start, limit)
@@ -153,7 +154,7 @@ def before_time(
 def age_candidates(
     facts: PartitionFacts, retention: Retention, high_watermark: HighWatermarkSource = "checkpoint"
 ) -> tuple[SegmentFacts, ...]:
-    """The segments, ascending, whose ages decide: those up to the first that is not past `retention.ms`."""
+    """Return the segments, ascending, whose ages may be needed: the removable ones after those removed without age."""
     if not retention.by_time:
         return ()
     limit, _ = removable(facts, high_watermark)
@@ -168,10 +169,10 @@ def decide(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> Decision:
-    """What goes at `now_ms`. `ages`, by base offset, of `age_candidates` as far as they are needed.
+    """Decide which segments are removed at `now_ms`. `ages`: of `age_candidates` by base offset, as far as needed.
 
-    Three passes from the oldest segment on, each of which ends at the first that does not qualify: below the log start
-    offset, by size, by time; the last two only where `cleanup.policy` has `delete`.
+    There are three passes from the oldest segment on, each of which ends at the first segment that does not qualify: by
+    log start offset, by size, by time; the last two only if `cleanup.policy` has `delete`.
     """
     segments, ends = facts.segments, segment_ends(facts)
     limit, what_keeps = removable(facts, high_watermark)
@@ -213,7 +214,7 @@ def _by_log_start(facts: PartitionFacts, limit: int) -> int:
 
 
 def _by_size(segments: Sequence[SegmentFacts], retention: Retention, count: int, limit: int) -> int:
-    """As long as what is left without the segment is at least `retention.bytes`."""
+    """Return the count after the pass by size, which leaves at least `retention.bytes`."""
     if not retention.by_size:
         return count
     excess = sum(segment.log_bytes for segment in segments[count:]) - retention.retention_bytes
@@ -259,7 +260,7 @@ def _why_kept(
             f"{retention.retention_bytes:,}"
         )
     if age is not None:
-        # Of a young segment only some timestamp is known that makes it so.
+        # Of a young segment only one timestamp within the limit is known.
         parts.append(f"it has records within retention.ms ({duration_text(retention.retention_ms)})"
                      if age.of == "record" else f"{_age_text(age, now_ms)}, within retention.ms")  # fmt: skip
     return "; ".join(parts) or "neither retention.bytes nor retention.ms sets a limit"
@@ -273,7 +274,7 @@ def findings(
     *,
     high_watermark: HighWatermarkSource = "checkpoint",
 ) -> tuple[Finding, ...]:
-    """Of the segments that were read, those that a broker would judge otherwise by their time index."""
+    """Return those of the read segments for which a broker would decide differently, by their time index."""
     by_base = {segment.base_offset: segment for segment in facts.segments}
     claims = {base: claimed_age(segment) for base, segment in by_base.items()}
     ours = decide(facts, retention, now_ms, ages, high_watermark=high_watermark).expired
@@ -283,7 +284,7 @@ def findings(
     found = []
     for base, age in ages.items():
         deletes = retention.is_over(claims[base], now_ms)
-        # A broker that finds no `.index` makes all indexes of the segment anew.
+        # A broker that finds no `.index` rebuilds all indexes of the segment.
         if by_base[base].index_bytes is None or retention.is_over(age, now_ms) == deletes:
             continue
         what = f"{_claim_text(by_base[base])}, but by its log the time is {age.timestamp_ms} ms: "
@@ -303,10 +304,10 @@ def _claim_text(segment: SegmentFacts) -> str:
 
 
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
-    """Remove what was decided, in the order of EXPIRE.md. Where that is nothing: what an interrupted removal left.
+    """Remove the expired segments, in the order of EXPIRE.md, and leftovers of an interrupted removal.
 
-    Gives a sentence for each thing of the latter sort. The log start offset comes first: from then on a broker, or
-    keytail, removes whatever is still there below it.
+    If no segment is expired, returns one sentence per change to such leftovers. The log start offset is moved first:
+    from then on a broker or keytail removes whatever is still below it.
     """
     refuse_lost(fs, facts.path)
     for segment in facts.segments[: len(decision.expired)]:
@@ -316,7 +317,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
     except OSError as problem:
         if problem.errno != errno.ENOSPC or len(decision.expired) < 1 + decision.rolls:
             raise
-        # On a full disk the oldest segment goes first and alone: the rest is a whole log too.
+        # On a full disk the oldest segment is removed first, alone: the rest is a complete log too.
         _remove_below(fs, facts.path, decision.expired[:1], decision.expired[0].end_offset)
         _commit(fs, facts, decision)
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
@@ -329,14 +330,14 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
 
 
 def _commit(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> None:
-    """Afterwards nobody is served what is to go, and whoever comes next removes it."""
-    # It may be there from the first attempt, before the disk was full.
+    """Move the log start offset. Afterwards expired segments are not served; the next broker or run removes them."""
+    # It may exist from the first attempt, which failed on a full disk.
     if decision.rolls and not fs.exists(_path(facts, facts.log_end_offset, names.LOG)):
         like = fs.stat(_path(facts, facts.segments[-1].base_offset, names.LOG))
         make_empty_segment(fs, facts.path, facts.log_end_offset, like)
     if decision.log_start_offset > facts.log_start_offset:
         checkpoint = os.path.join(facts.log_dir, names.LOG_START_CHECKPOINT)
-        # Its entries are those of copies in the making as well: all stay.
+        # It may have entries of copies that are being created, so all entries are kept.
         update_offset(fs, checkpoint, (facts.topic, facts.partition), decision.log_start_offset, hosted=None)
 
 
@@ -345,7 +346,7 @@ def _path(facts: PartitionFacts, base_offset: int, suffix: str) -> str:
 
 
 def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
-    """The epoch that holds at the log start begins there, and earlier ones are gone; whether that changed anything."""
+    """Remove epochs before that of the log start, which then begins there. Returns whether that changed anything."""
     file = os.path.join(path, names.LEADER_EPOCHS)
     entries = read_epochs(fs, file)
     wanted = epochs_from(entries, log_start_offset)
@@ -355,16 +356,16 @@ def _cut_epochs(fs: FileSystem, path: str, log_start_offset: int) -> bool:
 
 
 def epochs_from(entries: Sequence[tuple[int, int]], log_start_offset: int) -> list[tuple[int, int]]:
-    """Leader epochs and their start offsets, of a log that begins at `log_start_offset`."""
+    """Return leader epochs and their start offsets for a log that begins at `log_start_offset`."""
     below = list(itertools.takewhile(lambda entry: entry[1] <= log_start_offset, entries))
     rest = list(entries[len(below) :])
     return [(below[-1][0], log_start_offset), *rest] if below else rest
 
 
 def _remove_below(fs: FileSystem, path: str, expired: Sequence[ExpiredSegment], first_base: int) -> list[str]:
-    """Segments that expired, snapshots, and index files without a log below the first segment; their names.
+    """Remove expired segments, and snapshots and index files without a log below `first_base`. Returns their names.
 
-    Ascending, of each segment the `.log` first: without one its other files mean nothing.
+    Files are removed in ascending order, the `.log` of each segment first: without it the other files have no effect.
     """
     bases = {segment.base_offset for segment in expired}
     gone = [

@@ -1,4 +1,4 @@
-"""Decides whether the retention of a topic is known well enough to remove segments by it. Pure."""
+"""Decides whether the retention settings of a topic are known well enough to remove segments. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from keytail.cli.configuration import Configuration
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.config.resolve import CLEANUP_POLICY, Resolved
 
-# Kafka's defaults of these remove data; that of retention.bytes does not.
+# The default values of these in Kafka remove data; that of retention.bytes does not.
 _REMOVE_BY_DEFAULT = (CLEANUP_POLICY, "retention.ms")
 
 
 def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
-    """Why retention of the topic is not known for certain, with what to do; empty if it is."""
+    """Return why the retention of the topic is not known for certain, with the remedy; empty if it is known."""
     from keytail.expire.partition import settings_of_retention  # noqa: PLC0415 (brings in the kernels)
 
     policy = None if resolved.unknown([CLEANUP_POLICY]) else resolved.value(CLEANUP_POLICY)
@@ -25,7 +25,7 @@ def unknown_retention(configuration: Configuration, resolved: Resolved) -> str:
 
 
 def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[str, ...]) -> str:
-    """An internal topic's retention is what the metadata log has, whatever the flags say."""
+    """Check an internal topic, whose retention is taken from the metadata log only, not from flags."""
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return ""
@@ -39,8 +39,8 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
 
 
 def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
-    """What no topic overrides is the broker's, of which Kafka's default says nothing; nor does the broker's file of the
-    policy, which may be changed while the broker runs."""
+    """Check for settings that the topic does not override. Kafka's defaults are no evidence for the broker's values;
+    for the policy neither is the broker's file, since it may be changed while the broker runs."""
     assumed = [*resolved.assumed(name for name in wanted if name in _REMOVE_BY_DEFAULT)]
     if not resolved.in_metadata and CLEANUP_POLICY not in {*resolved.given, *assumed}:
         assumed.insert(0, CLEANUP_POLICY)

@@ -1,7 +1,7 @@
-"""Avro in Confluent's frame, decoded into Arrow columns: a zero byte, the schema's id in four, then the record.
+"""Decodes Avro in Confluent's wire format (a zero byte, four bytes of schema id, the record) into Arrow columns.
 
-fastavro decodes; each record is a Python object on the way, the one format of an export that costs that. Several
-schemas may be given, by their ids: records of each are read as the first, by Avro's own rules of resolution.
+fastavro decodes each record to a Python object; no other format of an export has that cost. Several schemas may be
+given, by their ids: records of each are resolved to the first by Avro's rules of schema resolution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keytail.errors import UsageProblem
 from keytail.format.columns import BytesColumn
 
 FRAME_BYTES = 5
-# Read as what they annotate, like any annotation that is not known; the others become types of the table.
+# Logical types that fastavro decodes. Others are read as the type that they annotate; Arrow converts known ones.
 _KEPT = ("decimal",)
 _PLAIN = {
     "boolean": "bool_",
@@ -40,13 +40,13 @@ Fail = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class AvroSchemas:
-    """Schemas by the registry's ids, as JSON text. The first is what the column looks like."""
+    """Schemas by their ids in the registry, as JSON text. The first determines the type of the column."""
 
     by_id: tuple[tuple[int, str], ...]
 
     @property
     def digest(self) -> str:
-        """Of the column's schema; other ids may come and go."""
+        """The digest of the column's schema. It does not depend on the other schemas or any id."""
         plain = json.dumps(json.loads(self.by_id[0][1]), sort_keys=True)
         return hashlib.blake2b(plain.encode(), digest_size=6).hexdigest()
 
@@ -62,7 +62,7 @@ class AvroSchemas:
 
 
 def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
-    """Of `ID=FILE` arguments; UsageProblem where one is none, or its file no schema that a table has types for."""
+    """Read `ID=FILE` arguments. Raises UsageProblem if one is invalid, or a table has no types for its schema."""
     by_id: dict[int, str] = {}
     for one in given:
         number, equals, path = one.partition("=")
@@ -82,8 +82,8 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
 
 
 def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
-    """The column as an Arrow array of `arrow_type`; nulls stay. `fail(row, why)` is called for one that is not of the
-    frame, or not of its schema, and raises."""
+    """Decode the column to an Arrow array of `arrow_type`; nulls are kept. For a row that is not in the wire format, or
+    does not match its schema, `fail(row, why)` is called, which raises."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     readers = _of(schemas)
@@ -101,12 +101,12 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
         else:
             try:
                 rows[row] = read(framed[FRAME_BYTES:])
-            except Exception as reason:  # whatever the bytes of a stranger lead the decoder into
+            except Exception as reason:  # of any type: the bytes are not trusted
                 fail(row, f"is no record of its schema: {reason}")
     try:
         return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
-        for row, value in enumerate(rows):  # which of them it is
+        for row, value in enumerate(rows):  # find the row that fails
             try:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
@@ -144,12 +144,12 @@ def _fastavro() -> Any:
 def _parsed(fastavro: Any, text: str) -> Any:
     try:
         return fastavro.parse_schema(_without_annotations(json.loads(text)))
-    except Exception as reason:  # json's, fastavro's, and what odd JSON leads it into
+    except Exception as reason:  # from json, from fastavro, or caused by unexpected JSON
         raise UsageProblem(f"no Avro schema: {type(reason).__name__}: {reason}") from reason
 
 
 def _without_annotations(schema: Any) -> Any:
-    """Without logical types but for decimals: numbers become dates and times in Arrow, not one by one."""
+    """Remove logical types except decimals: Arrow converts dates and times by column, not one by one."""
     if isinstance(schema, list):
         return [_without_annotations(one) for one in schema]
     if not isinstance(schema, dict):
@@ -183,8 +183,7 @@ def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
 
 
 class _Types:
-    """Arrow's types of a schema: what is built of fastavro's values, and what becomes of it (Spark's times have
-    microseconds)."""
+    """Arrow types of a schema: one for fastavro's values, and one for the column (Spark's times have microseconds)."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema

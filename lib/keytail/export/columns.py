@@ -1,7 +1,7 @@
-"""Records as Arrow batches for Spark: gathered by kernels, decoded column by column, no Python object a record.
+"""Converts records to Arrow batches for Spark: gathered by kernels, decoded by column, no Python object per record.
 
-What a format cannot decode is an error that names the offset; nothing becomes null by that. JSON is text here: whether
-it is JSON a parser of Spark's looks, in the JVM (delta_table.py).
+Data that a format cannot decode is an error that names the offset; it never becomes null. JSON is treated as text here:
+Spark's parser checks it in the JVM (delta_table.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from keytail.format.columns import BytesColumn
 from keytail.log.record_table import RecordTable
 from keytail.run.arrow import binary, cut, header_names, joined
 
-# What a TIMESTAMP of Spark holds, in ms.
+# The largest TIMESTAMP of Spark, in ms.
 _MOST_MS = 2**63 // 1000 - 1
 
-# Name -> type of the column, and of its bytes where all have the same length (Kafka's serializers, big-endian).
+# Name -> type of the column, and NumPy type, for formats of fixed length (Kafka's serializers, big-endian).
 _FIXED = {
     "short": ("smallint", ">i2"),
     "int": ("int", ">i4"),
@@ -36,7 +36,7 @@ FORMATS = ("binary", *_TEXT, *_FIXED)
 
 @dataclass(frozen=True)
 class Format:
-    """Of keys or values, by one of FORMATS, or `avro` with its schemas."""
+    """The format of keys or values: one of FORMATS, or `avro` with its schemas."""
 
     name: str = "binary"
     avro: AvroSchemas | None = None
@@ -51,7 +51,7 @@ class Format:
 
     @property
     def tells_keys_apart(self) -> bool:
-        """Whether keys that differ in bytes differ decoded: not so of -0.0 and 0.0, of NaNs, of the schemas' ids."""
+        """Whether different bytes decode to different keys. Not so for floats (-0.0, NaNs) and Avro (schema ids)."""
         return self.name not in ("float", "double", "avro")
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Formats:
 
     @property
     def raw_schema(self) -> str:
-        """Of what tasks give. `deleted`: the record is a tombstone."""
+        """The Spark schema of the rows that tasks return. `deleted`: the record is a tombstone."""
         key_bytes = "" if self.key.tells_keys_apart else "key_bytes binary, "
         return (
             f"partition int, key {self.key.sql_type}, {key_bytes}value {self.value.sql_type}, "
@@ -78,11 +78,11 @@ class Formats:
 
 
 class Undecodable(KeytailError):
-    """A key or value is not of the format that was asked for."""
+    """A key or value does not have the requested format."""
 
 
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
-    """Record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
+    """Yield Arrow record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""
     return joined(_batch(piece, partition, formats) for table in tables for piece in cut(table))
 
 
@@ -113,7 +113,7 @@ def _batch(table: RecordTable, partition: int, formats: Formats) -> Any:
 
 
 def _timestamps(records: np.ndarray) -> Any:
-    """Null where a record has none."""
+    """Return the timestamps in microseconds, with null for -1. Raises Undecodable if one is out of range."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     times_ms = records["timestamp_ms"].astype(np.int64)
@@ -125,7 +125,7 @@ def _timestamps(records: np.ndarray) -> Any:
 
 
 def decode(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -> Any:
-    """The column as an Arrow array of the format's type; nulls stay. Raises Undecodable at the first bad one."""
+    """Decode the column to an Arrow array of the format's type; nulls are kept. Raises Undecodable for a bad value."""
     if wanted.name == "binary":
         return binary(column)
     if wanted.name in _FIXED:

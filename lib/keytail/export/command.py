@@ -1,9 +1,9 @@
-"""The verb `export`: the latest state of topics as Delta tables, from their logs, without a broker.
+"""The command `export`: writes the latest state of topics as Delta tables, from their logs, without a broker.
 
-`keytail export` and jobs/export.py under spark-submit run the same code here. Of log dirs it only reads and takes no
-lock, so it works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has
-checkpointed, or, where that is said, the log end. Without `execute` it says what it would do, and starts no Spark.
-What tables hold, when all is exported again, and what is atomic: export/EXPORT.md.
+`keytail export` and jobs/export.py under spark-submit run this code. It only reads log dirs and takes no lock, so it
+works on copies, on stopped brokers and beside a running one: up to the high watermark that the broker has checkpointed,
+or, if requested, the log end. Without `execute` it reports what it would do, and does not start Spark.
+export/EXPORT.md describes the contents of tables, when everything is exported again, and what is atomic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `export` is told; defaults are the flags' own."""
+    """All parameters of `export`, with the defaults of its flags."""
 
     choice: Choice
     target: str
@@ -56,7 +56,7 @@ class Request:
     full: bool = False
     as_of_offset: int | None = None
     as_of_timestamp: str | None = None
-    log_end: bool = False  # up to there, not to the high watermark
+    log_end: bool = False  # export up to the log end instead of the high watermark
     drop_keyless: bool = False
     map_memory_bytes: int = 0
     delta_jars: str | None = None
@@ -75,8 +75,9 @@ class Request:
 class ExportRow:
     """One partition. `status`: `would-export`, `exported`, `clean` (nothing is new), `refused`, `corrupt`, `failed`.
 
-    Offsets from `from_offset` to below `end_offset` are read, which are `log_bytes` of segments. `way`: `full` or
-    `incremental`, and `why`. `records` went into the table; so many `tombstones` were the newest of their keys.
+    Offsets from `from_offset` to below `end_offset` are read, from `log_bytes` of segments. `way`: `full` or
+    `incremental`, for the reason `why`. `records` were written to the table; `tombstones` counts those that are
+    the latest record of their key.
     """
 
     topic: str
@@ -109,7 +110,7 @@ class _Planned:
 
 
 def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
-    """Of `key` or `value`, by the flags. UsageProblem where they do not go together."""
+    """Return the format of `key` or `value` from the flags. Raises UsageProblem if they contradict each other."""
     from keytail.export.avro import read_schemas  # noqa: PLC0415 (--help stays fast)
     from keytail.export.columns import Format  # noqa: PLC0415 (as the line above)
 
@@ -120,7 +121,7 @@ def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
 
 
 def export(request: Request, fs: FileSystem = LOCAL) -> list[ExportRow]:
-    """A row for each chosen partition, by topic and partition."""
+    """Export, or plan only without `execute`. Returns a row for each chosen partition, by topic and partition."""
     target = checked_target(fs, request)
     chosen = choose(fs, request.choice)
     request = replace(request, target=target)
@@ -148,7 +149,7 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
 
 @as_caller()
 def checked_target(fs: FileSystem, request: Request) -> str:
-    """The directory of the tables, absolute. UsageProblem for one that cannot be."""
+    """Return the absolute directory of the tables. Raises UsageProblem if it, or a flag for the state, is invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
         raise UsageProblem("Give one of --as-of-offset and --as-of-timestamp")
     if request.as_of_timestamp is not None:
@@ -191,7 +192,7 @@ def _plan_topic(
 
 
 def _state(request: Request, topic: str) -> TableState | None:
-    """What the topic's table says of itself; Refused where this export does not go into it."""
+    """Return the state of the topic's table. Raises Refused if this export is not compatible with the table."""
     from keytail.export.delta_table import read_state  # noqa: PLC0415 (--help stays fast)
 
     path = os.path.join(request.target, topic)
@@ -267,7 +268,7 @@ def _no_state(request: Request, state: TableState | None) -> str:
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
-    """What is there, and up to where it is stable and wanted."""
+    """Return the current state of the log, with the stable offset limited by the request, and notes for the row."""
     from keytail.export.plan import LogNow  # noqa: PLC0415 (--help stays fast)
     from keytail.log.checkpoint import read_epochs  # noqa: PLC0415 (as the line above)
     from keytail.log.metadata import read_topic_id  # noqa: PLC0415 (as the line above)
@@ -388,7 +389,7 @@ _BAD = ("refused", "corrupt", "failed")
 
 
 def exit_status(rows: Sequence[ExportRow]) -> int:
-    """0: nothing is wrong. 1: nothing could be exported. 3: some partitions could not."""
+    """Return 0 if no partition has a problem, 1 if nothing could be exported, 3 if some partitions could not."""
     bad = [row for row in rows if row.status in _BAD]
     if not bad:
         return 0

@@ -1,7 +1,7 @@
-"""The Delta table of an exported topic: what it has of each partition, and commits that change both together.
+"""The Delta table of an exported topic: the export state of each partition, committed together with its rows.
 
-What is known of the partitions travels in the `userMetadata` of the commit that writes the rows, so no crash comes
-between the two. It is read from the table's own log, newest commit first, without Spark.
+The state of the partitions is stored in the `userMetadata` of the commit that writes the rows, so a crash cannot
+separate the two. It is read from the table's own log, latest commit first, without Spark.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from keytail.format.json_object import parse_object
 VERSION = 1
 _COMMIT = re.compile(r"\d{20}\.json")
 _LEFT_BY_A_KILLED_RUN = re.compile(r"_delta_log|partition=\d+")
-# Commits that change no row.
+# Operations whose commits change no row.
 _HARMLESS = ("OPTIMIZE", "VACUUM START", "VACUUM END", "REORG", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 COLUMNS = ("partition", "key", "key_bytes", "value", "headers", "timestamp", "offset", "leader_epoch")
-# In a message of Spark, where a value that its parsers did not take lies.
+# In an error message of Spark: partition and offset of a value that its parser rejected.
 UNDECODABLE = re.compile(r"keytail-undecodable (key|value) (\d+) (\d+)")
 
 
 @dataclass(frozen=True)
 class TableState:
-    """What a table says of itself. `as_of`: the state of the log that it shows, "" for the latest.
+    """The export state of a table. `as_of`: the offset or time of the log state that it shows, "" for the latest.
 
-    `changed`: what somebody else did to the table since; then it says nothing of partitions.
+    `changed`: the operation by which others have changed the table since; then `partitions` is empty.
     """
 
     topic: str
@@ -54,7 +54,7 @@ class TableState:
 
 @as_caller()
 def read_state(path: str) -> TableState | None:
-    """None where there is no table yet. Refused for a directory that holds anything but an export."""
+    """Return the state of the table, or None if there is none yet. Raises Refused if `path` has anything else."""
     folder = Path(path)
     if not folder.exists():
         return None
@@ -87,7 +87,7 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
                 if info is not None:
                     return dict(info)
     except FileNotFoundError:
-        pass  # Delta has just removed it, as older than what it keeps
+        pass  # Delta has just removed it, as its retention has passed
     except ValueError as bad:
         why = f"a commit cannot be read: {bad}"
         raise Refused(why, path=str(file), remedy="Look at the table, or give another --to") from bad
@@ -111,7 +111,7 @@ def _state_of(metadata: str | None) -> TableState | None:
 
 
 def decoded(raw: Any, formats: Formats) -> Any:
-    """The frame with its JSON checked by Spark's parser; a record that is none ends the job, with UNDECODABLE."""
+    """Return the frame with its JSON checked by Spark's parser; invalid JSON fails the job, with UNDECODABLE."""
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     for name, wanted in (("key", formats.key), ("value", formats.value)):
@@ -123,7 +123,7 @@ def decoded(raw: Any, formats: Formats) -> Any:
 
 
 def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *, exists: bool) -> None:
-    """Rows of these partitions in the place of those that the table has; it is made if need be. One commit."""
+    """Replace the table's rows of these partitions, or create the table, in one commit."""
     rows = _columns(frame.where("NOT deleted"))
     writer = rows.write.format("delta").option("userMetadata", state.as_metadata())
     if exists:
@@ -135,7 +135,7 @@ def write(frame: Any, path: str, state: TableState, partitions: Sequence[int], *
 
 
 def merge(frame: Any, path: str, state: TableState, partitions: Sequence[int]) -> None:
-    """Newer records take the place of the table's rows, and tombstones remove them. One commit."""
+    """Replace the table's rows by newer records of their keys, and remove those with tombstones, in one commit."""
     from delta.tables import DeltaTable  # noqa: PLC0415 (only where Spark runs)
 
     spark = frame.sparkSession
@@ -156,7 +156,7 @@ def _columns(frame: Any) -> Any:
 
 @contextmanager
 def settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Of the session, while what is inside runs."""
+    """Set Spark settings of the session for the duration of the context, then restore them."""
     before = {key: spark.conf.get(key, None) for key in wanted}
     for key, value in wanted.items():
         spark.conf.set(key, value)

@@ -1,9 +1,9 @@
-"""The driver of an export: one topic into its Delta table. What is atomic, and why: EXPORT.md.
+"""The driver of an export: writes one topic to its Delta table. EXPORT.md explains what is atomic, and why.
 
-Two Spark jobs: in the first each partition's newest records are found, and only bits come back; in the second tasks
-read the records that have a bit, a slice of a log each, and Delta writes them. What fails in the second is taken out,
-and the others go on. A topic takes one commit for partitions that are exported whole, and one for those that are
-brought up to date.
+There are two Spark jobs: the first finds the latest record of each key in each partition, and returns only bits; in the
+second, each task reads the records that have a bit from a slice of a log, and Delta writes them. A partition that
+fails in the second is left out, and the job is repeated with the others. A topic takes one commit for partitions that
+are exported in full, and one for those that are updated.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from keytail.values import NotAValue, from_bytes, to_bytes
 
 _PROBLEM = "keytail-export-problem "
 _SAID = re.compile(_PROBLEM + r"([A-Za-z0-9+/=]+)")
-# A shuffle of MERGE: so much of log in a task of it.
+# Bytes of log per task in a shuffle of MERGE.
 _MERGED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Work:
-    """One partition that is to be exported, by `plan`; `after` is what the table then has of it."""
+    """One partition to be exported according to `plan`; `after` is its state in the table after that."""
 
     partition: int
     plan: ExportPlan
@@ -61,8 +61,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Exporting:
-    """A topic: its table's path and formats, what the table says of itself (None: it is not there), what is to be done.
-    """
+    """A topic to be exported: path, formats and state of its table (`before` is None if there is none), and its
+    partitions."""
 
     topic: str
     path: str
@@ -74,7 +74,7 @@ class Exporting:
 
 @dataclass(frozen=True)
 class ExportOutcome:
-    """What became of one partition. `latest` is None where there was a problem in finding it."""
+    """The result for one partition. `latest` is None if finding the latest records failed."""
 
     work: Work
     latest: Latest | None = None
@@ -89,7 +89,7 @@ Heard = Callable[[ExportOutcome], None]
 
 @dataclass
 class Export:
-    """One run. `heard` is called for each partition once its rows are committed, or why they are not."""
+    """One run. `heard` is called with the outcome of each partition, once its rows are committed or it has failed."""
 
     spark: Any
     heard: Heard
@@ -106,7 +106,7 @@ class Export:
             self._commit(what, of_way, commit)
 
     def _found(self, what: Exporting) -> dict[int, ExportOutcome]:
-        """Those of which the newest records are known; of the others why they are not is told."""
+        """Return the partitions whose latest records have been found, by number. `heard` is called for the others."""
         waiting = sorted(what.works, key=lambda work: work.log_bytes, reverse=True)
         found = {}
         while waiting:
@@ -131,12 +131,12 @@ class Export:
     def _commit(
         self, what: Exporting, found: dict[int, ExportOutcome], commit: Callable[[Exporting, Any, list[int]], None]
     ) -> None:
-        """All at once; what keeps others from it is left out, and told."""
+        """Commit all partitions at once. One that makes the job fail is left out, and the others are retried."""
         while found:
             try:
                 with _frame(self.spark, list(found.values()), what.formats, self.slice_bytes) as raw:
                     problem = self._try(what, raw, found, commit)
-            except BaseException:  # a signal, or Spark has ended: nothing is to be written behind it
+            except BaseException:  # a signal, or Spark has ended: nothing may be written after it
                 self.spark.sparkContext.cancelAllJobs()
                 raise
             if problem is None:
@@ -155,12 +155,12 @@ class Export:
         found: Mapping[int, ExportOutcome],
         commit: Callable[[Exporting, Any, list[int]], None],
     ) -> tuple[int | None, KeytailError] | None:
-        """None: it is done. Else why not, and which partition is to blame, if one is."""
+        """Return None after a commit, else the failure and the partition that caused it, if known."""
         numbers = sorted(found)
         state = self._state.with_partitions({number: found[number].work.after for number in numbers})
         size = sum(one.work.log_bytes for one in found.values())
         wanted = {
-            # A task has rows of one partition; without it Spark sorts them by that first.
+            # A task has rows of one partition; without this setting Spark would first sort them by partition.
             "spark.sql.maxConcurrentOutputFileWriters": "2",
             "spark.sql.shuffle.partitions": str(max(parallel_tasks(self.spark), size // _MERGED_BYTES)),
         }
@@ -201,7 +201,7 @@ def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
 
 
 class _frame:  # noqa: N801 (a context manager)
-    """Rows of the raw schema, a task a slice, for as long as it is open."""
+    """Context manager of a DataFrame with the raw schema, one task per slice. It is valid while the context is open."""
 
     def __init__(self, spark: Any, found: Sequence[ExportOutcome], formats: Formats, slice_bytes: int | None) -> None:
         sizes = {} if slice_bytes is None else {"slice_bytes": slice_bytes}
@@ -226,7 +226,7 @@ class _frame:  # noqa: N801 (a context manager)
 
 
 def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[Any]:
-    """What a Spark task does in the second job."""
+    """The body of a Spark task in the second job."""
     with as_caller():
         pieces = shared.value
     for batch in batches:
@@ -236,7 +236,7 @@ def _emit(batches: Iterator[Any], *, shared: Any, formats: Formats) -> Iterator[
                 yield from _rows(partition, piece, formats)
             except Exception as problem:
                 known = problem if isinstance(problem, KeytailError) else explained(problem)
-                # Of what follows it, its cause, Spark would print the text first, which may be a record's.
+                # `from None`: Spark would print the text of the cause first, which may have the contents of a record.
                 text = base64.b64encode(to_bytes((partition, known))).decode()
                 raise RuntimeError(_PROBLEM + text) from None
 
@@ -254,10 +254,10 @@ def _rows(partition: int, piece: LatestSlice, formats: Formats) -> Iterator[Any]
 
 
 def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailError]:
-    """Which partition is to blame for the end of a job, if one is, and what is wrong."""
+    """Return the partition that made a job fail, if known, and the error."""
     text = text_of(problem)
     if said := _SAID.search(text):
-        with contextlib.suppress(NotAValue, ValueError, TypeError):  # no task has written that: Spark's text says why
+        with contextlib.suppress(NotAValue, ValueError, TypeError):  # not a task's text: Spark's has the reason
             number, known = from_bytes(base64.b64decode(said[1]))
             if isinstance(known, KeytailError):
                 return number, known

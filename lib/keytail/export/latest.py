@@ -1,9 +1,9 @@
-"""The latest state of a partition: of each key its newest committed record. For export, which changes nothing.
+"""Finds the latest state of a partition: the latest committed record of each key. For export, which changes nothing.
 
-Pass 1 (`find_latest`) hashes the keys of a range of offsets into the offset map, and gives one bit a record, as
-pass 1 of a compaction does; aborted data is not mapped. Pass 2 (`latest_records`) reads what has a bit, a slice of
-segments at a time, in as many tasks as there are slices. Keys that do not fit into the map are taken in shards, by
-their hashes: the log is read once a shard, and memory has the same bound.
+Pass 1 (`find_latest`) hashes the keys of a range of offsets into the offset map, and returns one bit per record, like
+pass 1 of a compaction; aborted data is not mapped. Pass 2 (`latest_records`) reads the records that have a bit, in one
+task per slice of segments. Keys that do not fit into the map are divided into shards, by their hashes: the log is read
+once per shard, and the bound on memory is the same.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MOST_SHARDS = 64
 
 @dataclass(frozen=True)
 class LatestTask:
-    """Which records of a partition: those of `from_offset` up to, not including, `end_offset`. `segments` are all of
-    the log, as they were listed. With `tombstones` those that are newest of their keys count too."""
+    """The records to find in a partition: those from `from_offset` up to, not including, `end_offset`. `segments` are
+    all segments of the log, as listed. With `tombstones`, tombstones that are latest records get a bit."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
@@ -56,17 +56,17 @@ class LatestTask:
 
     @property
     def sources(self) -> tuple[SegmentFacts, ...]:
-        """Segments with offsets of the range."""
+        """The segments with offsets in the range."""
         of = self.segments[self.first_segment :]
         return tuple(segment for segment in of if segment.base_offset < self.end_offset)
 
 
 @dataclass(frozen=True)
 class Latest:
-    """A bit a record of the task's `sources`: those of segment i begin with bit `first_bits[i]`. `bits` are compressed.
+    """One bit per record of the task's `sources`, compressed. The bits of segment i begin at `first_bits[i]`.
 
-    `tombstones` are the newest of their keys, whether they have a bit or not. `has_gap`: between the batches of the
-    range, or in them, offsets are missing, as compaction leaves it.
+    `tombstones` counts those that are the latest record of their key, with or without a bit. `has_gap`: offsets are
+    missing between or in the batches of the range, as after compaction.
     """
 
     bits: bytes
@@ -79,9 +79,10 @@ class Latest:
 
 
 def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
-    """Raises CorruptLog; Refused for records without a key, and where the files are not, or no longer, those listed.
+    """Find the latest records. Raises CorruptLog; Refused for records without a key (unless `drop_keyless`), for too
+    many keys, and if the files differ from the listing, before or after reading.
 
-    Memory: the map, two bits a record, and less than 256 MiB beside them.
+    Memory: the map, two bits per record, and less than 256 MiB in addition.
     """
     with unchanged(fs, task.partition_path, task.segments):
         entries = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
@@ -92,7 +93,7 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
             try:
                 found = _Finder(fs, task, reader, entries).find(shards)
             except Contradiction as contradiction:
-                # The transaction indexes are believed until the log says otherwise, as when it is cleaned.
+                # The transaction indexes are trusted until the log contradicts them, as in cleaning.
                 found = _again(fs, task, reader, contradiction.entries, shards)
             if found is not None:
                 return found
@@ -128,7 +129,7 @@ class _Finder:
         self._gaps = _Gaps(task.from_offset, task.end_offset)
 
     def find(self, shards: int) -> Latest | None:
-        """None where the keys of a shard do not fit into the map."""
+        """Read the log once per shard. Returns None if the keys of a shard do not fit into the map."""
         for shard in range(shards):
             if not self._map(shard, shards):
                 return None
@@ -159,7 +160,7 @@ class _Finder:
         for number in range(task.first_segment, len(task.segments)):
             is_source = task.segments[number].base_offset < task.end_offset
             if not is_source and shard > 0:
-                break  # what follows is read for its markers alone, once
+                break  # later segments are read only for their markers, once
             if is_source:
                 self._first_bits.append(self._records)
             for stride in _strides(self._fs, self._reader, task.partition_path, task.segments, number, task.end_offset):
@@ -202,7 +203,7 @@ class _Finder:
         return True
 
     def _numbered(self, chunk: Chunk, first_ordinal: np.ndarray) -> np.ndarray:
-        """Ordinals of the chunk's records, -1 for those that are not to be mapped."""
+        """Return the ordinals of the chunk's records, -1 for those that are not to be mapped."""
         records, columns = chunk.records, chunk.columns
         chunk.hash_keys(self._task.hash_seed)
         number_records(
@@ -214,7 +215,7 @@ class _Finder:
         return ordinals
 
     def _note(self, chunk: Chunk, ordinals: np.ndarray) -> None:
-        """Which records have no key, and which no value."""
+        """Record which records have no key, and which have no value."""
         records, task = chunk.records, self._task
         in_range = (records["offset"] >= task.from_offset) & (records["offset"] < task.end_offset)
         keyless = records["offset"][in_range & (records["key_bytes"] < 0)]
@@ -229,7 +230,7 @@ class _Finder:
 
 
 class _Gaps:
-    """Whether every offset of a range has its record. A log that was never compacted there has all of them."""
+    """Detects missing offsets in a range. A log that was never compacted there has all of them."""
 
     def __init__(self, from_offset: int, end_offset: int) -> None:
         self._next, self._end = from_offset, end_offset
@@ -258,18 +259,18 @@ def _longer(bits: np.ndarray, n: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LatestSlice:
-    """Some segments of a partition that hold records with a bit, all below `end_offset`."""
+    """Some segments of a partition that contain records with a bit, all below `end_offset`."""
 
     partition_path: str
     segments: tuple[SegmentFacts, ...]
     end_offset: int
-    is_last: bool  # whether the last of them is the active segment
+    is_last: bool  # the last of `segments` is the active segment
     bits: bytes
     first_bits: tuple[int, ...]
 
 
 def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) -> list[LatestSlice]:
-    """Of about `slice_bytes` of log; segments without a bit are in none."""
+    """Divide the sources into slices of about `slice_bytes` of log. Segments without a bit are omitted."""
     bits = np.frombuffer(zlib.decompress(latest.bits), np.uint8)
     sources, ends = task.sources, [*latest.first_bits[1:], 8 * len(bits)]
     slices: list[LatestSlice] = []
@@ -303,9 +304,9 @@ def slices_of(task: LatestTask, latest: Latest, slice_bytes: int = SLICE_BYTES) 
 
 
 def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
-    """The records that have a bit, in order, some thousands at a time; a table is of use until the next is asked for.
+    """Yield the records that have a bit, in order, some thousands at a time; a table is valid until the next one.
 
-    Raises as `find_latest` does: at the end too, where the files were changed meanwhile.
+    Raises the errors of `find_latest`, also at the end, if the files have changed meanwhile.
     """
     reader, scanner = SegmentReader(fs), RecordScanner()
     bits = np.frombuffer(zlib.decompress(piece.bits), np.uint8)
@@ -332,7 +333,7 @@ def latest_records(fs: FileSystem, piece: LatestSlice) -> Iterator[RecordTable]:
 
 
 def _unpacked(bits: np.ndarray, start: int, end: int) -> np.ndarray:
-    """Bits `start` .. `end`, as int64; there are none behind the last byte."""
+    """Return bits `start` up to, not including, `end` as int64. Bits after the last byte are 0."""
     of = np.unpackbits(bits[start // 8 : -(-end // 8)], bitorder="little")[start % 8 :].astype(np.int64)
     return np.pad(of[: end - start], (0, max(end - start - len(of), 0)))
 
@@ -347,7 +348,7 @@ def _strides(
     *,
     is_last: bool = True,
 ) -> Iterator[Stride]:
-    """Of segment `number`; the active one may end in no whole batch behind the offsets that are wanted."""
+    """Yield the strides of segment `number`. The active one may end with a partial batch above the required offsets."""
     segment = segments[number]
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
     n_bytes = segment.log_bytes

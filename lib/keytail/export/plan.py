@@ -1,7 +1,7 @@
-"""What of a partition has to be exported, given what a table has of it already: values in, a decision out.
+"""Decides which offsets of a partition have to be exported, given the state of the table. Pure functions.
 
-Only what lies behind the last exported offset is read again where that leads to the same table; where it does not, or
-where nobody can tell, the whole log is (export/EXPORT.md, "Full or incremental").
+Only records after the last exported offset are read if that leads to the same table; if it does not, or if that is
+not known, the whole log is read (export/EXPORT.md, "Full or incremental").
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Exported:
-    """What a table has of a partition: the log's state as of `end_offset`, of committed records below it.
+    """The exported state of a partition: the committed records below `end_offset`.
 
-    `leader_epoch` is that of the last offset below (None: not known), `log_start_offset` the log's then.
+    `leader_epoch` is that of the last offset below it (None if unknown), `log_start_offset` the log's then.
     """
 
     end_offset: int
@@ -29,7 +29,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class LogNow:
-    """The log as it is now; offsets up to, not including, `stable_offset` are to be exported."""
+    """The current state of the log. Offsets below `stable_offset` are to be exported."""
 
     log_start_offset: int
     log_end_offset: int
@@ -39,7 +39,7 @@ class LogNow:
     epochs: tuple[tuple[int, int], ...] = ()  # (epoch, start offset), ascending
 
     def exported(self) -> Exported:
-        """What a table has then."""
+        """Return the state of the table after an export of this log."""
         return Exported(
             self.stable_offset,
             self.log_start_offset,
@@ -50,7 +50,7 @@ class LogNow:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Offsets from `from_offset` are to be read. `why`: a sentence about the way."""
+    """How to export a partition, reading offsets from `from_offset` on. `why`: the reason for `way`."""
 
     way: Literal["full", "incremental", "none"]
     why: str
@@ -58,7 +58,7 @@ class ExportPlan:
 
 
 def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
-    """The leader epoch in which an offset was written; None where the entries do not tell."""
+    """Return the leader epoch in which an offset was written, or None if no entry covers it."""
     found = [epoch for epoch, start in epochs if start <= offset]
     return max(found) if found else None
 
@@ -76,7 +76,7 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = "it is 
 
 
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
-    """Why what is behind the last exported offset is not enough; None where it is."""
+    """Return why reading after the last exported offset is not sufficient, or None if it is."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
         return f"it is another topic of the same name: its id was {before.topic_id}, and is {log.topic_id}"
     if log.log_end_offset < before.end_offset:

@@ -1,4 +1,4 @@
-"""How the rows of an export look to a person: a line a partition, the reasons, totals, what to do next."""
+"""Prints the rows of an export as a table: one line per partition, the reasons, totals, what to do next."""
 
 from __future__ import annotations
 

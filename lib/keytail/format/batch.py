@@ -1,13 +1,13 @@
-"""Record batch v2: the one declaration of its header and of the table that strides carry.
+"""Record batch v2: the only declaration of its header and of the batch table of strides.
 
-The layout, its rules and worked bytes stand in BATCH.md beside this file.
+BATCH.md beside this file specifies the layout, its rules and worked bytes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# The 61 bytes in front of every v2 batch, exactly as on disk (BATCH.md, "Header").
+# The 61 header bytes of every v2 batch, exactly as on disk (BATCH.md, "Header").
 BATCH_HEADER = np.dtype(
     [
         ("base_offset", ">i8"),
@@ -28,7 +28,7 @@ BATCH_HEADER = np.dtype(
 HEADER_BYTES = BATCH_HEADER.itemsize
 LENGTH_PREFIX_BYTES = 12  # base_offset and batch_length, which batch_length does not count
 CRC_START = 21
-MIN_RECORD_OVERHEAD_BYTES = 14  # the smallest `batch_length` a reader accepts, of any magic
+MIN_RECORD_OVERHEAD_BYTES = 14  # the smallest `batch_length` that readers accept, for any magic
 assert HEADER_BYTES == 61
 
 CODEC_MASK = 0x07
@@ -36,7 +36,7 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
-# In tables only: a message of magic 0 or 1 that a cleaner which keeps the magic writes again (LEGACY.md 5).
+# In tables only: a message of magic 0 or 1 that is rebuilt when the magic is kept (LEGACY.md 5).
 NOT_COPIED = 0x80
 
 NO_TIMESTAMP = -1
@@ -44,13 +44,13 @@ NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_CONTROL_TYPE = -1
 
-# One row a batch, in native byte order: what every step works on (design of `log/stride.py`).
+# One row per batch, in native byte order: the input of every step (design of `log/stride.py`).
 BATCH_TABLE = np.dtype(
     [
         ("position", "i8"),  # byte position of the batch in its segment file
         ("base_offset", "i8"),
         ("last_offset", "i8"),
-        ("base_timestamp_ms", "i8"),  # the delete horizon when that attribute bit is set
+        ("base_timestamp_ms", "i8"),  # the delete horizon if that attribute bit is set
         ("max_timestamp_ms", "i8"),
         ("producer_id", "i8"),
         ("size_bytes", "i4"),  # the whole batch, length prefix included

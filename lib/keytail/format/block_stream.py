@@ -1,7 +1,7 @@
-"""Record blocks larger than memory is for: decompressed and compressed in parts.
+"""Decompresses and compresses record blocks in parts, for blocks that are too large for memory.
 
-What is accepted, and what is refused for which reason, is what `format/compression.py` accepts and refuses for a
-whole block. A part is small, except that snappy is opened a chunk at a time, as Kafka's own reader does.
+The same data is accepted, and refused for the same reasons, as in `format/compression.py` for a whole block. A part
+is small, except that snappy is decompressed one chunk at a time, as in Kafka's own reader.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from keytail.format.compression import Buffer, TooLarge
 from keytail.limits import max_record_bytes
 
 PART_BYTES = 1 << 20
-_SNAPPY_MOST_RATIO = 22  # three bytes stand for 64 at most
+_SNAPPY_MOST_RATIO = 22  # three bytes decompress to 64 at most
 
 
 def decompressed(codec_id: int, data: Buffer, part_bytes: int = PART_BYTES) -> Iterator[Buffer]:
-    """The bytes that `data` stands for, in order. `data` is contiguous.
+    """Return an iterator over the decompressed bytes of `data`, in order. `data` is contiguous.
 
-    ValueError, with the reason, for what Kafka's reader of that codec refuses, as soon as that is reached; TooLarge
-    for a snappy chunk of more than `max_record_bytes` (and more than a part): Kafka's producers write 32 KiB, but a
-    block without the framing is one chunk.
+    ValueError, with the reason, for data that Kafka's reader of that codec refuses, when it is reached; TooLarge for a
+    snappy chunk of more than `max_record_bytes` (and more than PART_BYTES): Kafka's producers write 32 KiB chunks, but
+    a block without the framing is one chunk.
     """
     match codec_id:
         case c.NONE:
@@ -112,7 +112,7 @@ def _unzstd(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
 
 
 class Compressor(Protocol):
-    """Takes a block in parts; what both calls return, joined, is the block in Kafka's framing."""
+    """Compresses a block in parts; the joined results of all calls are the block in Kafka's framing."""
 
     def compress(self, data: Buffer) -> bytes: ...
 
@@ -120,7 +120,7 @@ class Compressor(Protocol):
 
 
 def compressor(codec_id: int) -> Compressor:
-    """For one block, at the level that Kafka's codec has by default."""
+    """Return a compressor for one block, at the default level of Kafka's codec."""
     match codec_id:
         case c.NONE:
             return _Plain()

@@ -1,6 +1,6 @@
-"""A record batch from a few records, in plain Python: for scripts and examples.
+"""Builds a record batch from a few records, in plain Python: for scripts and examples.
 
-Whole columns are the business of `encode.py`, which writes the same bytes a thousand times faster.
+`encode.py` writes the same bytes from whole columns, a thousand times faster.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PlainRecord: TypeAlias = tuple[int, bytes | None, bytes | None]  # timestamp in 
 def build_batch(
     records: Sequence[PlainRecord], *, base_offset: int = 0, leader_epoch: int = 0, codec: int = NONE
 ) -> bytes:
-    """One batch of version 2 with these records at consecutive offsets, as a producer without idempotence sends it.
+    """Return one version 2 batch of these records at consecutive offsets, as a producer without idempotence sends it.
 
-    ValueError without a record.
+    ValueError if there is no record.
     """
     if not records:
         raise ValueError("a batch has at least one record")

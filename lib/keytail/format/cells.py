@@ -1,10 +1,10 @@
-"""Records divided by partition: cells, each with the records of one partition, as they lie in a scratch file.
+"""Records divided by partition into cells, each with the records of one partition, as stored in a scratch file.
 
-A cell is eight words (int64, of the host's byte order: whoever reads it runs on such a host) and then columns, each
-laid out as `columns.py` has it: 0 the records; 1 and 2 the bytes of keys and of values; 3 whether there are headers;
-4 how many; 5 and 6 the bytes of their keys and of their values; 7 is 0. Words follow: timestamps, offsets of keys, of
-values, of headers, of their keys, of their values; then a byte a row, whether it is valid, of keys, of values, of
-header keys, of header values; then their bytes in the same order; then zeros up to a whole word.
+A cell begins with eight words (int64 in the host's byte order: readers run on hosts of the same order): 0 the number
+of records; 1 and 2 the bytes of keys and of values; 3 whether there are headers; 4 their number; 5 and 6 the bytes of
+their keys and of their values; 7 is 0. Columns as in `columns.py` follow. First words: timestamps, offsets of keys,
+values, headers, header keys, header values; then one byte per row, whether it is valid, of keys, values, header keys,
+header values; then their bytes in the same order; then zeros up to a whole word.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _RECORDS, _KEY_BYTES, _VALUE_BYTES, _HAS_HEADERS, _HEADERS, _HEADER_KEY_BYTES, _
 
 
 class Divider:
-    """Divides records among `n_partitions`, in memory that is used again."""
+    """Divides records among `n_partitions`, in memory that is reused."""
 
     def __init__(self, n_partitions: int) -> None:
         self.n_partitions = n_partitions
         self._room = np.empty(0, np.int64)
 
     def divide(self, parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray]]:
-        """The cell (uint8) of each partition that has records, ascending; they hold until the next call.
+        """Return the cell (uint8) of each partition that has records, ascending; cells are valid until the next call.
 
-        `partitions` has an int32 array a part: of each record a partition, or below 0 for one to leave out. ValueError
-        for offsets that do not ascend inside their data.
+        `partitions` has one int32 array per part: each record's partition, or a negative number to leave it out.
+        ValueError for offsets that do not ascend inside their data.
         """
         columns = _columns(parts, partitions)
         counted = [self._counted(column) for column in columns]
@@ -54,13 +54,13 @@ class Divider:
         for partition in found.tolist():
             at = int(starts[partition]) // _WORD
             words[at : at + _HEAD_WORDS] = heads[partition]
-            words[int(ends[partition]) // _WORD - 1] = 0  # of which the last bytes may not be written
+            words[int(ends[partition]) // _WORD - 1] = 0  # padding: `_fill` may leave its last bytes unwritten
         _fill(words, parts, partitions, columns, [starts + section for section in sections], found)
         of_bytes = words.view(np.uint8)
         return [(partition, of_bytes[starts[partition] : ends[partition]]) for partition in found.tolist()]
 
     def _counted(self, column: _Column) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and bytes by partition."""
+        """Return rows and bytes by partition."""
         rows, sizes = np.zeros(self.n_partitions, np.int64), np.zeros(self.n_partitions, np.int64)
         for part, of in column:
             offsets = part.offsets
@@ -76,12 +76,12 @@ class Divider:
 
 
 def empty_cell() -> np.ndarray:
-    """Of no records."""
+    """Return a cell without records."""
     return np.zeros((_HEAD_WORDS + 2) * _WORD, np.uint8)
 
 
 def opened(cell: np.ndarray) -> RecordColumns:
-    """The records of a whole cell (uint8, at the beginning of a word), of the same bytes."""
+    """Return the records of a whole cell (uint8, aligned to a word), without copying its bytes."""
     head = cell[: _HEAD_WORDS * _WORD].view(np.int64)
     times, *sections, _ = (int(section[0]) for section in _sections(head[None, :]))
     of_offsets, of_valid, of_data = sections[:2] + sections[3:5], sections[5:9], sections[9:13]
@@ -100,7 +100,7 @@ def opened(cell: np.ndarray) -> RecordColumns:
 
 
 def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -> list[_Column]:
-    """Keys, values and, where a record may have any, keys and values of headers, with the partition of each."""
+    """Return keys, values and, if any part has headers, header keys and header values, with the partition of each."""
     keys = [(part.keys, of) for part, of in zip(parts, partitions, strict=True)]
     columns = [keys, [(part.values, of) for part, of in zip(parts, partitions, strict=True)]]
     with_headers = [
@@ -115,7 +115,7 @@ def _columns(parts: Sequence[RecordColumns], partitions: Sequence[np.ndarray]) -
 
 
 def _sections(heads: np.ndarray) -> list[np.ndarray]:
-    """Where in a cell, in bytes, each section begins, and its size; of each head an entry."""
+    """Return where each section of a cell begins, and the cell's size, in bytes; each with one entry per head."""
     n, m, has_headers = heads[:, _RECORDS], heads[:, _HEADERS], heads[:, _HAS_HEADERS]
     words = [n, n + 1, n + 1, has_headers * (n + 1), has_headers * (m + 1), has_headers * (m + 1)]
     of_bytes = [n, n, m, m, *(heads[:, number] for number in
@@ -136,7 +136,7 @@ def _fill(
     sections: Sequence[np.ndarray],
     found: np.ndarray,
 ) -> None:
-    """Every section of every cell; `sections` says where in `words`, in bytes, by partition."""
+    """Write every section of every cell; `sections` has their starts in `words`, in bytes, by partition."""
     times, keys, values, headers, header_keys, header_values = (section // _WORD for section in sections[:6])
     for part, of in zip(parts, partitions, strict=True):
         scatter.scatter_words(frozen(of, np.int32), frozen(part.timestamps_ms, np.int64), words, times)
@@ -160,7 +160,7 @@ def _fill(
 
 
 def _begin(words: np.ndarray, at: np.ndarray, found: np.ndarray) -> None:
-    """Offsets begin with a 0, ends come behind it."""
+    """Write the 0 with which offsets begin, and move `at` to the ends that follow it."""
     words[at[found]] = 0
     at += 1
 

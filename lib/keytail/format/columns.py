@@ -1,6 +1,6 @@
-"""Byte strings and headers of many records as contiguous columns, laid out as Arrow's binaries and lists are.
+"""Byte strings and headers of many records as contiguous columns, laid out like Arrow's binary and list arrays.
 
-The decoder gathers records into these (`log/record_table.py`), the encoder writes batches of them (`encode.py`).
+`log/record_table.py` decodes records into these columns, `encode.py` encodes them as batches.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from keytail.format.compression import Buffer
 
 @dataclass(frozen=True)
 class BytesColumn:
-    """Values one behind the other: `data[offsets[i]:offsets[i + 1]]` is that of row i, unless it is null.
+    """Consecutive values: `data[offsets[i]:offsets[i + 1]]` is the value of row i, unless it is null.
 
-    `data` is uint8, `offsets` int64 and one longer than the rows, `valid` bool: the buffers of an Arrow large
-    binary, but for `valid`, which is a bit a row there.
+    `data` is uint8, `offsets` int64 with one entry more than rows, `valid` bool: the buffers of an Arrow large
+    binary, except that Arrow's `valid` has one bit per row.
     """
 
     data: np.ndarray
@@ -39,10 +39,10 @@ class BytesColumn:
         start: int = 0,
         wide: bool = False,
     ) -> BytesColumn:
-        """Rows `start` .. `start + n` of an Arrow binary or string array, given its three buffers.
+        """Return rows [`start`, `start + n`) of an Arrow binary or string array, given its three buffers.
 
-        `wide` says that offsets have 64 bits (Arrow's large types). `validity` has a bit a row, lowest first; None
-        means that nothing is null. Bytes are not copied. ValueError for buffers too short for the rows.
+        `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, lowest first; None means
+        that nothing is null. Bytes are not copied. ValueError for buffers too short for the rows.
         """
         if n == 0:  # such an array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
@@ -60,16 +60,16 @@ class BytesColumn:
 
     @property
     def data_bytes(self) -> int:
-        """Of its rows, whatever else `data` has."""
+        """Bytes of the rows' values; `data` may contain others."""
         return int(self.offsets[-1] - self.offsets[0])
 
     def rows(self, start: int, end: int) -> BytesColumn:
-        """Those of [start, end), of the same data."""
+        """Return the rows [start, end), sharing the data."""
         return BytesColumn(self.data, self.offsets[start : end + 1], self.valid[start:end])
 
     @classmethod
     def joined(cls, parts: Sequence[BytesColumn]) -> BytesColumn:
-        """The parts behind each other, copied."""
+        """Return the parts concatenated, copied."""
         return cls(
             np.concatenate([part.data[part.offsets[0] : part.offsets[-1]] for part in parts]),
             _joined_offsets([part.offsets for part in parts]),
@@ -86,7 +86,7 @@ class BytesColumn:
 
 @dataclass(frozen=True)
 class HeadersColumn:
-    """Row i has the headers `offsets[i]` .. `offsets[i + 1]` (int64) of `keys` and `values`."""
+    """Headers of rows: row i has those in [`offsets[i]`, `offsets[i + 1]`) (int64) of `keys` and `values`."""
 
     offsets: np.ndarray
     keys: BytesColumn
@@ -94,22 +94,22 @@ class HeadersColumn:
 
     @classmethod
     def none(cls, n: int) -> HeadersColumn:
-        """Of `n` rows without headers."""
+        """Return a column of `n` rows without headers."""
         empty = BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
         return cls(np.zeros(n + 1, np.int64), empty, empty)
 
     @property
     def span(self) -> tuple[int, int]:
-        """The rows of `keys` and `values` that are headers of its rows."""
+        """The range of rows of `keys` and `values` that are headers of this column's rows."""
         return int(self.offsets[0]), int(self.offsets[-1])
 
     def rows(self, start: int, end: int) -> HeadersColumn:
-        """Those of [start, end), of the same keys and values."""
+        """Return the rows [start, end), sharing keys and values."""
         return HeadersColumn(self.offsets[start : end + 1], self.keys, self.values)
 
     @classmethod
     def joined(cls, parts: Sequence[HeadersColumn]) -> HeadersColumn:
-        """The parts behind each other, copied."""
+        """Return the parts concatenated, copied."""
         return cls(
             _joined_offsets([part.offsets for part in parts]),
             BytesColumn.joined([part.keys.rows(*part.span) for part in parts]),
@@ -118,6 +118,6 @@ class HeadersColumn:
 
 
 def _joined_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Of parts that begin anywhere, as one column that begins at 0."""
+    """Concatenate offsets of parts that begin anywhere into one column that begins at 0."""
     ends = np.cumsum([0, *(part[-1] - part[0] for part in parts)])
     return np.concatenate([[0], *(part[1:] - part[0] + end for part, end in zip(parts, ends, strict=False))])

@@ -1,7 +1,7 @@
-"""The five codecs as Kafka frames them: what its readers accept is read, what they refuse is refused.
+"""The five codecs in Kafka's framing: data that its readers accept is read, data that they refuse is refused.
 
-COMPRESSION.md beside this file says which bytes these are. What we compress need not equal Kafka's byte for
-byte (library versions differ); framing and contents do.
+COMPRESSION.md beside this file specifies the bytes. Compressed output need not equal Kafka's byte for byte (library
+versions differ); framing and contents do.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _WINDOW_REMEDY = (
 
 
 class TooLarge(Refused):
-    """Data that a broker reads and that takes more memory than it may; never a reason to call it damaged."""
+    """Data that a broker can read but that needs more memory than allowed; never reported as damage."""
 
 
 def decompress(
     codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES, *, skip_header_checksum: bool = False
 ) -> Buffer:
-    """The bytes that `data` stands for, as something that `np.frombuffer` takes.
+    """Return the decompressed bytes of `data`, as an object that `np.frombuffer` accepts.
 
-    ValueError, with the reason, for what Kafka's reader of that codec refuses; TooLarge for an output longer than
-    `limit_bytes`, which is noticed before more than that is held. `data` is contiguous. `skip_header_checksum`
-    takes any lz4 header checksum: those of magic 0 are wrong (LEGACY.md 3).
+    ValueError, with the reason, for data that Kafka's reader of that codec refuses; TooLarge for an output longer than
+    `limit_bytes`, detected before more than that is held. `data` is contiguous. `skip_header_checksum` accepts any lz4
+    header checksum: those of magic 0 are wrong (LEGACY.md 3).
     """
     match codec_id:
         case 0:
@@ -66,12 +66,12 @@ def decompress(
     raise ValueError(f"unknown codec {codec_id}")
 
 
-# The levels that Kafka's configuration allows, by codec. gzip has -1 besides, its default.
+# The levels that Kafka's configuration allows, by codec. gzip also allows -1, its default.
 LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
 
 
 def check_level(codec_id: int, level: int | None) -> None:
-    """UsageProblem for a codec or a level that Kafka's configuration does not know. None: the default."""
+    """Raise UsageProblem for a codec or level that Kafka's configuration does not allow. None: the default."""
     if not 0 <= codec_id < len(CODECS):
         raise UsageProblem(f"unknown codec {codec_id}")
     if level is None or (codec_id == GZIP and level == GZIP_LEVEL):
@@ -84,7 +84,7 @@ def check_level(codec_id: int, level: int | None) -> None:
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
-    """`data` in Kafka's framing; `level` None is the one that Kafka's codec has by default (`check_level`)."""
+    """Return `data` in Kafka's framing; `level` None is the default of Kafka's codec (`check_level`)."""
     match codec_id:
         case 0:
             return bytes(data)
@@ -104,11 +104,11 @@ def _too_long(limit_bytes: int) -> NoReturn:
 
 
 def of_library(codec: str, problem: Exception) -> Exception:
-    """What to raise for an error of a codec's library: want of memory says nothing about the data."""
+    """Return the exception to raise for an error of a codec's library: lack of memory does not mean bad data."""
     text = str(problem)
     if "not enough memory" in text or "llocation" in text:
         return MemoryError(f"{codec}: {text}")
-    if "too much memory" in text:  # a window beyond 128 MiB, the most that Kafka's reader takes
+    if "too much memory" in text:  # a window above 128 MiB, the limit of Kafka's reader
         return TooLarge(f"{codec}: {text}", remedy=_WINDOW_REMEDY)
     return ValueError(f"{codec}: {text}")
 
@@ -133,7 +133,7 @@ def _gunzip(data: Buffer, limit_bytes: int) -> bytes:
     if not rest:
         return out
     parts, total = [out], len(out)
-    # Only a whole, valid header makes another member of what follows; anything else there is ignored.
+    # Bytes that follow are another member only if they begin with a complete, valid header; else they are ignored.
     while is_gzip_header(rest):
         out, rest = _gunzip_member(rest, limit_bytes - total)
         parts.append(out)
@@ -213,13 +213,13 @@ def _unsnappy(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def snappy_chunks(view: memoryview) -> list[memoryview]:
-    """The raw blocks in the framing, or all of `view` where there is no framing."""
+    """Return the raw blocks in the framing, or all of `view` if there is no framing."""
     if len(view) < _XERIAL_HEADER_BYTES or view[:8] != _XERIAL_MAGIC:
         return [view]
     chunks, at, end = [], _XERIAL_HEADER_BYTES, len(view)
-    while at + 4 <= end:  # less than a length at the end is ignored
+    while at + 4 <= end:  # an incomplete length at the end is ignored
         size = int.from_bytes(view[at : at + 4], "big")
-        if size == _XERIAL_FIRST_WORD:  # another frame, appended: only these 4 bytes of its header matter
+        if size == _XERIAL_FIRST_WORD:  # an appended frame: only these 4 bytes of its header are checked
             if at + _XERIAL_HEADER_BYTES > end:
                 raise ValueError("snappy: data ends inside a second header")
             at += _XERIAL_HEADER_BYTES
@@ -240,13 +240,13 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM 
 _LZ4_RESERVED = 0x03
 _LZ4_STORED = 0x80000000
 _LZ4_END_MARK = bytes(4)
-_LZ4_LEVEL = 9  # to Kafka it means the fast compressor, any other level the slow one
-_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library, too, takes the fast one
-_LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each next one four times as large, up to 7
+_LZ4_LEVEL = 9  # Kafka then uses the fast compressor, for any other level the slow one
+_LZ4_LEAST_SLOW_LEVEL = 3  # below it the library uses the fast one
+_LZ4_FIRST_SIZE_CODE = 4  # 64 KiB; each following code is four times as large, up to 7
 
 
 def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
-    """Frame headers without content size and content checksum, by their FLG and BD bytes."""
+    """Return the frame headers without content size and content checksum, by FLG and BD bytes."""
     headers = {}
     for size_code in range(_LZ4_FIRST_SIZE_CODE, 8):
         for block_checksum in (False, True):
@@ -264,7 +264,7 @@ def _plain_lz4_headers() -> dict[tuple[int, int], bytes]:
 _LZ4_HEADERS = _plain_lz4_headers()
 
 
-_LZ4_HEADER = bytes.fromhex("04224d18604082")  # of all frames that are made here
+_LZ4_HEADER = bytes.fromhex("04224d18604082")  # of all frames written here
 _OLD_LZ4_HEADER = bytes.fromhex("04224d1860401a")
 
 
@@ -280,7 +280,7 @@ def _lz4(data: Buffer, level: int) -> bytes:
 
 
 def with_old_lz4_checksum(frame: bytes) -> bytes:
-    """A frame that `compress` made with lz4, with the header's checksum that messages of magic 0 have (LEGACY.md 3)."""
+    """Return an lz4 frame made by `compress`, with the header checksum of messages of magic 0 (LEGACY.md 3)."""
     assert frame.startswith(_LZ4_HEADER)
     return _OLD_LZ4_HEADER + frame[len(_LZ4_HEADER) :]
 
@@ -300,7 +300,7 @@ def _unlz4(data: Buffer, limit_bytes: int, skip_header_checksum: bool) -> bytes:
 
 
 def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
-    """The frame that `data` begins with, as the library accepts it, and the most bytes that its blocks can hold."""
+    """Return the first frame of `data`, as the library accepts it, and the most bytes that its blocks can hold."""
     view = memoryview(data)
     header = bytes(view[:7])
     plain_header = _LZ4_HEADERS.get((header[4], header[5])) if len(header) == 7 else None
@@ -313,13 +313,13 @@ def lz4_frame(data: Buffer, skip_header_checksum: bool) -> tuple[Buffer, int]:
     end, most_bytes = _walk_lz4_blocks(view, header_bytes, flags, block_bytes)
     frame: Buffer = view[: end + 4]
     if header != plain_header or frame[end:] != _LZ4_END_MARK:
-        # Kafka does not compare a content size or a content checksum: show the library a frame without.
+        # Kafka verifies neither content size nor content checksum: give the library a frame without them.
         frame = plain_header + bytes(view[header_bytes:end]) + _LZ4_END_MARK
     return frame, most_bytes
 
 
 def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
-    """Size and FLG byte of a frame header that is not one of the plain ones."""
+    """Check a frame header that is not one of the plain ones; return its size and FLG byte."""
     if len(view) < 7 or view[:4] != _LZ4_MAGIC:
         raise ValueError("lz4: no frame header")
     flags, block = view[4], view[5]
@@ -342,7 +342,7 @@ def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
 
 
 def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int) -> tuple[int, int]:
-    """Where the blocks end and the end mark begins, and the most bytes that the blocks can hold."""
+    """Return the position of the end mark after the blocks, and the most bytes that the blocks can hold."""
     at, end, most_bytes = start, len(view), 0
     checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
     while at + 4 <= end:
@@ -370,7 +370,7 @@ _ZSTD_SINGLE_SEGMENT, _ZSTD_CHECKSUM = 0x20, 0x04
 
 
 class _Contexts(threading.local):
-    """zstd's working memory, made once a thread: it is large, and may serve one call at a time."""
+    """zstd's working memory, allocated once per thread: it is large, and can serve only one call at a time."""
 
     def __init__(self) -> None:
         self.packers: dict[int, zstandard.ZstdCompressor] = {}
@@ -387,7 +387,7 @@ _contexts = _Contexts()
 
 def _zstd(data: Buffer, level: int) -> bytes:
     stream = _contexts.packer(level).compressobj()
-    # Kafka flushes the stream before it ends it, which leaves an empty last block.
+    # Kafka flushes the stream before ending it, which adds an empty last block.
     parts = (stream.compress(data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.flush())
     return b"".join(parts)
 
@@ -403,12 +403,12 @@ def _unzstd(data: Buffer, limit_bytes: int) -> bytes:
 
 
 def zstd_frames(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Of each frame where it begins and ends, and the most bytes that its blocks can hold."""
+    """Yield start and end of each frame, and the most bytes that its blocks can hold."""
     at = 0
     while at < len(view):
         word = int.from_bytes(view[at : at + 4], "little")
         if word & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE:
-            # One that is cut at the end of the data is no matter: no content is missing.
+            # A skippable frame that is truncated at the end of the data is accepted: no content is missing.
             at += 8 + int.from_bytes(view[at + 4 : at + 8], "little")
             continue
         end, most_bytes = _walk_zstd_frame(view, at)
@@ -427,10 +427,10 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
         if declared > limit_bytes:
             _too_long(limit_bytes)
     try:
-        # One byte more than allowed, so that a frame of exactly `limit_bytes` is told from a longer one.
+        # One byte more than allowed, to distinguish a frame of exactly `limit_bytes` from a longer one.
         room = max(1, min(most_bytes, limit_bytes + 1))
         if declared == 0:
-            # The library's shortcut for it would look at neither blocks nor checksum.
+            # The library's shortcut for empty content checks neither blocks nor checksum.
             out = _contexts.unpacker.stream_reader(frame).read(1)
         else:
             out = _contexts.unpacker.decompress(frame, max_output_size=room)
@@ -446,7 +446,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
 
 
 def _walk_zstd_frame(view: memoryview, start: int) -> tuple[int, int]:
-    """Where the frame at `start` ends, and the most bytes that its blocks can hold."""
+    """Return the end of the frame at `start`, and the most bytes that its blocks can hold."""
     if start + 6 > len(view) or int.from_bytes(view[start : start + 4], "little") != _ZSTD_MAGIC:
         raise ValueError("zstd: no frame header" if not start else f"zstd: no frame at byte {start}")
     descriptor = view[start + 4]

@@ -1,7 +1,7 @@
-"""Control records: what their keys and values say (BATCH.md, "Control").
+"""Control records: the contents of their keys and values (BATCH.md, "Control").
 
-A control batch carries one of them, written by the broker itself: the end of a transaction, or news of a
-metadata log's leader, snapshot and voters. Errors are ValueError with the reason.
+The broker itself writes them, one per control batch: the end of a transaction, or information about a metadata log's
+leader, snapshot and voters. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_COORDINATOR_EPOCH = -1
 
 
 class ControlType(IntEnum):
-    """The types there are; a key may hold any other number, which brokers call unknown and pass over."""
+    """The known types; a key may contain any other number, which brokers treat as unknown and skip."""
 
     ABORT = 0
     COMMIT = 1
@@ -41,7 +41,7 @@ class ControlRecord:
 
 
 def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecord:
-    """Versions above 0 are read as version 0, as brokers do."""
+    """Decode key and value; versions above 0 are read as version 0, as in brokers."""
     control_type = _unpack(_KEY, key, "control record key")
     if control_type not in (ControlType.ABORT, ControlType.COMMIT):
         return ControlRecord(control_type)
@@ -58,5 +58,5 @@ def _unpack(layout: struct.Struct, data: bytes | None, what: str) -> int:
 
 
 def encode_transaction_marker(control_type: ControlType, coordinator_epoch: int) -> tuple[bytes, bytes]:
-    """Key and value of an ABORT or COMMIT marker."""
+    """Return key and value of an ABORT or COMMIT marker."""
     return _KEY.pack(0, control_type), _MARKER.pack(0, coordinator_epoch)

@@ -1,4 +1,4 @@
-"""What the control records of a metadata log say, in Kafka's words (COORDINATOR.md, "Control records")."""
+"""Prints the control records of a metadata log as Kafka's tool does (COORDINATOR.md, "Control records")."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MESSAGES: dict[int, tuple[str, Message]] = {
 
 
 def control_text(key: bytes | None, value: bytes | None, *, as_json: bool) -> str:
-    """What follows a control record's other fields: words, or with `as_json` members of an object."""
+    """Return the text after a control record's other fields: words, or with `as_json` members of an object."""
     try:
         kind = parse_control_record(key, value).control_type
         if kind not in _MESSAGES:
             return f',"controlType":{kind}' if as_json else f" controlType: UNKNOWN({kind})"
         name, layout = _MESSAGES[kind]
         data = value or b""
-        # The version stands in the message itself, first.
+        # The message itself begins with its version.
         text = to_json(layout.read(data, int.from_bytes(data[:2], "big", signed=True)))
         return f',"{name.rstrip(": ")}":{text}' if as_json else f" {name}{text}"
     except ValueError as reason:

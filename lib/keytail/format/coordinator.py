@@ -1,6 +1,6 @@
-"""The records of `__consumer_offsets` and `__transaction_state` as text (COORDINATOR.md).
+"""Prints the records of `__consumer_offsets` and `__transaction_state` as text (COORDINATOR.md).
 
-The key begins with the record's type, the value with its version; what follows are Kafka's generated messages.
+The key begins with the record type, the value with its version; one of Kafka's generated messages follows.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DELETED = "<DELETE>"
 
 
 def offsets_text(key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-    """Key and payload of a record of `__consumer_offsets`, as `--offsets-decoder` of Kafka's tool prints them."""
+    """Return key and payload of a record of `__consumer_offsets`, as Kafka's `--offsets-decoder` prints them."""
     return _text(_OFFSETS_TOPIC, key, value, offset)
 
 
 def transaction_text(key: bytes | None, value: bytes | None, offset: int) -> tuple[str | None, str | None]:
-    """Key and payload of a record of `__transaction_state`, as `--transaction-log-decoder` prints them."""
+    """Return key and payload of a record of `__transaction_state`, as `--transaction-log-decoder` prints them."""
     return _text(_TRANSACTION_TOPIC, key, value, offset)
 
 
@@ -71,7 +71,7 @@ def _text(
         return f"Error at offset {offset}, skipping. {reason}", None
 
 
-@lru_cache(maxsize=1 << 14)  # keys of these topics come again and again
+@lru_cache(maxsize=1 << 14)  # keys of these topics recur
 def _key_text(of_offsets: bool, record_type: int, key: bytes) -> str:
     layout = (_OFFSETS_TOPIC if of_offsets else _TRANSACTION_TOPIC)[record_type].key
     return f'{{"type":"{record_type}","data":{to_json(layout.read(key, 0, 2))}}}'
@@ -84,7 +84,7 @@ def _version(data: bytes, name: str) -> int:
 
 
 def _open_members(group: dict[str, Any]) -> None:
-    """What members of a group of consumers said is opened too; what cannot be stays as bytes."""
+    """Decode subscription and assignment of a consumer group's members; undecodable ones are left as bytes."""
     if group["protocolType"] != "consumer":
         return
     for member in group["members"]:

@@ -1,7 +1,7 @@
-"""Encodes columns of records as batches of version 2: the way back from `log/record_table.py`.
+"""Encodes columns of records as batches of version 2: the reverse of `log/record_table.py`.
 
-Where a batch ends and what is refused: BATCH.md 6. No producer, no transaction: what is written is what a
-producer without idempotence would have written.
+BATCH.md 6 specifies where a batch ends and what is refused. Batches have no producer and no transaction, like those
+of a producer without idempotence.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.compression import NONE, check_level, compress
 from keytail.kernels import encode as kernels
 
-MAX_BATCH_BYTES = 1 << 30  # before compression: no reader of ours opens more (`log/stride.py`)
+MAX_BATCH_BYTES = 1 << 30  # before compression: keytail's readers open no more (`log/stride.py`)
 MAX_BATCH_RECORDS = 2**31 - 1
-BATCH_BYTES = 16384  # a producer's `batch.size` when nothing is said
+BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 1 << 14
 
@@ -44,7 +44,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """One row a record: `timestamps_ms` int64 (-1: none), and columns as long; `headers` None: no record has any."""
+    """One row per record: `timestamps_ms` int64 (-1: none), columns as long; `headers` None: no record has any."""
 
     timestamps_ms: np.ndarray
     keys: BytesColumn
@@ -56,7 +56,7 @@ class RecordColumns:
 
     @property
     def data_bytes(self) -> int:
-        """Of all keys, values and headers."""
+        """Bytes of all keys, values and headers."""
         columns = [self.keys, self.values]
         if self.headers is not None:
             keys, values = self.headers.keys, self.headers.values
@@ -64,7 +64,7 @@ class RecordColumns:
         return sum(column.data_bytes for column in columns)
 
     def rows(self, start: int, end: int) -> RecordColumns:
-        """Those of [start, end), of the same bytes."""
+        """Return the rows [start, end), sharing their bytes."""
         headers = None if self.headers is None else self.headers.rows(start, end)
         return RecordColumns(
             self.timestamps_ms[start:end], self.keys.rows(start, end), self.values.rows(start, end), headers
@@ -72,7 +72,7 @@ class RecordColumns:
 
 
 def joined(parts: Sequence[RecordColumns]) -> RecordColumns:
-    """The parts behind each other, copied; at least one."""
+    """Return the parts, at least one, concatenated and copied."""
     headers = None
     if any(part.headers is not None for part in parts):
         headers = HeadersColumn.joined([part.headers or HeadersColumn.none(len(part)) for part in parts])
@@ -98,15 +98,15 @@ def encode_batches(
     chunk_bytes: int = CHUNK_BYTES,
     log_append_time: bool = False,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The records as batches with consecutive offsets from `base_offset` on: bytes, and their rows of BATCH_TABLE.
+    """Return an iterator of batches with consecutive offsets from `base_offset` on: bytes, and rows of BATCH_TABLE.
 
-    Each step gives about `chunk_bytes` of whole batches before compression, more only for a batch that is larger;
-    positions in its rows count from its own first byte. Both arrays are the caller's. `level` None is the codec's
-    default. `first_row` is what messages call the first row. `log_append_time` says that the timestamps, which must
-    all be the same, are the time of appending.
+    Each step yields about `chunk_bytes` of whole batches before compression, more only for a single larger batch;
+    positions in its rows are relative to its own first byte. The caller owns both arrays. `level` None is the codec's
+    default. `first_row` is the number of the first row in messages. `log_append_time`: the timestamps, which must all
+    be equal, are append times.
 
-    Refused, before any byte is given, for rows that no batch can hold; and, when its turn comes, for a record that
-    even compressed exceeds `max_message_bytes`. UsageProblem for a codec, level or limit that does not exist.
+    Refused, before any byte is yielded, for rows that no batch can hold; and, when it is reached, for a record that
+    exceeds `max_message_bytes` even when compressed. UsageProblem for an invalid codec, level or limit.
     """
     check_level(codec, level)
     if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
@@ -173,9 +173,9 @@ def _chunks(
 def _compressed(
     plain: np.ndarray, table: np.ndarray, codec: int, level: int | None, max_message_bytes: int, row_of_offset_0: int
 ) -> np.ndarray:
-    """The batches with compressed blocks, headers still to be written; the rows follow.
+    """Return the batches with compressed blocks, their headers still unwritten, and update their rows.
 
-    A batch that only compression makes longer than `max_message_bytes` stays as it is (BATCH.md 6).
+    A batch that only compression makes longer than `max_message_bytes` is left uncompressed (BATCH.md 6).
     """
     view, at = memoryview(plain), 0
     blocks: list[bytes | memoryview] = []
@@ -200,7 +200,7 @@ def _compressed(
 
 
 def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
-    """Bytes of the largest batch of one record, none of which has more than `most_bytes`."""
+    """Return the bytes of the largest single-record batch; Refused above `most_bytes` or for an invalid row."""
     code, row, largest = kernels.check_records(*arrays, most_bytes)
     if code == kernels.RECORD_TOO_LARGE:
         raise _too_large(first_row + row, most_bytes, largest)
@@ -217,7 +217,7 @@ def _too_large(row: int, most_bytes: int, size_bytes: int) -> Refused:
 
 
 def _arrays(columns: RecordColumns) -> tuple:
-    """The columns as kernels take them: read-only and of one dtype each, so that they are compiled once."""
+    """Return the columns for kernels: read-only and of one dtype each, so that kernels are compiled once."""
     n, headers = len(columns), columns.headers
     _require_length("keys", columns.keys, n)
     _require_length("values", columns.values, n)
@@ -247,7 +247,7 @@ def _column(column: BytesColumn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def frozen(array: np.ndarray, dtype: type) -> np.ndarray:
-    """`array` as kernels take columns, whatever the caller has: read-only, aligned, contiguous."""
-    view: np.ndarray = np.require(array, dtype, ["C", "ALIGNED"]).view()  # columns of a cell begin anywhere
+    """Return `array` in the form that kernels require of columns: read-only, aligned, contiguous."""
+    view: np.ndarray = np.require(array, dtype, ["C", "ALIGNED"]).view()  # columns of a cell may be unaligned
     view.flags.writeable = False
     return view

@@ -1,7 +1,7 @@
 """The three index files of a segment as arrays of entries: layouts, reading and writing.
 
-When entries are written and how they are looked up stands in INDEX.md beside this file. Nothing here judges
-the entries; that is the business of whoever compares them with their log.
+INDEX.md beside this file specifies when entries are written and how they are looked up. Entries are not validated
+here; callers compare them with their log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | np.ndarray
 
-# As on disk. Relative offsets count from the base offset of the segment.
+# As on disk. Relative offsets are relative to the base offset of the segment.
 OFFSET_ENTRY = np.dtype([("relative_offset", ">i4"), ("position", ">i4")])
 TIME_ENTRY = np.dtype([("timestamp_ms", ">i8"), ("relative_offset", ">i4")])
 TXN_ENTRY = np.dtype(
@@ -28,37 +28,37 @@ assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 1
 
 
 def parse_offset_index(data: Buffer) -> np.ndarray:
-    """Entries of a `.index` file: fields `relative_offset` and `position`, native int32."""
+    """Return entries of a `.index` file: fields `relative_offset` and `position`, native int32."""
     return _parse(data, OFFSET_ENTRY)
 
 
 def parse_time_index(data: Buffer) -> np.ndarray:
-    """Entries of a `.timeindex` file: fields `timestamp_ms` (int64) and `relative_offset` (int32), native."""
+    """Return entries of a `.timeindex` file: fields `timestamp_ms` (int64) and `relative_offset` (int32), native."""
     return _parse(data, TIME_ENTRY)
 
 
 def parse_txn_index(data: Buffer) -> np.ndarray:
-    """Entries of a `.txnindex` file, native: the fields of TXN_ENTRY."""
+    """Return entries of a `.txnindex` file, native: the fields of TXN_ENTRY."""
     return _parse(data, TXN_ENTRY)
 
 
 def encode_offset_index(entries: np.ndarray) -> bytes:
-    """The bytes of a `.index` file, of entries with the fields of OFFSET_ENTRY in any byte order."""
+    """Return the bytes of a `.index` file for entries with the fields of OFFSET_ENTRY in any byte order."""
     return entries.astype(OFFSET_ENTRY).tobytes()
 
 
 def encode_time_index(entries: np.ndarray) -> bytes:
-    """The bytes of a `.timeindex` file, of entries with the fields of TIME_ENTRY in any byte order."""
+    """Return the bytes of a `.timeindex` file for entries with the fields of TIME_ENTRY in any byte order."""
     return entries.astype(TIME_ENTRY).tobytes()
 
 
 def encode_txn_index(entries: np.ndarray) -> bytes:
-    """The bytes of a `.txnindex` file, of entries with the fields of TXN_ENTRY in any byte order."""
+    """Return the bytes of a `.txnindex` file for entries with the fields of TXN_ENTRY in any byte order."""
     return entries.astype(TXN_ENTRY).tobytes()
 
 
 def _parse(data: Buffer, entry: np.dtype) -> np.ndarray:
-    """Whole entries only: a broker, too, takes a file for floor(size / entry size) of them."""
+    """Return whole entries only: a broker, too, reads floor(size / entry size) of them."""
     raw = np.frombuffer(data, np.uint8)
     whole_bytes = len(raw) // entry.itemsize * entry.itemsize
     return raw[:whole_bytes].view(entry).astype(entry.newbyteorder("="))

@@ -1,7 +1,7 @@
-"""Messages of magic 0 and 1 as batches: their place in the table of batches, and their records as version 2.
+"""Messages of magic 0 and 1 as batches: their rows in the batch table, and their records in version 2 format.
 
-LEGACY.md beside this file says what they look like. Everything is checked, inner checksums too, because what
-is read here is signed anew when it is written. Which file and byte a problem is at is left to the caller.
+LEGACY.md beside this file specifies their layout. Everything is checked, including inner checksums, because the
+records are written with new checksums. The caller adds file and byte position to an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from keytail.format.batch import CODEC_MASK, LOG_APPEND_TIME, NO_TIMESTAMP, NOT_
 from keytail.format.compression import CODECS, LZ4, NO_LIMIT_BYTES, Buffer, TooLarge, decompress
 from keytail.kernels import legacy as kernels
 
-# What stands in front of the key's length, exactly as on disk (LEGACY.md 1).
+# The fields before the key's length, exactly as on disk (LEGACY.md 1).
 MESSAGE_V0 = np.dtype(
     [
         ("offset", ">i8"),
@@ -41,7 +41,7 @@ _REASONS = {
 
 
 class LegacyProblem(ValueError):
-    """What is wrong with one row of a table of batches."""
+    """An error in one row of a batch table."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -50,11 +50,11 @@ class LegacyProblem(ValueError):
 
 @dataclass(frozen=True)
 class LegacyBatch:
-    """One message with all that is in it, in terms of a version 2 batch.
+    """One message with its inner messages, in terms of a version 2 batch.
 
-    `attributes` has codec and timestamp type as there. `max_timestamp_ms` is what the message itself says,
-    which for a compressed one need not be the largest of its inner messages' times. `is_uniform`: the messages inside
-    have the magic of this one, and this one has the offset of the last of them.
+    `attributes` has codec and timestamp type as in version 2. `max_timestamp_ms` is the message's own timestamp,
+    which for a compressed one need not be the largest of its inner messages' timestamps. `is_uniform`: the inner
+    messages have the magic of this message, and its offset is that of the last inner message.
     """
 
     base_offset: int
@@ -68,7 +68,7 @@ class LegacyBatch:
 
 @dataclass(frozen=True)
 class _Opened:
-    """The inner messages of a message. For one that is not compressed, itself."""
+    """The inner messages of a message; an uncompressed message is its own inner message."""
 
     block: np.ndarray
     offset: int
@@ -78,7 +78,7 @@ class _Opened:
 
     @property
     def relative(self) -> bool:
-        """Whether the offsets inside are distances."""
+        """Whether the inner offsets are relative."""
         return self.packed and self.magic > 0
 
     @property
@@ -91,10 +91,10 @@ class _Opened:
 
 
 def summarize(raw: np.ndarray, start: int, size: int, limit_bytes: int = NO_LIMIT_BYTES) -> LegacyBatch:
-    """What the message `raw[start:start + size]`, offset and size fields included, stands for.
+    """Return the message `raw[start:start + size]`, offset and size fields included, as a batch.
 
-    ValueError, with the reason, for anything that LEGACY.md calls wrong; TooLarge for one that decompresses to more
-    than `limit_bytes`.
+    ValueError, with the reason, for every error listed in LEGACY.md; TooLarge if it decompresses to more than
+    `limit_bytes`.
     """
     opened = _open(raw, start, size, limit_bytes)
     return _summary(opened, _walk(opened))
@@ -108,9 +108,9 @@ def transcode(
     base_timestamp_ms: int,
     limit_bytes: int = NO_LIMIT_BYTES,
 ) -> np.ndarray:
-    """The record block of version 2 (uint8) that holds the records of the message `raw[start:start + size]`.
+    """Return the records of the message `raw[start:start + size]` as a version 2 record block (uint8).
 
-    Deltas count from `base_offset` and `base_timestamp_ms`. ValueError as `summarize`.
+    Deltas are relative to `base_offset` and `base_timestamp_ms`. Errors as in `summarize`.
     """
     opened = _open(raw, start, size, limit_bytes)
     found = _walk(opened)
@@ -137,10 +137,10 @@ def summarize_rows(
     previous_last_offset: int = -1,
     limit_bytes: int = NO_LIMIT_BYTES,
 ) -> None:
-    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` lies at byte `stride_position`.
+    """Check all rows of magic 0 and 1 and complete them in place; `raw[0]` is at byte `stride_position`.
 
-    The first row that is wrong, or begins at or below the last offset in front of it, is a LegacyProblem; one that
-    decompresses to more than `limit_bytes` is TooLarge.
+    LegacyProblem for the first row that is invalid, or begins at or below the last offset before it; TooLarge for one
+    that decompresses to more than `limit_bytes`.
     """
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
@@ -166,7 +166,7 @@ def summarize_rows(
         table["attributes"][row] = batch.attributes | (0 if batch.is_uniform else NOT_COPIED)
         table["base_timestamp_ms"][row] = batch.base_timestamp_ms
         table["max_timestamp_ms"][row] = batch.max_timestamp_ms
-    # The rows in front of one that is wrong are handed on: they too must follow each other.
+    # The rows before an invalid one are used, so their offsets must ascend too.
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):
@@ -176,7 +176,7 @@ def summarize_rows(
 
 
 def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
-    """Check the message and decompress what it holds."""
+    """Check the message and decompress its inner messages."""
     if start < 0 or size < kernels.PREFIX_BYTES or start + size > len(raw):
         raise ValueError(_REASONS[kernels.OUT_OF_RANGE])
     message, end = start + kernels.PREFIX_BYTES, start + size
@@ -222,7 +222,7 @@ def _walk(opened: _Opened) -> np.ndarray:
 
 
 def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
-    """Offsets by LEGACY.md 2."""
+    """Return the message as a batch, with offsets by LEGACY.md 2."""
     first, last, offset = int(found[kernels.FIRST]), int(found[kernels.LAST]), opened.offset
     if opened.relative and offset == 0:
         end = last

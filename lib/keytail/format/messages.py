@@ -1,7 +1,7 @@
-"""Kafka's generated messages by a table of their fields: bytes to values, values to JSON (COORDINATOR.md, "Messages").
+"""Decodes Kafka's generated messages by a table of their fields, and prints them as JSON (COORDINATOR.md, "Messages").
 
-A schema is a line: `name:type` with `?` where null is allowed, `/3+` or `/1` for the versions that have the field,
-`#0` for the tag of a tagged one, `=-1` for its default; `[type]` is an array, `(fields)` a structure. Errors are
+A schema is one line: `name:type` with `?` if null is allowed, `/3+` or `/1` for the versions that have the field,
+`#0` for the tag of a tagged field, `=-1` for its default; `[type]` is an array, `(fields)` a structure. Errors are
 ValueError with the reason.
 """
 
@@ -34,12 +34,12 @@ _TO_ESCAPE = re.compile('["\\\\\x00-\x1f]')
 
 
 class Uuid(bytes):
-    """Sixteen bytes that are shown as Kafka shows a topic's id."""
+    """A 16-byte id, printed as Kafka prints topic ids."""
 
 
 @dataclass
 class Buffer:
-    """Bytes and how far they were read."""
+    """Bytes and the current read position."""
 
     data: bytes
     at: int = 0
@@ -65,7 +65,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a schema. `kind`: a scalar's name, "array" or "struct"; `parts` are what those two are made of."""
+    """A schema field. `kind`: a scalar's name, "array" or "struct"; `parts`: an array's item, a struct's fields."""
 
     name: str
     kind: str
@@ -82,26 +82,26 @@ class Field:
 
 @dataclass(frozen=True)
 class Message:
-    """The fields of a message; from version `flexible_from` on lengths are compact and fields may be tagged."""
+    """The fields of a message; from version `flexible_from` on, lengths are compact and fields may be tagged."""
 
     fields: tuple[Field, ...]
     flexible_from: int
 
     def read(self, data: bytes, version: int, start: int = 0) -> dict[str, Any]:
-        """Its fields by name, in the schema's order; bytes behind them are ignored, as Kafka does."""
+        """Return the fields by name, in the schema's order; bytes after them are ignored, as in Kafka."""
         return self.take(Buffer(data, start), version)
 
     def take(self, buffer: Buffer, version: int) -> dict[str, Any]:
-        """As `read`, and the buffer is then at the end of the message."""
+        """Return the same as `read`, and advance the buffer to the end of the message."""
         return _structure(buffer, self.fields, version, version >= self.flexible_from)
 
     def take_untagged(self, buffer: Buffer, version: int) -> dict[str, Any]:
-        """Its fields by name without tagged ones, which are left in the buffer with all that follows."""
+        """Return the untagged fields by name; tagged fields and all that follows remain unread in the buffer."""
         return _untagged(buffer, self.fields, version, version >= self.flexible_from)
 
 
 class Definition(NamedTuple):
-    """The newest version of a message, the first flexible one, and its fields as a line of text."""
+    """The latest version of a message, its first flexible version, and its fields as a schema line."""
 
     newest_version: int
     flexible_from: int
@@ -156,7 +156,7 @@ def _structure(buffer: Buffer, fields: tuple[Field, ...], version: int, flexible
     tagged = _tagged(buffer, fields, version)
     if not tagged:
         return values
-    # In the schema's order, and without those that say nothing: as Kafka's own JSON has them.
+    # In the schema's order and without tagged fields that have their defaults, as in Kafka's own JSON.
     every = values | tagged
     return {field.name: every[field.name] for field in fields if field.name in every}
 
@@ -212,7 +212,7 @@ def _value(buffer: Buffer, field: Field, version: int, flexible: bool) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON as Kafka's tools print it: bytes in base64, ids as text, nothing escaped that need not be."""
+    """Return compact JSON as Kafka's tools print it: bytes in base64, ids as text, only necessary escapes."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int):

@@ -1,8 +1,8 @@
 """Records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
-Only the types that decide what a topic is, how it is configured, and which version the cluster has are decoded; all
-others are passed over by their number, so that nothing else of a cluster (credentials among it) is read. Errors are
-ValueError with the reason; what the records add up to is left to `log/replay.py`.
+Only the types that define a topic, its configuration and the cluster's version are decoded; all others are skipped by
+their number, so that nothing else of a cluster (such as credentials) is read. Errors are ValueError with the reason;
+`log/replay.py` computes the resulting state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from keytail.format.kafka_messages import METADATA
 from keytail.format.messages import Buffer
 
 FRAME_VERSION = 1
-MAX_NUMBER = 2**15 - 1  # of a frame, a type or a version
+MAX_NUMBER = 2**15 - 1  # of a frame version, a type or a version
 _RESOURCE_TYPES = (2, 4, 8, 16, 32)  # topic, broker, broker logger, client metrics, group
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SNAPSHOT_HEADER = struct.Struct(">hq")  # version, time of the last record contained
 
 
 class ResourceType(IntEnum):
-    """What a config belongs to; other numbers are of no interest here."""
+    """Type of the resource that a config belongs to; other types are not used here."""
 
     TOPIC = 2
     BROKER = 4
@@ -34,7 +34,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A topic comes into being. Ids are written as in `partition.metadata`."""
+    """A topic is created. Ids are written as in `partition.metadata`."""
 
     name: str
     topic_id: str
@@ -42,7 +42,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A partition as it is from now on."""
+    """The state of a partition from this record on."""
 
     topic_id: str
     partition: int
@@ -51,7 +51,7 @@ class PartitionRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChangeRecord:
-    """What changes of a partition; None where its replicas stay."""
+    """A change to a partition; `replicas` is None if they do not change."""
 
     topic_id: str
     partition: int
@@ -60,7 +60,7 @@ class PartitionChangeRecord:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRecord:
-    """A config of a topic, a broker (named by its id) or all brokers (named ""); None takes it away."""
+    """A config of a topic, a broker (named by its id) or all brokers (named ""); value None removes it."""
 
     resource_type: int
     resource_name: str
@@ -70,14 +70,14 @@ class ConfigRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTopicRecord:
-    """A topic goes, with its partitions and configs."""
+    """A topic is removed, with its partitions and configs."""
 
     topic_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevelRecord:
-    """The cluster's level of a feature from now on, such as `metadata.version`."""
+    """The cluster's level of a feature, such as `metadata.version`, from this record on."""
 
     name: str
     level: int
@@ -85,28 +85,28 @@ class FeatureLevelRecord:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransaction:
-    """The records from here on count when the transaction ends, and only then."""
+    """The records from here on apply only when the transaction ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTransaction:
-    """The records since the transaction began count from here on."""
+    """The records since the transaction began apply from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction:
-    """The records since the transaction began never count."""
+    """The records since the transaction began never apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherRecord:
-    """A record of a type that is passed over."""
+    """A record of a type that is skipped."""
 
     record_type: int
 
     @property
     def is_known(self) -> bool:
-        """Whether the type is one of Kafka's, of which it is known that it says nothing about topics."""
+        """Whether the type is one of Kafka's, which is known not to concern topics."""
         return self.record_type in METADATA
 
 
@@ -125,8 +125,8 @@ KnownRecord: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class NewerRecord:
-    """A record of a newer version than is known. `record` is what its leading fields say by the newest known one: it
-    names what the record is about, and nothing may be concluded from the rest."""
+    """A record of a version newer than the latest known one. `record` has its leading fields, decoded by the latter:
+    they identify the subject of the record, and nothing may be concluded from the rest."""
 
     record_type: int
     version: int
@@ -137,10 +137,10 @@ MetadataRecord: TypeAlias = KnownRecord | NewerRecord | OtherRecord
 
 
 def parse_record(data: bytes | None) -> MetadataRecord:
-    """The value of one record of the log; ValueError where Kafka would not read it.
+    """Decode the value of one record of the log; ValueError if Kafka would not read it.
 
-    A record whose version is newer than its definition here is a `NewerRecord`, or ValueError if the fields that are
-    known do not make sense.
+    A record whose version is newer than its definition here is a `NewerRecord`, or ValueError if its known fields do
+    not make sense.
     """
     if data is None:
         raise ValueError("record without a value")
@@ -169,7 +169,7 @@ def _number(buffer: Buffer, what: str) -> int:
 
 
 def _newer(record_type: int, version: int, record: KnownRecord) -> NewerRecord:
-    """A later version may have new fields before the known ones: most of the time these then make no sense."""
+    """Return a NewerRecord. A later version may have new fields before the known ones, which then rarely make sense."""
     if not _makes_sense(record):
         raise ValueError(f"record of type {record_type} has version {version}, and its fields are not known")
     return NewerRecord(record_type, version, record)
@@ -189,7 +189,7 @@ def _id(uuid: bytes) -> str:
     return base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
 
 
-# By type, how a record is made of its fields; all others are OtherRecord.
+# By type, the constructor of a record from its fields; all other types are OtherRecord.
 _MAKERS: Mapping[int, Callable[[Mapping[str, Any]], KnownRecord]] = {
     2: lambda fields: TopicRecord(fields["name"], _id(fields["topicId"])),
     3: lambda fields: PartitionRecord(_id(fields["topicId"]), fields["partitionId"], tuple(fields["replicas"])),
@@ -207,7 +207,7 @@ _RECORDS = {record_type: (METADATA[record_type].message(), make) for record_type
 
 
 def parse_snapshot_header(value: bytes | None) -> int:
-    """Time in ms of the last record that a snapshot contains, from the value of its first control record."""
+    """Return the time in ms of the last record in a snapshot, from the value of its first control record."""
     if value is None or len(value) < _SNAPSHOT_HEADER.size:
         raise ValueError(f"snapshot header of {0 if value is None else len(value)} bytes")
     version, last_ms = _SNAPSHOT_HEADER.unpack_from(value)
@@ -217,7 +217,7 @@ def parse_snapshot_header(value: bytes | None) -> int:
 
 
 def parse_topic_id(data: bytes) -> str:
-    """The topic id in a `partition.metadata` file (NAMES.md)."""
+    """Return the topic id in a `partition.metadata` file (NAMES.md)."""
     lines = data.decode("ascii").split("\n")
     version, topic_id = (line.partition(": ") for line in [*lines, "", ""][:2])
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():

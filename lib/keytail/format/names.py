@@ -1,6 +1,6 @@
-"""The names of the files and directories of a log dir: the one place that makes them and takes them apart.
+"""The names of the files and directories of a log dir: the only module that builds and parses them.
 
-What each name means to a broker stands in NAMES.md beside this file. No other module spells a suffix.
+NAMES.md beside this file describes what each name means to a broker. No other module spells a suffix.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-# What a file of a segment holds. The number before SNAPSHOT is an end offset, before the others a base.
+# Content of a segment's file. The number before SNAPSHOT is an end offset, before the others a base offset.
 LOG = ".log"
 INDEX = ".index"
 TIME_INDEX = ".timeindex"
 TXN_INDEX = ".txnindex"
 SNAPSHOT = ".snapshot"
-# The files that a segment is made of, in the order in which they are renamed.
+# The files of a segment, in the order in which they are renamed.
 SEGMENT_SUFFIXES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 INDEX_SUFFIXES = (INDEX, TIME_INDEX, TXN_INDEX)
 CONTENT_SUFFIXES = (*SEGMENT_SUFFIXES, SNAPSHOT)
 
-# Where such a file stands in a replacement, after the whole name.
+# The stage of such a file in a replacement, after the whole name.
 SWAP = ".swap"
 CLEANED = ".cleaned"
 DELETED = ".deleted"
-SCRATCH = ".clean"  # ours: unknown to brokers, which ignore it
-# What a cleaning in rounds keeps from one to the next; scratch only.
+SCRATCH = ".clean"  # keytail's: brokers ignore it
+# State that a cleaning in several passes saves for the next pass; scratch only.
 SURVIVORS = ".survivors"
 PROOF = ".proof"
-CELLS = ".cells"  # of an import: records on their way from the task that reads to the one that writes; scratch only
+CELLS = ".cells"  # of an import: records passed from the task that reads to the one that writes; scratch only
 
 # Files of a log dir.
 LOCK = ".lock"
@@ -48,8 +48,8 @@ TEMPORARY = ".tmp"  # after the name of a checkpoint that is being written
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PARTITION_FILES = (LEADER_EPOCHS, PARTITION_METADATA)
-IMPORT_RECORD = "keytail-import"  # ours: unknown to brokers, which ignore it (import_/IMPORT.md)
-OUTPUT_RECORD = "keytail-output.json"  # the same, of one written out of place (compact/out_of_place/OUT_OF_PLACE.md)
+IMPORT_RECORD = "keytail-import"  # keytail's: brokers ignore it (import_/IMPORT.md)
+OUTPUT_RECORD = "keytail-output.json"  # likewise, of output out of place (compact/out_of_place/OUT_OF_PLACE.md)
 METADATA_SNAPSHOT = ".checkpoint"  # of the metadata log's partition only
 
 MAX_OFFSET = 2**63 - 1
@@ -61,12 +61,12 @@ DirKind = Literal["normal", "delete", "future", "stray"]
 
 @dataclass(frozen=True)
 class FileName:
-    """A file of a partition directory, by its name alone.
+    """A file of a partition directory, classified by its name alone.
 
     `kind`: "live" (a segment file or snapshot under its final name), "cleaned", "swap", "deleted" (Kafka's
-    stages), "scratch" (our own), "partition" (the two files without a number), "fatal" (a name that stops a
-    broker, or makes it open another file than this one), "other" (ignored by brokers).
-    `suffix` is one of CONTENT_SUFFIXES, or "" where there is none.
+    stages), "scratch" (keytail's own), "partition" (the two files without a number), "fatal" (a name that stops a
+    broker, or makes it open a different file), "other" (ignored by brokers).
+    `suffix` is one of CONTENT_SUFFIXES, or "" if there is none.
     """
 
     name: str
@@ -79,7 +79,7 @@ class FileName:
 
 @dataclass(frozen=True)
 class PartitionDir:
-    """A partition directory by its name. In a `delete` or `stray` name the broker may have cut the topic."""
+    """A partition directory by its name. In a `delete` or `stray` name the broker may have truncated the topic."""
 
     topic: str
     partition: int
@@ -87,24 +87,24 @@ class PartitionDir:
 
 
 def segment_file(base_offset: int, suffix: str) -> str:
-    """As `00000000000000000084.log` of 84 and LOG; a stage follows the suffix, as in LOG + SWAP."""
+    """Return a name such as `00000000000000000084.log` for 84 and LOG; a stage follows the suffix, as in LOG + SWAP."""
     if not 0 <= base_offset <= MAX_OFFSET:
         raise ValueError(f"no offset: {base_offset}")
     return f"{base_offset:0{_OFFSET_DIGITS}d}{suffix}"
 
 
 def guard_file(base_offset: int) -> str:
-    """The empty file that makes a broker discard the group's `.swap` files while it stands (log/SWAP.md)."""
+    """Return the name of the empty file that makes a broker discard the group's `.swap` files (log/SWAP.md)."""
     return segment_file(base_offset, LOG + CLEANED)
 
 
 def scratch_file(base_offset: int, run_id: str, attempt: str, suffix: str) -> str:
-    """A name of our own that no other attempt uses, as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
+    """Return a name that no other attempt uses, such as `00000000000000000084.log.r3f2a91c0.a7.clean`."""
     return scratch_of(segment_file(base_offset, suffix), run_id, attempt)
 
 
 def scratch_of(name: str, run_id: str, attempt: str) -> str:
-    """The same of any file, which is to get `name`."""
+    """Return the scratch name of any file whose final name is `name`."""
     if not (_PART.fullmatch(run_id) and _PART.fullmatch(attempt)):
         raise ValueError(f"run and attempt must be letters, digits, '_' or '-': {run_id!r}, {attempt!r}")
     return f"{name}.r{run_id}.a{attempt}{SCRATCH}"
@@ -134,7 +134,7 @@ _STAGE_KINDS: dict[str | None, FileKind] = {
 
 
 def base_of_live(name: str) -> int | None:
-    """The number of a segment file or snapshot under its final name; None of any other name."""
+    """Return the number of a segment file or snapshot under its final name; None for any other name."""
     number = name[:_OFFSET_DIGITS]
     if name[_OFFSET_DIGITS:] in _LIVE_SUFFIXES and number.isascii() and number.isdigit():
         offset = int(number)
@@ -143,7 +143,7 @@ def base_of_live(name: str) -> int | None:
 
 
 def parse_file_name(name: str) -> FileName:
-    """What a broker, and what keytail, would take the file `name` of a partition directory for."""
+    """Classify the file `name` of a partition directory as a broker and keytail do."""
     if name in PARTITION_FILES:
         return FileName(name, "partition")
     if (base := base_of_live(name)) is not None:
@@ -161,7 +161,7 @@ def parse_file_name(name: str) -> FileName:
             return FileName(name, kind, offset, match["suffix"])
     if name.endswith(METADATA_SNAPSHOT + DELETED):
         return FileName(name, "other")
-    if name.endswith(DELETED):  # any stem: a broker that starts deletes it
+    if name.endswith(DELETED):  # any stem: a broker deletes it at startup
         return FileName(name, "deleted")
     if name.endswith((*CONTENT_SUFFIXES, SWAP, CLEANED)):
         return FileName(name, "fatal")
@@ -172,7 +172,7 @@ _METADATA_SNAPSHOT = re.compile(rf"{_OFFSET}-(?P<epoch>[0-9]{{10}}){re.escape(ME
 
 
 def parse_metadata_snapshot(name: str) -> tuple[int, int] | None:
-    """End offset and epoch of a finished snapshot of the metadata log, by its name; None for any other file."""
+    """Return end offset and epoch of a finished snapshot of the metadata log by its name; None for any other file."""
     match = _METADATA_SNAPSHOT.fullmatch(name)
     if match is None or int(match["offset"]) > MAX_OFFSET:
         return None
@@ -189,11 +189,11 @@ def partition_dir(topic: str, partition: int) -> str:
 
 
 def parse_partition_dir(name: str) -> PartitionDir | None:
-    """The partition that directory `name` of a log dir holds, or None for a name that no broker gives one.
+    """Return the partition in directory `name` of a log dir, or None for a name that no broker gives a partition.
 
-    Most names of the second sort stop a broker at its start, REMOTE_INDEX_CACHE_DIR excepted. Stricter than a
-    broker where leniency could mistake a directory: the topic must be a legal one, the number without sign or
-    leading zero.
+    Most names of the second kind, except REMOTE_INDEX_CACHE_DIR, stop a broker at startup. The check is stricter than
+    a broker's where leniency could misidentify a directory: the topic must be legal, and the number must have neither
+    sign nor leading zero.
     """
     kind: DirKind = "normal"
     if name.endswith(("-delete", "-future", "-stray")):

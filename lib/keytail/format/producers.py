@@ -1,7 +1,7 @@
-"""The producer snapshot of a partition (`.snapshot`): what a broker remembers of each producer id.
+"""The producer snapshot of a partition (`.snapshot`): a broker's state of each producer id.
 
-The layout stands in SNAPSHOT.md beside this file. When a snapshot is believed, and how the log after it is
-replayed, is the business of whoever rebuilds producer state. Errors are ValueError with the reason.
+SNAPSHOT.md beside this file specifies the layout. Which snapshot is used, and how the log after it is replayed, is
+decided by the modules that rebuild producer state. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from keytail.kernels.native import crc32c
 
 VERSION = 1
 _HEAD = struct.Struct(">hIi")  # version, crc, entry count
-_CRC_START = 6  # the entry count is the first that the CRC covers
+_CRC_START = 6  # the CRC covers the entry count and all that follows
 _ENTRY = struct.Struct(">qhiqiqiq")
 assert (_HEAD.size, _ENTRY.size) == (10, 46)
 
 
 @dataclass(frozen=True)
 class ProducerEntry:
-    """State of one producer id; -1 stands for "none" in every field but `offset_delta`.
+    """State of one producer id; -1 means "none" in every field but `offset_delta`.
 
-    `last_offset` is that of its last data batch, which began at `last_offset - offset_delta`.
+    `last_offset` is the last offset of its last data batch, whose base offset is `last_offset - offset_delta`.
     """
 
     producer_id: int
@@ -39,13 +39,13 @@ class ProducerEntry:
 
 
 def parse_snapshot(data: bytes) -> list[ProducerEntry]:
-    """The entries, in the order of the file (a broker's is that of its hash table)."""
+    """Return the entries in file order (a broker writes them in the order of its hash table)."""
     check_snapshot(data)
     return [ProducerEntry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
 
 
 def check_snapshot(data: bytes) -> None:
-    """Version, checksum and size alone."""
+    """Check version, checksum and size only."""
     if len(data) < _HEAD.size:
         raise ValueError(f"snapshot of {len(data)} bytes, at least {_HEAD.size} needed")
     version, crc, count = _HEAD.unpack_from(data)

@@ -1,7 +1,7 @@
-"""One record of a v2 batch at a time, in plain Python: for control records, single look-ups and tests.
+"""Encodes and decodes single records of v2 batches, in plain Python: for control records, look-ups and tests.
 
-The layout stands in BATCH.md beside this file, "Records". Whole batches are the business of the kernels; this
-module accepts and refuses the same bytes, a thousand times slower. Errors are ValueError with the reason.
+The layout is specified in BATCH.md, "Records". Kernels process whole batches; this module accepts and refuses the
+same bytes, a thousand times slower. Errors are ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_VARLONG_BYTES = 10
 
 @dataclass(frozen=True)
 class Record:
-    """A record as it is stored: relative to its batch. None is null; a header's key is never null."""
+    """A record as stored, relative to its batch. None is null; a header's key is never null."""
 
     timestamp_delta: int
     offset_delta: int
@@ -48,13 +48,13 @@ def _encode_groups(zigzag: int) -> bytes:
 
 
 def decode_varint(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
-    """The 32-bit value at `position` and the position after it; nothing at or after `end` is read."""
+    """Return the 32-bit value at `position` and the position after it; nothing at or after `end` is read."""
     zigzag, after = _decode_groups(data, position, len(data) if end is None else end, MAX_VARINT_BYTES)
     return _unzigzag(zigzag & 0xFFFFFFFF), after
 
 
 def decode_varlong(data: Buffer, position: int, end: int | None = None) -> tuple[int, int]:
-    """The 64-bit value at `position` and the position after it; nothing at or after `end` is read."""
+    """Return the 64-bit value at `position` and the position after it; nothing at or after `end` is read."""
     zigzag, after = _decode_groups(data, position, len(data) if end is None else end, MAX_VARLONG_BYTES)
     return _unzigzag(zigzag & 0xFFFFFFFFFFFFFFFF), after
 
@@ -96,7 +96,7 @@ def _encode_field(field: bytes | None) -> bytes:
 
 
 def decode_record(data: Buffer, position: int = 0) -> tuple[Record, int]:
-    """The record at `position` and the position after it. Its fields must fill its length exactly."""
+    """Return the record at `position` and the position after it. Its fields must fill its length exactly."""
     length, at = decode_varint(data, position)
     end = at + length
     if length < 0 or end > len(data):
@@ -132,7 +132,7 @@ def _decode_field(data: Buffer, position: int, end: int) -> tuple[bytes | None, 
 
 
 def decode_records(block: Buffer, count: int) -> list[Record]:
-    """The `count` records that fill the uncompressed record block of one batch exactly."""
+    """Return the `count` records that exactly fill the uncompressed record block of one batch."""
     if count < 0:
         raise ValueError(f"record count {count}")
     records, at = [], 0

@@ -1,9 +1,9 @@
-"""Tasks of the way past the JVM: they read a slice of Parquet, split it by partition, and pack it into cells.
+"""Tasks of the strategy that bypasses the JVM: read a slice of Parquet, split it by partition, pack it into cells.
 
-A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition in the order
-of their places are its records. They lie in scratch files of partition directories, one a slice, where
-the tasks that write partitions read them: log dirs are at the same path for all tasks, and what goes through Spark's
-shuffle is copied in the JVM six times (measured: 1.4 of 2.8 s of CPU a million records).
+A cell (format/cells.py) has records of one partition, in the order of the source. The cells of a partition, ordered by
+place, are its records. Cells are in scratch files in partition directories, one file per slice, where the tasks that
+write partitions read them: log dirs are at the same path for all tasks, and Spark's shuffle would copy the data in the
+JVM six times (measured: 1.4 of 2.8 s of CPU per million records).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from keytail.log.fs import FileSystem
 PLACES_SCHEMA = "task int, place bigint, partition int, path string, position bigint, size_bytes bigint"
 COUNTS_SCHEMA = "partition int, records bigint, key_bytes bigint, value_bytes bigint, keyless bigint"
 
-CHUNK_BYTES = 16 << 20  # split at once
-# Parquet is decoded so many rows at a time, however large they turn out to be: as many as Spark's own reader.
+CHUNK_BYTES = 16 << 20  # of decoded records that are split at a time
+# Rows of Parquet decoded at a time, whatever their size: as many as Spark's own reader.
 _MOST_ROWS = 4096
 _READ_BYTES = 1 << 20
-Numbers = tuple[np.ndarray, np.ndarray]  # of partitions, and which of them count
-_NO_PARTITION = -1  # for numbers that do not fit into an int
+Numbers = tuple[np.ndarray, np.ndarray]  # partitions, and which of them are valid
+_NO_PARTITION = -1  # for numbers that do not fit into an int, and records to leave out
 
 
 @dataclass(frozen=True)
 class Piece:
     """A row group. `file_number` counts files in the order of their names, from 0; `first_row` is the number of its
-    first row in the file. Size and time are those of the file that the driver saw."""
+    first row in the file. Size and mtime are those of the file when the driver read its footer."""
 
     path: str
     file_number: int
@@ -48,19 +48,19 @@ class Piece:
     row_group: int
     first_row: int
     rows: int
-    decoded_bytes: int  # of the wanted columns, as Parquet's footer has it
+    decoded_bytes: int  # of the required columns, from Parquet's footer
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What one task reads; slices in the order of their numbers are the source."""
+    """The part of the source that one task reads. All slices, ordered by number, are the source."""
 
     number: int
     pieces: tuple[Piece, ...]
 
 
 class Cell(NamedTuple):
-    """Where records for one partition lie. `task` writes that partition; a task reads its cells by `place`."""
+    """The location of records of one partition. `task` writes that partition and reads cells ordered by `place`."""
 
     task: int
     place: int
@@ -72,7 +72,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where this run may put cells: in directories of partitions, which are searched for its scratch at its end."""
+    """Where this run may write cells: partition directories, from which its scratch files are removed at its end."""
 
     folders: Sequence[str]
     run_id: str
@@ -85,7 +85,7 @@ class Scratch:
 def on_slices(
     batches: Iterator[Any], *, slices: Sequence[Slice], work: Callable[[Slice], Iterator[Any]]
 ) -> Iterator[Any]:
-    """What a Spark task does: `work` on the slices whose numbers it is given."""
+    """The body of a Spark task: call `work` on the slices whose numbers are in the batches."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
             yield from work(slices[number])
@@ -94,7 +94,7 @@ def on_slices(
 def store_slice(
     fs: FileSystem, one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int], path: str
 ) -> list[Cell]:
-    """`pack_slice` into a new file at `path`, of which nothing is left after an error."""
+    """Write the cells of `pack_slice` to a new file at `path`, which is removed after an error."""
     stored: list[Cell] = []
     position = 0
     try:
@@ -107,14 +107,14 @@ def store_slice(
         finally:
             fs.close(fd)
     except BaseException:
-        with contextlib.suppress(OSError):  # the driver removes it, or the next run
+        with contextlib.suppress(OSError):  # otherwise the driver or the next run removes it
             fs.unlink(path)
         raise
     return stored
 
 
 def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordColumns]]:
-    """Of each cell the partition that its records are for, and them."""
+    """Yield the partition and the records of each cell. Raises KeytailError if a scratch file is too short."""
     path, fd = "", -1
     try:
         for cell in stored:
@@ -138,11 +138,11 @@ def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordCo
 def pack_slice(
     one: Slice, columns: Mapping[str, str], n_partitions: int, passed: Collection[int]
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
-    """Task, place, partition and bytes of each cell: what of the slice is not for the partitions in `passed`. The
-    bytes hold until the next cell.
+    """Yield task, place, partition and bytes of each cell of the slice, without records of the partitions in `passed`.
+    The bytes are valid until the next cell.
 
-    Records for a partition that the topic does not have are left out; a cell without records, where the first of them
-    was, says so to the task that such a number would have.
+    Records for a partition that the topic does not have are left out. An empty cell with such a partition's number,
+    ahead of the other cells of its chunk, reports it to task number modulo `n_partitions`.
     """
     divider = cells.Divider(n_partitions)
     place = one.number << 32
@@ -164,7 +164,7 @@ def _exists(numbers: np.ndarray, n_partitions: int) -> np.ndarray:
 
 
 def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> Iterator[Any]:
-    """Batches of COUNTS_SCHEMA: what the slice has for each partition, also for those that do not exist."""
+    """Yield batches of COUNTS_SCHEMA: counts of the slice for each partition, including those that do not exist."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     counted = {role: name for role, name in columns.items() if role in ("key", "value", "partition")}
@@ -184,7 +184,7 @@ def count_slice(one: Slice, columns: Mapping[str, str], n_partitions: int) -> It
 
 
 def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_partitions: int) -> np.ndarray:
-    """int32 a record: its own number (values and which of them count), else that of its key, else its turn."""
+    """Return the partition of each record (int32): its own number if valid, else from its key, else from its turn."""
     found: np.ndarray = partition_of_keys(keys.data, keys.offsets, ~keys.valid, n_partitions)
     keyless = np.flatnonzero(~keys.valid)
     found[keyless] = (first_turn + keyless) % n_partitions
@@ -198,7 +198,7 @@ def partitions_of(keys: BytesColumn, own: Numbers | None, first_turn: int, n_par
 def _chunks(
     piece: Piece, columns: Mapping[str, str], n_partitions: int
 ) -> Iterator[list[tuple[RecordColumns, np.ndarray]]]:
-    """Of about CHUNK_BYTES each: small runs of records, with the partition of each record."""
+    """Yield chunks of about CHUNK_BYTES: lists of small runs of records, with the partition of each record."""
     row, pending_bytes = piece.first_row, 0
     pending: list[tuple[RecordColumns, np.ndarray]] = []
     for batch in _decoded(piece, columns):
@@ -215,7 +215,7 @@ def _chunks(
 
 
 def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
-    """Small batches of the piece's records, with columns by their roles."""
+    """Yield small batches of the piece's records, columns named by role. Raises Refused if the file has changed."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
     import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
 
@@ -227,7 +227,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
                 path=piece.path,
                 remedy="Import a source that nobody writes, at a path that is the same on all hosts",
             )
-    # Buffered: else a column of a row group, which may be most of the file, is read at once.
+    # Buffered: otherwise a column of a row group, which may be most of the file, is read at once.
     with as_caller():
         file = pyarrow.parquet.ParquetFile(piece.path, buffer_size=_READ_BYTES, pre_buffer=False)
     rows = max(1, min(_MOST_ROWS, CHUNK_BYTES * piece.rows // max(piece.decoded_bytes, 1)))
@@ -238,7 +238,7 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Without a dictionary; times as ms (rounded down, as Spark does), -1 for null."""
+    """Decode a dictionary; convert timestamps to ms (rounded down, as Spark does), with -1 for null."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     kind = array.type
@@ -251,7 +251,7 @@ def _plain(array: Any) -> Any:
 
 
 def _own(batch: Any) -> Numbers | None:
-    """The partitions that records name, and which of these numbers count."""
+    """Return the values of the partition column (int64), and which of them are valid; None without such a column."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     at = batch.schema.get_field_index("partition")

@@ -1,8 +1,8 @@
-"""The verb `import`: a table of records written behind the ends of a topic's partitions, without a broker.
+"""The command `import`: appends a table of records to a topic's partitions, without a broker.
 
-`keytail import` and jobs/import_logs.py under spark-submit run the same code here. Without `execute` the source is
-read and counted, nothing is changed and no lock is taken. With it, locks are held from before the first look to after
-the last name. What it is that is bypassed, and what is refused for which reason: import_/IMPORT.md.
+`keytail import` and jobs/import_logs.py under spark-submit run this code. Without `execute` the source is read and
+counted, nothing is changed and no lock is taken. With it, locks are held from before the first survey until after the
+last rename. import_/IMPORT.md describes what an import bypasses, and what is refused for which reason.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ImportRow:
     """One partition. `status`: `would-import`, `imported`, `imported-before` (by an earlier run of the same import),
     `unchanged` (no records for it), `refused`, `corrupt`, `failed`.
 
-    The records have the offsets from `first_offset` to below `end_offset`. `source_bytes` are those of keys and
-    values, counted by a dry run; `log_bytes` those written, per replica.
+    The records have the offsets from `first_offset` to below `end_offset`. `source_bytes` are the bytes of keys and
+    values, counted by a dry run; `log_bytes` the bytes written, per replica.
     """
 
     topic: str
@@ -67,18 +67,18 @@ class ImportRow:
 
 
 def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
-    """A row for each partition of the topic in the log dirs, ascending."""
+    """Import, or make a dry run. Returns a row for each partition of the topic in the log dirs, ascending."""
     from keytail.import_ import driver as on_spark  # noqa: PLC0415 (brings in the kernels)
     from keytail.import_ import source as import_source  # noqa: PLC0415 (--help stays fast)
 
     with contextlib.ExitStack() as run:
-        target = find_target(fs, request)  # mistakes in flags, before any lock
+        target = find_target(fs, request)  # reports mistakes in flags before any lock is taken
         if request.execute:
             if not request.shared_storage:
                 refuse_shared_storage(fs, request.all_log_dirs)
             run.enter_context(hold(request.all_log_dirs, fs))
             target = find_target(fs, request)
-        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
+        at_end = run.enter_context(contextlib.ExitStack())  # while locks are held, after our session has stopped
         with Reporter("import", [(f"{request.topic}-{one.number}", 0) for one in target.partitions]) as reporter:
             reporter.note("starting Spark")
             spark = session_of_run(
@@ -103,7 +103,7 @@ def _extra_settings(source: Source) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A partition with its plan (None where there is nothing yet to plan for, in a dry run), or why it has none."""
+    """A partition with its plan (None in a dry run for a partition yet to be created), or why it has none."""
 
     partition: Partition
     plan: ImportPlan | None = None
@@ -123,7 +123,7 @@ class _Planned:
 def _plan(
     fs: FileSystem, request: Request, target: Target, partition: Partition, import_id: str
 ) -> _Planned:
-    """In an executing run a partition that is not there is made, and what an interrupted run left is resolved."""
+    """Plan for one partition. An executing run creates a missing partition and resolves leftovers."""
     from keytail.import_.install import complete_partition, make_partition  # noqa: PLC0415 (--help stays fast)
     from keytail.import_.plan import plan_import, refusals, survey_replica  # noqa: PLC0415 (--help stays fast)
 
@@ -141,7 +141,7 @@ def _plan(
             facts = survey_partition(fs, log_dir, entry)
             if request.execute and not entry.problems:
                 notes += _resolved(fs, facts)
-                if not facts.segments and target.topic_id is not None:  # the making of it was interrupted
+                if not facts.segments and target.topic_id is not None:  # its creation was interrupted
                     complete_partition(fs, facts.path, target.topic_id)
                 facts = survey_partition(fs, log_dir, entry)
                 fs.refuse_unless_like(fs.stat(facts.path))
@@ -253,10 +253,10 @@ def _execute(
 def _remove_late_scratch(
     fs: FileSystem, plans: Sequence[ImportPlan], run_id: str, is_local: bool, kind: Any, problem: Any, trace: Any
 ) -> None:
-    """What tasks have written behind the tidying at the end of a run, until their session had stopped.
+    """Remove scratch that tasks wrote after the cleanup at the end of a run, before their session had stopped.
 
-    Those of a job that was given up, and on a cluster those whose copies were sooner, or whose executor counts as
-    lost. Where all is well on one host there are none.
+    Such tasks belong to a cancelled job or, on a cluster, had a copy that finished first or a lost executor.
+    After a successful run on one host there are none.
     """
     from keytail.rebuild_index.partition import remove_scratch  # noqa: PLC0415 (brings in the kernels)
 
@@ -326,7 +326,7 @@ _BAD = ("refused", "corrupt", "failed")
 
 
 def exit_status(rows: Sequence[ImportRow]) -> int:
-    """0: nothing is wrong. 1: nothing could be imported. 3: some partitions could not."""
+    """Return 0 if no partition has a problem, 1 if nothing could be imported, 3 if some partitions could not."""
     bad = [row for row in rows if row.status in _BAD]
     if not bad:
         return 0

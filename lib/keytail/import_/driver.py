@@ -1,9 +1,9 @@
-"""The driver of an import: a source read by Spark, one task a target partition, the commits.
+"""The driver of an import: Spark reads a source, one task writes each target partition, the driver commits.
 
-There are two ways to the tasks that write: past the JVM (slices.py) and through Spark's rows (rows.py).
-Both give a task the records of its partition as columns, in the same order. Tasks write scratch files only, under
-names that no other attempt has; giving them their names is done here, after every task has ended well. The caller
-holds the locks.
+There are two strategies to bring records to the tasks that write: bypassing the JVM (slices.py) and through Spark's
+rows (rows.py). Both give a task the records of its partition as columns, in the same order. Tasks write only scratch
+files, with names unique to the attempt; the driver renames them after every task has succeeded. The caller holds the
+locks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANSWER_SCHEMA = "partition int, answer binary"
 
 @dataclass(frozen=True)
 class ImportOutcome:
-    """What became of one partition. `record` is None where it got no records, or has a `problem`.
+    """The result for one partition. `record` is None if the partition received no records or has a `problem`.
 
     `earlier`: an earlier run had committed it.
     """
@@ -56,17 +56,17 @@ class ImportOutcome:
 
 @as_caller()
 def source_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | Rows:
-    """The way in which the source is read: what Spark opened of it (`import_source.opened`) decides."""
-    rows = records_of(frame, source)  # whichever way it is, this finds what is wrong with the columns
+    """Return the source in the strategy that suits it, chosen by the DataFrame that `import_source.opened` returned."""
+    rows = records_of(frame, source)  # in either strategy this detects faults of the columns
     found = slices_of(spark, frame, source, n_partitions)
     return found if isinstance(found, Slices) else Rows.of(spark, rows, source, n_partitions, found)
 
 
 @dataclass
 class Import:
-    """One run. `tasks` says for each partition to be written how; `plans` has these and those that an earlier run
-    has committed; `refused` says of others why records for them cannot be written. `on_trace` hears of tasks' Python
-    tracebacks."""
+    """One run. `tasks` has the partitions to write, with the settings for each; `plans` has these and those that an
+    earlier run has committed; `refused` gives for other partitions why records for them cannot be written. `on_trace`
+    is called with the Python tracebacks of tasks."""
 
     records: Slices | Rows
     plans: Sequence[ImportPlan]
@@ -79,14 +79,14 @@ class Import:
     fs: FileSystem = LOCAL
 
     def run(self) -> list[ImportOutcome]:
-        """An outcome for each plan, in their order. If one partition cannot be written, none is committed."""
+        """Return an outcome for each plan, in their order. If one partition cannot be written, none is committed."""
         outcomes = []
         try:
             answers = self._write()
             problem = next((one.problem for one in answers.values() if one.problem is not None), None)
             if problem is None and not any(plan.record for plan in self.plans):
                 self._refuse_empty(answers)
-            # In a thread of its own: a signal, which this one gets, ends no commit halfway.
+            # In a separate thread: signals are delivered to this one, so they do not interrupt a commit.
             with ThreadPoolExecutor(1, "commits") as commits:
                 for plan in self.plans:
                     outcome = commits.submit(self._install, plan, answers.get(plan.partition), problem).result()
@@ -95,15 +95,15 @@ class Import:
         finally:
             for plan in self.plans:
                 for replica in plan.replicas:
-                    with contextlib.suppress(OSError, LockLost):  # the next run removes it; the outcomes are to be told
+                    with contextlib.suppress(OSError, LockLost):  # the next run removes it; outcomes must be reported
                         remove_scratch(self.fs, replica.path, self.run_id)
         return outcomes
 
     def _write(self) -> dict[int, Outcome[Written]]:
-        """What tasks say of partitions; of those without records nothing."""
+        """Return the outcome of each task by partition. Partitions without records are absent."""
         if not self.tasks:
             return {}
-        # A partition that has its records already is passed over; one that does not exist must come to a task.
+        # Partitions that already have their records are skipped; one that does not exist must reach a task.
         passed = [plan.partition for plan in self.plans if plan.record is not None]
         scratch = Scratch([task.partition_path for task in self.tasks.values()], self.run_id)
         try:
@@ -115,7 +115,7 @@ class Import:
                 rows = frame.mapInArrow(on_workers(task), _ANSWER_SCHEMA).collect()
         except Exception as lost:
             lines = [line for line in str(lost).splitlines() if line.strip()]
-            own = (line for line in lines if line.startswith("keytail.errors."))  # of a task that reads
+            own = (line for line in lines if line.startswith("keytail.errors."))  # raised by a task that reads
             text = next(own, None) or next(
                 (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
             )
@@ -123,7 +123,7 @@ class Import:
                 f"Spark lost the job that reads the source and writes segments: {text.strip()[:500]}",
                 remedy="Nothing was imported. Check the source and the memory of tasks, and run again",
             ) from lost
-        except BaseException:  # a signal: no task shall write behind the removal of scratch
+        except BaseException:  # a signal: no task may write after scratch has been removed
             self.records.spark.sparkContext.cancelAllJobs()
             raise
         answers = {row["partition"]: from_bytes(row["answer"]) for row in rows}
@@ -168,7 +168,7 @@ class Import:
 def _write_partition(
     batches: Iterator[Any], *, unpack: Unpack, tasks: Mapping[int, SegmentsTask], refused: Mapping[int, str]
 ) -> Iterator[Any]:
-    """What one Spark task does: the records of one partition, in order."""
+    """The body of one Spark task: write the records of one partition, in order."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
@@ -177,7 +177,7 @@ def _write_partition(
     number, attempt = context.partitionId(), attempt_name()
     records = (one for batch in batches for one in unpack(batch))
     answer = attempt_one(partial(_written, tasks=tasks, refused=refused, number=number), records, attempt)
-    for _ in batches:  # a worker that leaves some of its input counts as died
+    for _ in batches:  # Spark treats a worker that does not consume all its input as dead
         pass
     if answer.value is not None or answer.problem is not None:
         yield pyarrow.RecordBatch.from_pydict(

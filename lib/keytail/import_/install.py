@@ -1,6 +1,6 @@
-"""Puts imported segments behind the end of a partition, and copies of them behind that of its other replicas.
+"""Appends imported segments to a partition, and copies of them to its other replicas.
 
-At every instant a broker that starts finds all of an import in a partition, or nothing of it: IMPORT.md beside
+At every instant a broker that starts finds either all of an import in a partition or none of it: IMPORT.md beside
 this file tabulates the states on disk. The caller holds the locks, has resolved leftovers (`recover.recover`) and
 has planned (`plan.py`).
 """
@@ -36,7 +36,7 @@ _ATTEMPT = "driver"
 
 
 def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, topic_id: str) -> None:
-    """An empty partition, as a broker has one that leads it since it was made."""
+    """Create an empty partition with the files that a broker has for one that it has always led."""
     path = os.path.join(log_dir, names.partition_dir(topic, partition))
     refuse_lost(fs, log_dir)
     fs.mkdir(path, fs.stat(log_dir))
@@ -45,7 +45,7 @@ def make_partition(fs: FileSystem, log_dir: str, topic: str, partition: int, top
 
 
 def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
-    """What is missing of an empty partition: of one whose making was interrupted, too."""
+    """Create the missing files of an empty partition, also of one whose creation was interrupted."""
     like = _file_like(fs, path)
     there = {entry.name for entry in fs.scan(path)}
     if names.PARTITION_METADATA not in there:
@@ -55,10 +55,10 @@ def complete_partition(fs: FileSystem, path: str, topic_id: str) -> None:
 
 
 def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, run_id: str) -> ImportRecord:
-    """Commits what tasks wrote for the first replica, copies it to the others, then moves the checkpoints.
+    """Commits the tasks' segments in the first replica, copies them to the others, then moves the checkpoints.
 
-    Everything that can be refused is, for every replica, before the first change. Killed at any moment, the next
-    run's plan tells which replicas have it, and `finish` does the rest.
+    All refusals, for every replica, happen before the first change. After a kill at any moment, the next run's plan
+    finds which replicas have the import, and `finish` does the rest.
     """
     for replica in plan.replicas:
         _refuse_unfit(fs, replica)
@@ -77,7 +77,7 @@ def install(fs: FileSystem, plan: ImportPlan, written: Written, import_id: str, 
 
 
 def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
-    """From an import that at least one replica has to one that all have, with checkpoints that know it."""
+    """Complete an import that at least one replica has: copy it to the others, then move the checkpoints."""
     record = plan.record
     assert record is not None
     pairs = list(zip(plan.replicas, plan.states, strict=True))
@@ -87,7 +87,7 @@ def finish(fs: FileSystem, plan: ImportPlan, run_id: str) -> None:
             _refuse_unfit(fs, replica)
             segments = tuple(_copied(fs, source.path, replica.path, base, run_id) for base in record.segment_bases)
             _commit(fs, plan, replica, segments, replace(record, progress="begun"), run_id)
-    # Only when all replicas have it: an offset that counts as committed must not be truncated by another leader.
+    # Only when all replicas have it: a committed offset must not be truncated by another leader.
     for replica, state in pairs:
         if state != "done":
             _move_checkpoints(fs, replica.facts, record.end_offset)
@@ -107,9 +107,9 @@ def _commit(
     record: ImportRecord,
     run_id: str,
 ) -> None:
-    """In the order of IMPORT.md. The scratch files of `segments` are in the replica's directory, durable.
+    """Commits `segments`, in the order of IMPORT.md. Their scratch files are in the replica's directory, durable.
 
-    After an error of the system what the replacement has begun is finished or undone at once, if the disk lets us.
+    After a system error a replacement that has begun is finished or undone at once, if the disk permits.
     """
     path, facts = replica.path, replica.facts
     if facts.log_end_offset != record.base_offset:
@@ -137,13 +137,13 @@ def _commit(
     try:
         commit_group(fs, path, GroupOutput((record.base_offset,), tuple(segments), tuple(snapshots)))
     except OSError:
-        with contextlib.suppress(OSError, KeytailError):  # then the next run does it, or a broker
+        with contextlib.suppress(OSError, KeytailError):  # otherwise the next run or a broker does it
             recover(fs, path)
         raise
 
 
 def _copied(fs: FileSystem, source: str, target: str, base_offset: int, run_id: str) -> OutputSegment:
-    """Scratch copies of a committed segment's files in another replica's directory, durable, with its times."""
+    """Copy a committed segment's files to scratch files in another replica's directory, durable, with their mtimes."""
     like = _file_like(fs, target)
     files = []
     for suffix in (names.LOG, names.INDEX, names.TIME_INDEX):
@@ -178,7 +178,8 @@ def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
 
 
 def _move_checkpoints(fs: FileSystem, facts: PartitionFacts, end_offset: int) -> None:
-    """Up to the end all is durable, and on all replicas. A broker that ran meanwhile may have moved them further."""
+    """Move recovery point and high watermark up to `end_offset`: everything below it is durable, on all replicas. A
+    broker that ran meanwhile may have moved them further."""
     key = (facts.topic, facts.partition)
     for name in (names.RECOVERY_POINT_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT):
         path = os.path.join(facts.log_dir, name)
@@ -191,16 +192,16 @@ def _write_record(fs: FileSystem, path: str, record: ImportRecord) -> None:
 
 
 def _write_small(fs: FileSystem, path: str, name: str, data: bytes, like: FileStat) -> None:
-    """In the place of the old file, if there is one: durable, then renamed."""
+    """Write a file durably, then rename it over the old one, if any."""
     refuse_lost(fs, path)
     target = os.path.join(path, name)
     temporary = target + names.TEMPORARY
-    if fs.exists(temporary):  # of a run that was killed here
+    if fs.exists(temporary):  # left by a run that was killed here
         fs.unlink(temporary)
     fs.put_file(target, data, like, temporary)
     fs.fsync_dir(path)
 
 
 def _file_like(fs: FileSystem, path: str) -> FileStat:
-    """What new files take owner and mode from: as scratch files do, the partition directory."""
+    """Return the partition directory's stat, from which new files take owner and mode, as scratch files do."""
     return fs.stat(path)

@@ -1,4 +1,4 @@
-"""The flags of `import` alone; those that other verbs have too are in cli/options.py."""
+"""The flags of `import` alone; those shared with other commands are in cli/options.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Decides whether and how records may be put behind the end of a partition, without its leader.
+"""Decides whether and how records may be appended to a partition, without its leader.
 
-Pure but for `survey_replica`, which reads a few small files. IMPORT.md beside this file has the rules with their
-reasons and every state on disk; `install.py` does what is decided here.
+Pure, except for functions that take a file system and read small files. IMPORT.md beside this file has the rules with
+their reasons and every state on disk; `install.py` carries out the plan.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from keytail.log.partition import PartitionFacts, SegmentFacts, last_time_entry
 from keytail.log.stride import SegmentReader
 from keytail.rebuild_index.epochs import Epoch
 
-FIRST_LEADER_EPOCH = 0  # what KRaft gives a partition when it is made
+FIRST_LEADER_EPOCH = 0  # which KRaft gives a new partition
 _STRIDE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the topic's settings ask of records and segments."""
+    """The topic's settings that limit records and segments."""
 
     topic: str
     compacted: bool
@@ -44,7 +44,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """One replica of a partition. `has_first_batch`: where the record says, the log has the batch that it says."""
+    """One replica of a partition. `has_first_batch`: the log has the first batch of `record` at its base offset."""
 
     facts: PartitionFacts
     epochs: tuple[Epoch, ...]
@@ -62,11 +62,10 @@ ReplicaState = Literal["new", "committed", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What is to be done with one partition: its replicas, the first of which is written, each with its state.
+    """The plan for one partition: its replicas, the first of which tasks write, each with its state.
 
-    Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is that of an import of
-    the same id, where some replica has it already; then nothing is written, and the replicas that lack it get
-    copies.
+    Records get the offsets from `base_offset` on and the epoch `leader_epoch`. `record` is set if a replica already
+    has an import with the same id; then tasks write nothing, and the replicas that lack it get copies.
     """
 
     topic: str
@@ -88,7 +87,7 @@ class ImportPlan:
 
 
 def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
-    """Reads epochs, topic id and record. Raises CorruptLog for one of these that cannot be read."""
+    """Reads leader epochs, topic id and import record. Raises CorruptLog if one of them cannot be read."""
     path = os.path.join(facts.path, names.IMPORT_RECORD)
     record = None
     if fs.exists(path):
@@ -124,7 +123,7 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
 
 
 def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
-    """Why nothing may be added to this replica, each with what to do; empty if nothing forbids it."""
+    """Return the reasons why nothing may be appended to this replica, with remedies; empty if there are none."""
     reasons = list(facts.problems)
     if rules.remote_storage_enable:
         reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
@@ -149,9 +148,10 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
 def plan_import(
     replicas: Sequence[ReplicaFacts], import_id: str, *, append: bool, topic_id: str | None
 ) -> ImportPlan:
-    """Replicas of one partition, none of which `refusals` forbids. `topic_id` is what was given or is known of it.
+    """Plan the import into the `replicas` of one partition, for none of which `refusals` has a reason. `topic_id` is
+    the one given or known from the metadata log.
 
-    Refused where an import would lose or double something, or leave the replicas different for ever.
+    Raises Refused if an import would lose or duplicate records, or leave the replicas permanently different.
     """
     first = replicas[0].facts
     states = tuple(_state(replica, import_id) for replica in replicas)
@@ -204,7 +204,7 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
 
 
 def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
-    """The epoch that imported batches carry: the newest that any replica knows, else a partition's first."""
+    """Return the leader epoch of imported batches: the latest of any replica, else FIRST_LEADER_EPOCH."""
     for replica in replicas:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
@@ -217,10 +217,10 @@ def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
 
 
 def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> tuple[Epoch, ...]:
-    """The entries that a replica needs before it has batches of `leader_epoch` from `base_offset` on."""
+    """Return the epoch entries of a replica that is about to get batches of `leader_epoch` from `base_offset` on."""
     if epochs and epochs[-1][0] >= leader_epoch:
         return tuple(epochs)
-    # As a broker that assigns an epoch: an older one that would begin at the same offset has no records.
+    # As a broker does when it assigns an epoch: an older one that begins at the same offset has no records.
     return (*(entry for entry in epochs if entry[1] < base_offset), (leader_epoch, base_offset))
 
 
@@ -242,9 +242,9 @@ def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
 
 
 def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
-    """The producer snapshot as of the log end, which records without a producer do not change.
+    """Return the producer snapshot at the log end, which records without a producer do not change.
 
-    Without any snapshot a broker that stopped cleanly takes it that there are no producers; so does this.
+    Without any snapshot this assumes that there are no producers, as a broker does after a clean stop.
     """
     usable = [offset for offset in facts.snapshots if offset > facts.log_start_offset]
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))
@@ -266,10 +266,10 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
 
 
 def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Refused unless the indexes of the active segment are as a broker leaves them when it stops or rolls.
+    """Raise Refused unless the indexes of the active segment are as a broker leaves them when it stops or rolls.
 
-    Behind a roll nobody trims them any more: zeros at the end of a time index would have retention delete the
-    segment, a missing last entry would let it be deleted too early.
+    They are not trimmed after a roll: with zeros at the end of a time index, retention would delete the segment; with
+    the last entry missing, retention could delete it too early.
     """
     segment = facts.segments[-1]
     if segment.log_bytes == 0:

@@ -1,4 +1,4 @@
-"""Arrow batches of records as the columns that are encoded, and what is counted of them, in both ways of an import."""
+"""Converts Arrow batches of records to the columns that are encoded; shared by both strategies of an import."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from keytail.format.columns import BytesColumn, HeadersColumn
 from keytail.format.encode import RecordColumns
 
-# Of an Arrow batch that a task gets: runs of records, each with the partition that they are for.
+# Splits an Arrow batch that a task receives into runs of records, each with its target partition.
 Unpack = Callable[[Any], Iterator[tuple[int, RecordColumns]]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the source has for one partition, counted without writing anything."""
+    """The records that the source has for one partition, counted without writing anything."""
 
     partition: int
     records: int
@@ -27,7 +27,7 @@ class Load:
 
 
 def attempt_name() -> str:
-    """In a task of Spark: differs between any two attempts of any task."""
+    """Return a name that is unique to this attempt of this Spark task. Call it in a task only."""
     from pyspark import TaskContext  # noqa: PLC0415 (only where Spark runs)
 
     context = TaskContext.get()
@@ -36,7 +36,7 @@ def attempt_name() -> str:
 
 
 def columns_of(batch: Any) -> RecordColumns:
-    """Of an Arrow batch with key, value, perhaps timestamp (whole ms) and headers. Bytes are not copied."""
+    """Convert an Arrow batch with key, value, and optional timestamp (integer ms) and headers. Bytes are not copied."""
     names = batch.schema.names
     if "timestamp" in names:
         given = batch.column("timestamp")
@@ -48,7 +48,7 @@ def columns_of(batch: Any) -> RecordColumns:
 
 
 def bytes_column(array: Any) -> BytesColumn:
-    """Of an Arrow binary or string array, large or not."""
+    """Return an Arrow binary, string, large binary or large string array as a BytesColumn."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     wide = pyarrow.types.is_large_binary(array.type) or pyarrow.types.is_large_string(array.type)
@@ -56,7 +56,7 @@ def bytes_column(array: Any) -> BytesColumn:
 
 
 def _headers(array: Any) -> HeadersColumn | None:
-    """Of lists of structs of key and value; a null list is one of no headers, a null struct one of a null key."""
+    """Convert lists of structs of key and value. A null list has no headers; a null struct has a null key."""
     if array.null_count == len(array):
         return None
     offsets = array.offsets.to_numpy().astype(np.int64)

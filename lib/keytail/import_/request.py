@@ -1,4 +1,4 @@
-"""What `import` is asked to do."""
+"""The request for an `import`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from keytail.cli.configuration import Configuration
 from keytail.errors import UsageProblem
 from keytail.import_.source import Source
 
-# Larger than a producer's 16 KiB: what is loaded at once is read at once, and compresses better.
+# Larger than a producer's 16 KiB: bulk-loaded records are read in bulk, and larger batches compress better.
 BATCH_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `import` is told; defaults are the flags' own."""
+    """All parameters of `import`, with the defaults of its flags."""
 
     source: Source
     topic: str

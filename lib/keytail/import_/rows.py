@@ -1,7 +1,7 @@
-"""The way of an import through Spark's rows: any source that Spark reads, sorted by any columns.
+"""The strategy of an import through Spark's rows: any source that Spark reads, sorted by any columns.
 
-Spark reads, finds the partition of each record, shuffles and sorts; every record passes the JVM as a row. What
-Parquet alone can have without that: slices.py.
+Spark reads, finds the partition of each record, shuffles and sorts; every record passes through the JVM as a row.
+slices.py avoids that, for Parquet only.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from keytail.import_.records import Load, Unpack, bytes_column, columns_of
 from keytail.import_.source import Source, sort_columns
 from keytail.kernels.murmur2 import partition_of_keys
 
-# Spark asks at each row how many bytes the batch has, to keep it below maxBytesPerBatch. Where a column has lists, the
-# answer takes the longer the more rows there are: in batches of 10,000 that was 20 s a million rows.
+# Spark computes the size of the batch at each row, to keep it below maxBytesPerBatch. For columns with lists, the time
+# that takes grows with the number of rows: in batches of 10,000 it was 20 s per million rows.
 _BATCH_ROWS = "1000"
 
 
 @dataclass
 class Rows:
-    """A source as Spark's rows. `why` says what it is that only this way can do."""
+    """A source as Spark's rows. `why` is the reason why only this strategy can read it."""
 
     spark: Any
-    records: Any  # the columns of `records_of`, with the partition of each record
+    records: Any  # the DataFrame of `records_of`, with the partition of each record
     source: Source
     n_partitions: int
     why: str
 
     @classmethod
     def of(cls, spark: Any, records: Any, source: Source, n_partitions: int, why: str) -> Rows:
-        """`records` are those of `records_of`."""
+        """Create from `records`, the DataFrame that `records_of` returns."""
         return cls(spark, _with_partitions(records, n_partitions), source, n_partitions, why)
 
     @property
@@ -43,7 +43,7 @@ class Rows:
         return f"through Spark's rows, since {self.why}"
 
     def measure(self) -> list[Load]:
-        """Reads the whole source once; by partition, ascending."""
+        """Count the records of each partition, ascending. Reads the whole source once."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         rows = (
@@ -59,8 +59,8 @@ class Rows:
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
     def by_partition(self, passed: Collection[int], scratch: object = None) -> tuple[Any, Unpack]:
-        """A frame that has the records of each partition in its task, in order, and what takes them from its batches;
-        nothing of the partitions in `passed`. Spark keeps what it shuffles elsewhere than in `scratch`."""
+        """Return a frame with the records of each partition, sorted, in its task, and the function that unpacks its
+        batches. The partitions in `passed` are left out. `scratch` is unused: Spark stores its shuffle elsewhere."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         self.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", _BATCH_ROWS)
@@ -73,7 +73,7 @@ class Rows:
 
 
 def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
-    """The records of an Arrow batch, each run of them that has one partition."""
+    """Yield the records of an Arrow batch in runs of equal partition, each with its partition."""
     partitions = batch.column("partition").to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     for start, end in pairwise(starts):
@@ -82,14 +82,14 @@ def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
 
 
 def _with_partitions(records: Any, n_partitions: int) -> Any:
-    """The partition of every record: its own, else that of its key, else all partitions in turn."""
+    """Add the partition of each record: its own, else from its key, else all partitions in turn."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
     def partitions(keys: Any) -> Any:
         return _partitions_of(keys, n_partitions)
 
-    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # by which Spark knows its kind
+    partitions.__annotations__ = {"keys": pyarrow.Array, "return": pyarrow.Array}  # from which Spark infers the kind
     by_key = F.arrow_udf(partitions, "int")(F.col("key"))
     in_turn = F.pmod(F.col("turn"), F.lit(n_partitions)).cast("int")
     own = [F.col("partition")] if "partition" in records.columns else []

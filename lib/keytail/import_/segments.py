@@ -1,7 +1,7 @@
-"""Writes the records of one partition as new segments under scratch names: what a task of an import does.
+"""Writes the records of one partition as new segments with scratch names, in a task of an import.
 
-Records come as columns, in pieces of any size; batches, which are as full as they can be wherever a piece ends, go to
-a segment until it is full. No broker sees these files; giving them their names is the business of `install.py`.
+Records arrive as columns, in pieces of any size; batches are filled across the ends of pieces, and are appended to
+a segment until it is full. Brokers ignore these files; `install.py` gives them their final names.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import OutputSegment
 from keytail.log.writer import Limits, SegmentWriter
 
-# Encoded at once: enough for the last batch, which waits for more records, to be made twice without being felt.
+# Encoded at a time: so much that encoding the last batch, which waits for more records, twice costs little.
 CHUNK_BYTES = 8 << 20
-_RECORD_BYTES = 16  # what a record takes beside its key, value and headers, about
+_RECORD_BYTES = 16  # approximate size of a record beside its key, value and headers
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsTask:
-    """Everything that writing one partition needs. `leader_epoch` and the rest are those of every batch."""
+    """All parameters for writing one partition. `leader_epoch`, `codec` and `level` are those of every batch."""
 
     partition_path: str
     base_offset: int
@@ -45,7 +45,7 @@ class SegmentsTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Finished segments, ascending, durable. `first_crc` is the first batch's checksum."""
+    """Finished segments, ascending, durable. `first_crc` is the CRC of the first batch."""
 
     segments: tuple[OutputSegment, ...]
     end_offset: int
@@ -56,7 +56,7 @@ class Written:
 
 
 class SegmentsWriter:
-    """`append` columns in order, then `finish`, or `discard` whatever was made."""
+    """Call `append` with columns in order, then `finish`, or `discard` to remove all files."""
 
     def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
         self._fs, self._task, self._attempt = fs, task, attempt
@@ -67,13 +67,14 @@ class SegmentsWriter:
         self._pending: list[RecordColumns] = []
         self._pending_bytes = 0
         self._records = 0
-        self._next = task.base_offset  # of the first record that waits
+        self._next = task.base_offset  # offset of the first pending record
         self._first_crc: int | None = None
         self._largest_ms = -1
         self._log_bytes = 0
 
     def append(self, columns: RecordColumns) -> None:
-        """Records without a timestamp (-1) get the time of the import. Refused for rows that the topic refuses."""
+        """Add records. Those without a timestamp (-1) get the time of the import. Raises Refused for records that the
+        topic does not accept."""
         task = self._task
         if not len(columns):
             return
@@ -91,7 +92,7 @@ class SegmentsWriter:
             self._encode(is_last=False)
 
     def _encode(self, is_last: bool) -> None:
-        """Write what waits; unless it `is_last`, without the records of the last batch, which others may join."""
+        """Write pending records; unless `is_last`, keep those of the last batch, which later records may join."""
         task, columns = self._task, joined(self._pending)
         end, left = self._next + len(columns), 0
         chunks = encode_batches(
@@ -113,7 +114,7 @@ class SegmentsWriter:
                 self._put(data[: -int(table["size_bytes"][-1])], table[:-1])
         self._next = end - left
         kept = columns.rows(len(columns) - left, len(columns))
-        self._pending = [joined([kept])] if left else []  # a copy: the rest of the columns goes
+        self._pending = [joined([kept])] if left else []  # a copy, so that the other columns are released
         self._pending_bytes = kept.data_bytes + _RECORD_BYTES * left
 
     def _timed(self, columns: RecordColumns) -> RecordColumns:
@@ -149,13 +150,13 @@ class SegmentsWriter:
         return path
 
     def _close(self) -> None:
-        if self._current is not None:  # until all of its files are durable: `discard` must find it
+        if self._current is not None:  # kept until all of its files are durable, for `discard`
             self._finished.append(self._current.seal(self._task.now_ms, b""))
             self._made += self._current.made
             self._current = None
 
     def finish(self) -> Written | None:
-        """None where there were no records."""
+        """Write the pending records and close the last segment. Returns None if there were no records."""
         if self._pending:
             self._encode(is_last=True)
         self._close()
@@ -166,12 +167,12 @@ class SegmentsWriter:
         )
 
     def discard(self) -> None:
-        """Remove every file that was made, as far as the disk lets us: why that is done is what is to be told."""
+        """Remove every file that was created. Errors are ignored, so that the cause of the call is reported."""
         if self._current is not None:
             self._current.abandon()
             self._made += self._current.made
             self._current = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # the driver removes it, or the next run
+            with contextlib.suppress(OSError):  # otherwise the driver or the next run removes it
                 self._fs.unlink(path)
         self._made.clear()

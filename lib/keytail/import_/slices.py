@@ -1,8 +1,8 @@
-"""The way of an import past the JVM: Parquet that tasks read themselves, a slice of row groups each.
+"""The strategy of an import that bypasses the JVM: each task reads a slice of row groups of Parquet itself.
 
-Spark is asked which files the source has and what their columns are; the driver looks into their footers. A task reads
-its slice and packs what goes to one partition into cells (`cells.py`), which it puts into scratch files. Spark
-carries only where they lie; the task of a partition reads its own, in order.
+Spark lists the source's files and columns; the driver reads the files' footers. A task reads its slice, packs the
+records of each partition into cells (`cells.py`), and writes them to scratch files. Spark transfers only the cells'
+locations; the task of a partition reads its cells, in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keytail.import_.source import Source, chosen_columns
 from keytail.log.fs import LOCAL
 from keytail.run.tasks import explained
 
-# As Parquet's footers have it; a task takes a second or less for it.
+# Decoded size according to Parquet's footers; a task needs a second or less for a slice.
 SLICE_BYTES = 64 << 20
 LEAST_SLICE_BYTES = 4 << 20
 _FOOTERS_AT_ONCE = 8
@@ -33,8 +33,8 @@ _FOOTERS_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Column:
-    """A wanted column as a footer has it: of each leaf its path, its physical and its logical type, and Arrow's type
-    of the whole, a dictionary told by its values."""
+    """A required column as described by a footer: path, physical type and logical type of each leaf, and the Arrow type
+    of the column (for a dictionary, that of its values)."""
 
     leaves: tuple[tuple[str, str, str], ...]
     arrow: str
@@ -57,7 +57,7 @@ class SourceFile:
 
 @dataclass
 class Slices:
-    """A source as slices that tasks read without Spark. `columns` are its names of columns by their roles."""
+    """A source as slices that tasks read without Spark. `columns` maps roles to the source's column names."""
 
     spark: Any
     slices: Sequence[Slice]
@@ -66,7 +66,7 @@ class Slices:
     told: str = field(default="tasks read Parquet themselves", init=False)
 
     def measure(self) -> list[Load]:
-        """Reads keys and values of the whole source once; by partition, ascending."""
+        """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
         from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
         work = partial(cells.count_slice, columns=self.columns, n_partitions=self.n_partitions)
@@ -76,8 +76,8 @@ class Slices:
         return sorted((Load(**row.asDict()) for row in rows), key=lambda load: load.partition)
 
     def by_partition(self, passed: Collection[int], scratch: Scratch) -> tuple[Any, Unpack]:
-        """Reads the source once, into `scratch`. A frame of a task a partition, in which the other finds the records
-        of its partition, in order; nothing of the partitions in `passed`."""
+        """Read the source once, into `scratch`. Returns a frame with one task per partition, and the function by which
+        such a task reads its records, in order. The partitions in `passed` are left out."""
         store = partial(
             _store, slices=self.slices, columns=self.columns, n_partitions=self.n_partitions, passed=passed,
             scratch=scratch,
@@ -99,7 +99,7 @@ def _store(
     batches: Iterator[Any], *, slices: Sequence[Slice], columns: Mapping[str, str], n_partitions: int,
     passed: Collection[int], scratch: Scratch,
 ) -> Iterator[Any]:  # fmt: skip
-    """What a Spark task does that reads: batches of PLACES_SCHEMA."""
+    """The body of a Spark task that reads slices: store their cells and yield batches of PLACES_SCHEMA."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     def work(one: Slice) -> Iterator[Any]:
@@ -117,7 +117,7 @@ def _store(
 
 
 def _kinds() -> tuple[Any, ...]:
-    """Of PLACES_SCHEMA."""
+    """Return the Arrow types of PLACES_SCHEMA."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     small, large = pyarrow.int32(), pyarrow.int64()
@@ -130,7 +130,7 @@ def _load(batch: Any, *, found: Sequence[Sequence[cells.Cell]]) -> Iterator[tupl
 
 
 def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slices | str:
-    """The source as slices, or why it must go through Spark's rows. `frame` is what Spark opened."""
+    """Return the source as slices, or why it must go through Spark's rows. `frame` is the opened source."""
     types = dict(frame.dtypes)
     columns = chosen_columns(types, source.columns)
     uris = sorted(frame.inputFiles()) if source.format == "parquet" else []
@@ -140,7 +140,7 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
     try:
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as readers:
             files = list(readers.map(partial(_look_into, columns=columns), map(_local_path, uris)))
-    except Exception as problem:  # whatever it is, Spark has its own way to read it, or to say what is wrong
+    except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
         return f"its footers cannot be read otherwise ({type(problem).__name__}: {str(problem)[:200]})"
     why = rows_needed_by_types(files, {role: types[name] for role, name in columns.items()})
     if why is not None:
@@ -149,7 +149,7 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
 
 
 def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str]) -> str | None:
-    """What about the source, before any file is opened, only Spark's rows can do; None where nothing is."""
+    """Return why only Spark's rows can read the source, decided before any file is opened; None if slices can."""
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
@@ -170,7 +170,7 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
 
 
 def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) -> str | None:
-    """The same of the columns in the files. `types` are Spark's, by role."""
+    """Return why only Spark's rows can read the columns in the files, or None. `types` are Spark's, by role."""
     for file in files:
         for role, kind in types.items():
             column, first = file.columns.get(role), files[0].columns.get(role)
@@ -186,7 +186,7 @@ _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 
 
 def _is_known(role: str, kind: str, column: Column) -> bool:
-    """Whether Arrow gives of such a column what Spark does."""
+    """Whether Arrow reads the same values from such a column as Spark."""
     _, physical, logical = column.leaves[0]
     if role in ("key", "value"):
         return len(column.leaves) == 1 and _is_bytes(physical, logical) and column.arrow in _BYTES
@@ -206,7 +206,7 @@ def _is_bytes(physical: str, logical: str) -> bool:
 
 @as_caller()
 def _look_into(path: str, columns: Mapping[str, str]) -> SourceFile:
-    """Raises whatever reading a footer raises."""
+    """Read the footer of one file. Raises any error that pyarrow or the file system raises."""
     import pyarrow.parquet  # noqa: PLC0415 (only where Spark runs)
 
     status = os.stat(path)
@@ -246,7 +246,8 @@ def _local_path(uri: str) -> str:
 
 
 def cut(files: Sequence[SourceFile], tasks: int) -> tuple[Slice, ...]:
-    """Slices of about SLICE_BYTES, or smaller ones as long as there are fewer of them than `tasks`."""
+    """Cut files into slices of about SLICE_BYTES, or smaller ones, down to LEAST_SLICE_BYTES, if there would be fewer
+    slices than `tasks`."""
     total = sum(group.decoded_bytes for file in files for group in file.row_groups)
     enough = min(SLICE_BYTES, max(LEAST_SLICE_BYTES, -(-total // max(tasks, 1))))
     slices: list[Slice] = []

@@ -1,6 +1,6 @@
-"""The source of an import as a DataFrame of records: which column is what, of which type, and in which order.
+"""The source of an import as a DataFrame of records: roles, types and order of its columns.
 
-What is wrong with the source is said before anything of it is read: columns that are missing or of another type.
+Missing columns and columns of the wrong type are reported before any records are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
 @dataclass(frozen=True)
 class Columns:
-    """The source's names of the columns. Of the three last a default may be missing, a name that was given not."""
+    """The source's column names. None stands for the default name, which may be missing; a given name must exist."""
 
     key: str = "key"
     value: str = "value"
@@ -42,7 +42,7 @@ class Source:
 
 
 def delta_settings() -> dict[str, str]:
-    """What a session needs that reads Delta tables: the jars, which Spark fetches when it starts."""
+    """Return the settings of a session that reads Delta tables, with the jars that Spark fetches when it starts."""
     import delta.pip_utils  # noqa: PLC0415 (only where Spark runs)
     from pyspark.sql import SparkSession  # noqa: PLC0415 (only where Spark runs)
 
@@ -51,13 +51,13 @@ def delta_settings() -> dict[str, str]:
 
 
 def records_of(frame: Any, source: Source) -> Any:
-    """Of what `opened` gives: columns key, value (binary), timestamp (bigint, ms), headers (array of structs of
-    binaries) and partition (int), where the source has them; those of `sort_by` as `sort_0` and so on; number and turn
-    (bigint).
+    """Convert the frame that `opened` returns to records: columns key, value (binary), timestamp (bigint, ms), headers
+    (array of structs of binaries) and partition (int), where the source has them; those of `sort_by` as `sort_0`,
+    `sort_1`, ...; number and turn (bigint).
 
-    Number ascends in the order of the source, turn goes up by 1 from record to record of a file. Of Parquet both come
-    from the number of the file, in the order of names, and that of the row in it: however Spark reads it, they are the
-    same.
+    `number` ascends in the order of the source; `turn` increases by 1 from record to record of a file. For Parquet both
+    are derived from the number of the file, in the order of names, and the number of the row in it, so they do not
+    depend on how Spark reads it.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415, N812 (only where Spark runs)
 
@@ -85,7 +85,7 @@ def records_of(frame: Any, source: Source) -> Any:
 def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noqa: N803
     if len(uris) <= 1:
         return records.withColumn("file_number", F.lit(0).cast("bigint"))
-    # Spark lists files as file:///, and says file:/ in a row.
+    # Spark lists files as file:///, but returns file:/ in rows.
     records = records.withColumn("file", F.regexp_replace("file", "^file:/+", "file:/"))
     numbers = records.sparkSession.createDataFrame(
         [(re.sub("^file:/+", "file:/", uri), number) for number, uri in enumerate(uris)],
@@ -97,7 +97,7 @@ def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noq
 
 
 def chosen_columns(types: Mapping[str, str], columns: Columns) -> dict[str, str]:
-    """By role (key, value, timestamp, headers, partition) the source's name of the column, where it has one."""
+    """Map roles (key, value, timestamp, headers, partition) to the source's column names, for the columns it has."""
     chosen = {"key": columns.key, "value": columns.value}
     for role in ("key", "value"):
         _require(types, chosen[role], f"--{role}-column")
@@ -117,7 +117,7 @@ def sort_columns(source: Source) -> list[str]:
 
 
 def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partitions: int) -> str:
-    """A name for importing this source, as its files are now, into this topic: 32 hexadecimal digits."""
+    """Return an id for importing this source, with its current files, into this topic: 32 hexadecimal digits."""
     files = []
     configuration = spark._jsc.hadoopConfiguration()
     for name in sorted(frame.inputFiles()):
@@ -129,7 +129,7 @@ def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partition
 
 
 def opened(spark: Any, source: Source) -> Any:
-    """The source as Spark finds it: nothing of it is read but what tells its columns."""
+    """Open the source as a DataFrame, reading only its schema. Raises UsageProblem if that fails."""
     if source.format not in FORMATS:
         raise UsageProblem(f"--format {source.format} is not one of {', '.join(FORMATS)}")
     reader = spark.read.format(source.format)
@@ -196,7 +196,7 @@ def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N80
 def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     if types[name] not in _WHOLE:
         raise _wrong(name, types[name], "a whole number", "Leave it out, and keys decide as in Kafka's producer")
-    # Numbers beyond int would wrap to partitions that exist.
+    # A cast of numbers beyond int would wrap to existing partitions.
     beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
     return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))
 

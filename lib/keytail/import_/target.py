@@ -1,6 +1,6 @@
-"""Where an import goes: the topic's partitions in the log dirs, all their replicas, and the settings that hold.
+"""The target of an import: the topic's partitions in the log dirs, all their replicas, and the settings in effect.
 
-Reads listings, checkpoints, the metadata log. Refuses what would leave replicas different for ever.
+Reads listings, checkpoints and the metadata log. Refuses imports that would leave replicas permanently different.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 _LEVELS = {"gzip": "compression.gzip.level", "lz4": "compression.lz4.level", "zstd": "compression.zstd.level"}
 _DEFAULT_CODEC = "none"
-# What decides whether a broker would take the records, and how it would have written them.
+# These decide whether a broker would accept the records, and how it would write them.
 _SETTINGS = ("cleanup.policy", "remote.storage.enable", "max.message.bytes", "message.timestamp.type")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition: the directory of each replica with its log dir; none where it is still to be made."""
+    """One partition: the directory of each replica with its log dir; no `entries` if it is yet to be created."""
 
     number: int
     log_dirs: tuple[LogDirFacts, ...]
@@ -41,7 +41,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Target:
-    """The partitions of the topic that the log dirs hold or are to hold, of `n_partitions` that it has."""
+    """The partitions of the topic that are, or will be, in the log dirs; the topic has `n_partitions`."""
 
     request: Request
     values: dict[str, Any]
@@ -49,11 +49,11 @@ class Target:
     n_partitions: int
     partitions: tuple[Partition, ...]
     topic_id: str | None
-    known: Topic | None  # by the metadata log
-    brokers_of: dict[int, tuple[int | None, ...]]  # whose directories were given, by partition
+    known: Topic | None  # from the metadata log
+    brokers_of: dict[int, tuple[int | None, ...]]  # brokers whose directories were given, by partition
 
     def refuse(self, partition: Partition) -> None:
-        """Refused unless the directories of all replicas of the partition are there."""
+        """Raise Refused unless the directories of all replicas of the partition were given."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
             wanted = self.known.replicas.get(partition.number, ())
@@ -73,13 +73,13 @@ class Target:
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
-        """Name and level: what the flag says, else the topic's compression.type."""
+        """Return name and level of the codec: from the flag, else from the topic's compression.type."""
         of_topic = {"uncompressed": "none", "producer": _DEFAULT_CODEC}.get(
             str(self.values["compression.type"]), str(self.values["compression.type"])
         )
         codec = flag or of_topic
         level = self.values[_LEVELS[codec]] if codec in _LEVELS else None
-        # Kafka's own defaults stand for the codecs' defaults: at lz4 that is the fast compressor, not level 9.
+        # Kafka's default levels mean the codecs' defaults: for lz4 that is the fast compressor, not level 9.
         return codec, None if (codec, level) in (("gzip", -1), ("lz4", 9)) else level
 
     def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
@@ -89,7 +89,7 @@ class Target:
         return []
 
     def found_again(self, fs: FileSystem, partition: Partition) -> Partition:
-        """After it has been made."""
+        """Return the partition with its directory, after it has been created."""
         for facts in survey_log_dirs(fs, self.request.log_dirs):
             for entry in facts.partitions:
                 if (entry.topic, entry.partition) == (self.request.topic, partition.number):
@@ -99,7 +99,8 @@ class Target:
 
 
 def find_target(fs: FileSystem, request: Request) -> Target:
-    """UsageProblem for a topic that does not exist and is not to be made; Refused where settings are not known."""
+    """Find the target. Raises UsageProblem for a topic that neither exists nor is to be created; Refused for unknown
+    settings."""
     topic = request.topic
     _check_topic(request)
     by_broker = [survey_log_dirs(fs, dirs) for dirs in (request.log_dirs, *request.replica_log_dirs)]
@@ -138,7 +139,7 @@ def _check_topic(request: Request) -> None:
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
-    """What the metadata log says of the topic, if there is one. Refused where the topic's settings are not known."""
+    """Return the topic from the metadata log, if there is one. Raises Refused if the topic's settings are unknown."""
     topic, cluster, known = request.topic, configuration.cluster, None
     if cluster is not None and cluster.metadata is not None:
         known = cluster.metadata.topics.get(topic)
@@ -187,7 +188,7 @@ def _found(
 
 
 def _count(request: Request, known: Topic | None, found: dict[int, Any]) -> int:
-    """How many partitions the topic has, by which keys are divided."""
+    """Return the number of partitions of the topic, on which the partition of a key depends."""
     given = request.partition_count
     if known is not None:
         if given not in (None, len(known.replicas)):
@@ -229,7 +230,7 @@ def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
 
 
 def _emptiest(dirs: Sequence[LogDirFacts]) -> LogDirFacts:
-    """Where a broker puts a new partition: the log dir with the fewest."""
+    """Return the log dir with the fewest partitions, where a broker would create a new one."""
     return min(dirs, key=lambda facts: len(facts.partitions))
 
 

@@ -1,4 +1,4 @@
-"""Arrays and integers in, arrays and return codes out: compiled by Numba."""
+"""Kernels compiled by Numba: they take arrays and integers, and return arrays and codes."""
 
 import sys
 import warnings
@@ -7,9 +7,9 @@ import warnings
 def _import_numba() -> None:
     """Import Numba without its configuration file.
 
-    It looks for `.numba_config.yaml` in the current directory. That may be a log dir: its owner could have this process
-    write files, or work without its kernels. During the import Numba finds no YAML parser; afterwards the name of
-    its configuration file is empty, so that a reload reads none.
+    Numba reads `.numba_config.yaml` from the current directory. If that is a log dir, its owner could make this process
+    write files or run without its kernels. During the import Numba finds no YAML parser; afterwards the name of its
+    configuration file is empty, so a reload reads none.
     """
     if "numba" in sys.modules:
         return
@@ -17,7 +17,7 @@ def _import_numba() -> None:
     sys.modules["yaml"] = None  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that it has no parser
+            warnings.simplefilter("ignore")  # Numba warns that it has no parser
             import numba.core.config  # noqa: PLC0415 (with the above)
     finally:
         del sys.modules["yaml"]

@@ -1,4 +1,4 @@
-"""What a leader writes into the headers of batches that it takes: offsets, its epoch, and perhaps its time."""
+"""Writes the fields that a leader sets in batch headers: offsets, its leader epoch, and optionally the append time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
 _HEADER_BYTES = 61
-_LEAST_BYTES = 26  # of a batch of any format
+_LEAST_BYTES = 26  # the smallest batch of any format
 _LOG_APPEND_TIME = 0x08
 
 
 @njit(inline="always")
 def _put(a, i, value, n):
-    """The low `n` bytes of `value`, big-endian."""
+    """Write the low `n` bytes of `value`, big-endian, to `a[i:i + n]`."""
     for k in range(n):
         a[i + k] = np.uint8((value >> (8 * (n - 1 - k))) & 0xFF)
 
 
 @kernel
 def stamp(raw, n, offset, leader_epoch):
-    """Give the batches of magic 2 in `raw[:n]` consecutive offsets from `offset` on, and `leader_epoch`.
+    """Assign consecutive offsets, from `offset` on, and `leader_epoch` to the batches of magic 2 in `raw[:n]`.
 
-    What is no such batch may be stamped, too: who reads the batches next, and checks them, refuses it. The checksum
-    of magic 2 covers neither field.
+    Bytes that are not such a batch may be written to as well: the next reader checks the batches and refuses them. The
+    checksum of magic 2 covers neither field.
     """
     p = 0
     while n - p >= _HEADER_BYTES:
@@ -41,7 +41,7 @@ def stamp(raw, n, offset, leader_epoch):
 
 @kernel
 def count(raw, n):
-    """How many batches begin in `raw[:n]`, by their lengths alone."""
+    """Return how many batches begin in `raw[:n]`, by their lengths alone."""
     p = 0
     batches = 0
     while n - p >= _LEAST_BYTES:
@@ -55,9 +55,9 @@ def count(raw, n):
 
 @kernel
 def set_append_time(raw, table, now_ms):
-    """Make `now_ms` the time of all records of the batches of `table`, whose first begins at `raw[0]`; sign them anew.
+    """Give all records of the batches of `table`, the first at `raw[0]`, the time `now_ms`, and update the checksums.
 
-    Only of batches whose checksum was found right before.
+    Call this only for batches whose checksum has just been verified.
     """
     p = 0
     for i in range(len(table)):

@@ -1,7 +1,7 @@
-"""Replicas compared: records packed into rows of eight words, merged by offset, and what is missing explained by key.
+"""Compares replicas: packs records into rows of eight words, merges them by offset, and explains missing ones by key.
 
-`entries` is int64[n, WORDS]. Of each replica they come in the order of its log, one replica behind the other. A set of
-replicas is a bit mask. Which differences there may be, and why, is told in audit/AUDIT.md.
+`entries` is int64[n, WORDS]: the entries of each replica in log order, one replica after the other. A set of replicas
+is a bit mask. The possible differences and their reasons are described in audit/AUDIT.md.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from keytail.kernels.native import copy_bytes, xxh3_128
 from keytail.kernels.records import IN_RAW, put_varint, read_varint
 from keytail.kernels.transactions import ABORT, COMMIT, CONTROL, TRANSACTIONAL
 
-# Words of an entry. LOW and HIGH: the key's hash, of a record without a key that of its offset. CONTENT: hashes of the
+# Words of an entry. LOW and HIGH: hash of the key, or of the offset if the record has no key. CONTENT: hashes of the
 # value (upper half) and of the headers. EPOCHS: leader epoch (upper half) and sequence, both as 32 bits.
 OFFSET, LOW, HIGH, CONTENT, TIMESTAMP, PRODUCER, EPOCHS, WHAT, WORDS = range(9)
 
-# Bits of WHAT; the control type + 1 stands in bits 8 to 15, the producer epoch in 16 to 31.
+# Bits of WHAT; bits 8 to 15 contain the control type + 1, bits 16 to 31 the producer epoch.
 NULL, KEYLESS, IS_CONTROL, IS_TRANSACTIONAL, TIMELESS = 1, 2, 4, 8, 16
 
-# Words of a place: what lies at an offset, the upper 48 bits of LOW and the lower 16 of WHAT.
+# Words of a place (what is at an offset): the offset, and the upper 48 bits of LOW with the _PLACE_BITS of WHAT.
 PLACE_WORDS = 2
 _PLACE_BITS = 0xFF00 | IS_CONTROL
 
-# How what lies at one offset can differ, by places: numbers of counters.
+# Differences between the places of one offset, and their counters.
 OTHER_CONTROL, OTHER_CONTROL_TYPE, OTHER_KEY, PLACE_KINDS = range(4)
 
-# How two records of one offset and key can differ.
+# Differences between two records of one offset and key.
 (
     OTHER_VALUE,
     OTHER_HEADERS,
@@ -42,12 +42,12 @@ OTHER_CONTROL, OTHER_CONTROL_TYPE, OTHER_KEY, PLACE_KINDS = range(4)
 ) = range(9)
 COMMON = DIFFERENCES  # one more counter: records that at least two replicas have
 
-# Why a record is missing somewhere, the gravest last.
+# Reasons why a record is missing from a replica, the most serious last.
 SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, UNKNOWN, LOST, REASONS = range(8)
 
-# Columns of a transaction's events, of markers, and of what is wrong with transactions.
+# Columns of transaction events, kinds of findings on transactions, and columns of these findings.
 E_PRODUCER, E_OFFSET, E_KIND, E_REPLICA, EVENT_COLUMNS = range(5)
-DATA = 2  # a kind beside ABORT and COMMIT
+DATA = 2  # an event's kind, besides ABORT and COMMIT
 DECIDED_OTHERWISE, MARKER_LOST, MARKER_EARLY, TRANSACTION_KINDS = range(4)
 F_KIND, F_PRODUCER, F_FIRST, F_OFFSET, F_ABORTED, F_COMMITTED, F_REPLICAS, FOUND_COLUMNS = range(8)
 
@@ -56,7 +56,7 @@ _NOTHING = np.int64(2**63 - 1)
 
 @njit
 def _mixed(value):
-    """A hash of a number (SplitMix64's)."""
+    """Return a hash of a number (SplitMix64)."""
     x = np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -65,7 +65,7 @@ def _mixed(value):
 
 @njit
 def _normal_headers(target, source, p, end):
-    """Headers with varints in their shortest form and every null -1: how many bytes."""
+    """Write headers with minimal varints and -1 for every null; return the bytes written."""
     count, p = read_varint(source, p, end)
     q = put_varint(target, 0, count)
     for _ in range(2 * count):
@@ -81,7 +81,7 @@ def _normal_headers(target, source, p, end):
 
 @kernel
 def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratch, entries, filled):
-    """Append the records at or above `from_offset` to `entries`; how many are in it then.
+    """Append the records at or above `from_offset` to `entries`; return how many entries it then contains.
 
     `scratch` has room for the longest body. Headers are hashed as a cleaner would write them.
     """
@@ -115,7 +115,7 @@ def pack_records(raw, arena, where, records, n, table, from_offset, seed, scratc
             what |= IS_CONTROL | ((np.int64(batch.control_type) + 1) & 0xFF) << 8
         if attributes & TRANSACTIONAL:
             what |= IS_TRANSACTIONAL
-        if batch.magic < 2 and record.timestamp_ms == -1:  # in a batch by append time it will show that
+        if batch.magic < 2 and record.timestamp_ms == -1:  # a rebuilt batch with append time gives the record that time
             what |= TIMELESS
         what |= (np.int64(batch.producer_epoch) & 0xFFFF) << 16
         sequence = np.int64(-1)
@@ -140,7 +140,7 @@ def _shard_of(low, shards):
 
 @kernel
 def split(entries, n, shards, starts, out):
-    """The first `n` entries by shard of their key, in their order: shard s has `out[starts[s]:starts[s + 1]]`."""
+    """Group the first `n` entries by the shard of their key, in order: shard s has `out[starts[s]:starts[s + 1]]`."""
     for s in range(shards + 1):
         starts[s] = 0
     for i in range(n):
@@ -160,7 +160,7 @@ def split(entries, n, shards, starts, out):
 
 @kernel
 def split_places(entries, n, shards, starts, out):
-    """The places of the first `n` entries by shard of their offset, as `split` has entries by their key."""
+    """Group the places of the first `n` entries by the shard of their offset, as `split` groups entries by key."""
     for s in range(shards + 1):
         starts[s] = 0
     for i in range(n):
@@ -180,9 +180,10 @@ def split_places(entries, n, shards, starts, out):
 
 @kernel
 def merge_places(places, cursor, end, end_offset, counts, differing):
-    """Compare what lies at each offset below `end_offset`; how many rows of `differing` are in use, -1 as `merge`.
+    """Compare the places at each offset below `end_offset`; return how many rows of `differing` are in use.
 
-    `counts` are of the kinds of places. Each row of `differing`: kind, and the two places, as long as there is room.
+    Returns -1 if the offsets of a replica do not increase. `counts` has one counter per kind of difference. Each row of
+    `differing` contains the kind and the indexes of the two places; rows are written while there is room.
     """
     replicas = cursor.shape[0]
     used, last = 0, np.int64(-1)
@@ -223,7 +224,7 @@ def merge_places(places, cursor, end, end_offset, counts, differing):
 
 @njit
 def _seen(replica, offset, log_starts, gaps):
-    """Whether a record of the replica at this offset would have been seen."""
+    """Return whether a record of the replica at this offset would have been seen."""
     if offset < log_starts[replica]:
         return False
     seen = True
@@ -243,7 +244,7 @@ def _note(kind, a, b, counts, examples):
 
 @njit
 def _compare(entries, a, b, counts, examples):
-    """Count what differs between two entries of one offset and key."""
+    """Count the differences between two entries of one offset and key."""
     what_a, what_b = entries[a, WHAT], entries[b, WHAT]
     content = entries[a, CONTENT] ^ entries[b, CONTENT]
     if content >> 32 != 0 or (what_a ^ what_b) & NULL:
@@ -273,13 +274,12 @@ def _same_key(entries, a, b):
 
 @kernel
 def merge(entries, cursor, end, log_starts, end_offset, gaps, counts, examples, missing_at, missing_in, spans, in_span):
-    """Compare the replicas' entries below `end_offset`, offset by offset; how many records are missing somewhere.
+    """Compare the replicas' entries below `end_offset`, offset by offset; return how many records some replica lacks.
 
-    Replica r has `entries[cursor[r]:end[r]]`, in growing offsets. One of another key at the same offset is another
-    record. Missing records are noted as
-    the first entry that has them and the mask of replicas that should and do not. `counts` and `examples` (two entries
-    each, the first ones of a kind) are of the differences above; `in_span[k]` becomes 1 where two replicas have a
-    record within `spans[k]` (from, to).
+    Replica r has `entries[cursor[r]:end[r]]`, in ascending offsets. An entry of another key at the same offset is
+    another record. For a missing record, `missing_at` receives the first entry that has it, and `missing_in` the mask
+    of replicas that should have it and do not. `counts` and `examples` (two entries each, the first ones of a kind)
+    cover the differences above; `in_span[k]` becomes 1 if two replicas have a record within `spans[k]` (from, to).
     """
     replicas = cursor.shape[0]
     missing = np.int64(0)
@@ -317,7 +317,7 @@ def merge(entries, cursor, end, log_starts, end_offset, gaps, counts, examples, 
 
 @njit
 def _fate(markers, producer, offset):
-    """How the transaction that has this offset ended, by markers (producer, offset, kind) in order; -1: it has not."""
+    """Return how the transaction with this offset ended, by sorted markers (producer, offset, kind); -1: still open."""
     low, high = np.int64(0), np.int64(markers.shape[0])
     while low < high:
         middle = (low + high) // 2
@@ -332,7 +332,7 @@ def _fate(markers, producer, offset):
 
 @njit
 def _slot(slots, keys, low, high):
-    """Where the key is, or would be, in the table `slots` of numbers of `keys` + 1 (0: free)."""
+    """Return the slot of the key, or the free slot for it, in the table `slots` of numbers of `keys` + 1 (0: free)."""
     mask = slots.shape[0] - 1
     i = np.int64(_mixed(low)) & mask
     while slots[i] != 0 and (keys[slots[i] - 1, 0] != low or keys[slots[i] - 1, 1] != high):
@@ -342,8 +342,10 @@ def _slot(slots, keys, low, high):
 
 @kernel
 def index_keys(entries, missing_at, slots, keys):
-    """Number the keys of the missing records; how many there are. `slots` has a power of two of zeros, and more than
-    twice as many as there are missing records."""
+    """Number the keys of the missing records; return how many there are.
+
+    `slots` is zeroed, and its length is a power of two and more than twice the number of missing records.
+    """
     used = 0
     for m in range(missing_at.shape[0]):
         at = missing_at[m]
@@ -360,10 +362,11 @@ def index_keys(entries, missing_at, slots, keys):
 
 @kernel
 def note_keys(entries, begin, end, end_offset, markers, slots, keys, newest, oldest, tombstone):
-    """Of each numbered key what the replicas hold of it, data of committed transactions and of none.
+    """Note what the replicas hold of each numbered key, in committed transactions and outside of transactions.
 
-    `newest[key, replica]` is its last offset; `oldest[key]` its first one anywhere, `tombstone[key]` that of its last
-    tombstone below `end_offset`. All come as -1, `oldest` as the largest number.
+    `newest[key, replica]` is the last offset in that replica; `oldest[key]` is the first offset in any replica,
+    `tombstone[key]` that of the last tombstone below `end_offset`. The caller initialises all to -1, `oldest` to the
+    largest number.
     """
     for r in range(begin.shape[0]):
         for i in range(begin[r], end[r]):
@@ -387,10 +390,10 @@ def judge(
     entries, missing_at, missing_in, replicas, limit, keyless_limit, gaps, markers, slots, keys, newest, oldest,
     tombstone, verdicts, early,
 ):  # fmt: skip
-    """Why each missing record is missing: the gravest reason of all replicas that lack it.
+    """Determine why each missing record is missing: the most serious reason of all replicas that lack it.
 
-    What cleaning removes lies below `limit`, and where it has no key below `keyless_limit`. `early[m]`: it is a
-    tombstone that one replica has no more, and older records of its key are left in another.
+    Cleaning removes records below `limit`, and records without a key below `keyless_limit`. `early[m]` is 1 for a
+    tombstone that one replica has removed while another still has older records of its key.
     """
     for m in range(missing_at.shape[0]):
         at = missing_at[m]
@@ -445,12 +448,12 @@ def _found(found, n, kind, producer, first, offset, aborted, committed, replicas
 
 @kernel
 def settle(events, replicas, log_starts, end_offset, gaps, counts, found, markers):
-    """Follow the transactions of all replicas side by side; (rows of `found`, rows of `markers`) in use.
+    """Follow the transactions of all replicas together; return (rows of `found`, rows of `markers`) in use.
 
-    `events` are sorted by producer, offset and kind. `markers` gets those that any replica has: producer, offset, kind
-    (ABORT where they disagree). Counted, and noted as long as `found` has room: transactions that ended otherwise,
-    replicas that have data without the marker that the others have, and markers that one has dropped while another
-    still has data.
+    `events` are sorted by producer, offset and kind. `markers` receives the markers that any replica has: producer,
+    offset, kind (ABORT if they disagree). Counted, and noted while `found` has room, are transactions that ended
+    differently, and replicas that have data without the marker that the others have. Markers that one replica has
+    dropped while another still has data are only counted.
     """
     n_found = n_markers = np.int64(0)
     i, n = 0, events.shape[0]

@@ -1,7 +1,7 @@
-"""Reads batch headers out of raw bytes into a table, one row a batch, each checked before it is believed.
+"""Reads batch headers from raw bytes into a table, one row per batch, and checks each before it is used.
 
-The layout is that of `format/BATCH.md`. Kernels return codes and positions; `log/stride.py` turns them
-into errors that name the file.
+The layout is that of `format/BATCH.md`. Kernels return codes and positions; `log/stride.py` turns them into errors that
+name the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
 # Codes in `out[CODE]` of `index_batches`.
-OK = 0  # nothing but whole batches, or a rest too short for one
+OK = 0  # only whole batches, perhaps followed by an incomplete one
 TABLE_FULL = 1
 SIZE_TOO_SMALL = 2
 INVALID_MAGIC = 3
@@ -28,7 +28,7 @@ ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
 _HEADER_BYTES = 61
 _MIN_SIZE = 14
-_MAX_OFFSET = 2**63 - 1  # never a record's: the offset behind it could not be written down
+_MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
 
 
 @njit(inline="always")
@@ -55,7 +55,7 @@ def be64(a, i):
 
 @njit(inline="always")
 def _skip_varint(a, p, end, longest):
-    """Position after a varint of at most `longest` bytes, or -1."""
+    """Return the position after a varint of at most `longest` bytes, or -1."""
     for _ in range(longest):
         if p >= end:
             return -1
@@ -67,7 +67,7 @@ def _skip_varint(a, p, end, longest):
 
 @njit(inline="always")
 def _small_varint(a, p, end):
-    """Value of a one-byte zig-zag varint, or -2: control keys and values are never longer than 63 bytes."""
+    """Return a one-byte zig-zag varint, or -2: control keys and values are never longer than 63 bytes."""
     if p >= end or a[p] >= 0x80:
         return -2
     b = np.int64(a[p])
@@ -76,7 +76,7 @@ def _small_varint(a, p, end):
 
 @njit(inline="always")
 def _read_control(a, p, end, row):
-    """Type and coordinator epoch of the first record of an uncompressed control batch (BATCH.md, "Control")."""
+    """Read type and coordinator epoch of an uncompressed control batch from its first record (BATCH.md, "Control")."""
     p = _skip_varint(a, p, end, 5)
     if p < 0:
         return
@@ -98,11 +98,11 @@ def _read_control(a, p, end, row):
 
 @kernel
 def index_batches(raw, n, position, previous_last_offset, table, out):
-    """Fill `table` (BATCH_TABLE rows) with the whole batches of `raw[:n]`, whose first byte lies at `position`.
+    """Fill `table` (BATCH_TABLE rows) with the whole batches of `raw[:n]`; `position` is that of its first byte.
 
-    `out` is int64[4]: rows written, bytes consumed, a code, and the bytes a batch needs that did not fit
-    whole. Magic 2 has its CRC checked; magic 0 and 1 get a row with offset, size, timestamp and magic only.
-    Offsets must grow from `previous_last_offset` on.
+    `out` is int64[4]: rows written, bytes consumed, a code, and the size of a batch that did not fit whole. The CRC of
+    magic 2 is checked; the rows of magic 0 and 1 contain only offset, size, magic, CRC, attributes and timestamp.
+    Offsets must increase, from above `previous_last_offset` on.
     """
     rows = 0
     p = 0

@@ -1,7 +1,7 @@
-"""BLAKE2b with a 16-byte digest (RFC 7693, no key): the hash of the proof, unrelated to the offset map's.
+"""BLAKE2b with a 16-byte digest (RFC 7693, no key): the hash of the proof, unrelated to that of the offset map.
 
-Eight inputs of up to 128 bytes (one block each) are compressed side by side in 512-bit vectors; longer inputs go one
-at a time. Equal to `hashlib.blake2b(data, digest_size=16)`; reads exactly the bytes it is given.
+Eight inputs of up to 128 bytes (one block each) are compressed side by side in 512-bit vectors; longer inputs are
+compressed one at a time. Equal to `hashlib.blake2b(data, digest_size=16)`; reads exactly the bytes it is given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIGMA = (
     (6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5),
     (10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0),
 )
-# Which four of the 16 state words each of the eight mixings of a round takes: columns, then diagonals.
+# The four of the 16 state words that each of the eight mixings of a round uses: columns, then diagonals.
 _MIXINGS = (
     (0, 4, 8, 12),
     (1, 5, 9, 13),
@@ -68,7 +68,7 @@ def _splat(value: int) -> ir.Constant:
 
 
 def _mix(builder, rotate_right, v, at, x, y) -> None:
-    """RFC 7693's function G on four vectors of the state `v`."""
+    """Apply RFC 7693's function G to four vectors of the state `v`."""
     a, b, c, d = at
     for word, first, second in ((x, 32, 24), (y, 16, 63)):
         v[a] = builder.add(builder.add(v[a], v[b]), word)
@@ -80,7 +80,7 @@ def _mix(builder, rotate_right, v, at, x, y) -> None:
 
 
 def _compress_lanes_of(typingctx, message_words, words, lengths, digests):
-    """What makes a compression of blocks of which all but the first `message_words` words are zero."""
+    """Return signature and code generator for blocks whose words from `message_words` on are zero."""
     for array in (words, lengths, digests):
         if not (isinstance(array, types.Array) and array.dtype == types.uint64 and array.layout == "C"):
             raise TypingError(f"a contiguous uint64 array is needed, not {array}")
@@ -94,7 +94,7 @@ def _compress_lanes_of(typingctx, message_words, words, lengths, digests):
         rotate_type = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         rotate_right = cgutils.get_or_insert_function(builder.module, rotate_type, f"llvm.fshr.v{LANES}i64")
         message = [builder.load(pointer(0, i), align=8) for i in range(message_words)]
-        message += [_splat(0)] * (_BLOCK_WORDS - message_words)  # LLVM leaves out what adds nothing
+        message += [_splat(0)] * (_BLOCK_WORDS - message_words)  # LLVM removes the additions of zero
         start = [_FIRST_WORD, *_IV[1:]]
         v = [_splat(word) for word in (*start, *_IV)]
         v[12] = builder.xor(v[12], builder.load(pointer(1, 0), align=8))
@@ -113,19 +113,19 @@ def _compress_lanes_of(typingctx, message_words, words, lengths, digests):
 
 @intrinsic
 def _compress_lanes(typingctx, words, lengths, digests):
-    """One final block for each of 8 lanes: `words[16, 8]` and `lengths[8]` in, `digests[2, 8]` out, all uint64."""
+    """Compress one final block in each of 8 lanes: `words[16, 8]` and `lengths[8]` into `digests[2, 8]`, all uint64."""
     return _compress_lanes_of(typingctx, _BLOCK_WORDS, words, lengths, digests)
 
 
 @intrinsic
 def _compress_short_lanes(typingctx, words, lengths, digests):
-    """As `_compress_lanes`, for inputs of at most `_SHORT_WORDS` words: most keys are."""
+    """Do the same as `_compress_lanes` for inputs of at most `_SHORT_WORDS` words, which most keys are."""
     return _compress_lanes_of(typingctx, _SHORT_WORDS, words, lengths, digests)
 
 
 @register_jitable
 def _load_64(data, at):
-    """Eight bytes, little-endian; LLVM makes one load of it."""
+    """Return eight bytes as a little-endian number; LLVM makes this one load."""
     return (
         np.uint64(data[at])
         | np.uint64(data[at + 1]) << np.uint64(8)
@@ -150,7 +150,7 @@ def _load_32(data, at):
 
 @register_jitable
 def _load_short(data, at, n):
-    """The `n` < 8 bytes from `at` as a little-endian number, in few reads (which may overlap)."""
+    """Return the `n` < 8 bytes from `at` as a little-endian number, in few reads (which may overlap)."""
     if n >= 4:
         return _load_32(data, at) | _load_32(data, at + n - 4) << np.uint64(8 * (n - 4))
     if n == 0:
@@ -175,7 +175,7 @@ def _rotate_right(x, n):
 
 @register_jitable
 def _compress(h, message, counted, last):
-    """RFC 7693's function F for one input: `h[8]` is changed by the block `message[16]`."""
+    """Apply RFC 7693's function F to one input: update `h[8]` with the block `message[16]`."""
     v = np.empty(16, dtype=np.uint64)
     for i in range(8):
         v[i] = h[i]
@@ -200,7 +200,7 @@ def _compress(h, message, counted, last):
 
 @kernel(allocates=True)
 def blake2b_128(data, start, n):
-    """Digest of `data[start:start + n]` (uint8) as two little-endian uint64 words, for inputs of any length."""
+    """Return the digest of `data[start:start + n]` (uint8), of any length, as two little-endian uint64 words."""
     h = _IV_WORDS.copy()
     h[0] = np.uint64(_FIRST_WORD)
     message = np.zeros(_BLOCK_WORDS, dtype=np.uint64)
@@ -223,11 +223,11 @@ def blake2b_128(data, start, n):
 
 @kernel(allocates=True)
 def blake2b_128_many(data, starts, lengths, n, low, high):
-    """Digests of the inputs `data[starts[i]:starts[i] + lengths[i]]`, `i` < `n`, into `low` and `high` (uint64)."""
+    """Write the digests of the `n` inputs `data[starts[i]:starts[i] + lengths[i]]` to `low` and `high` (uint64)."""
     words = np.zeros((_BLOCK_WORDS, LANES), dtype=np.uint64)
     counted = np.zeros(LANES, dtype=np.uint64)
     digests = np.empty((2, LANES), dtype=np.uint64)
-    used = 0  # rows of `words` that may hold something else than zeros
+    used = 0  # rows of `words` that may be non-zero
     for first in range(0, n, LANES):
         for row in range(used):
             for lane in range(LANES):

@@ -1,7 +1,7 @@
-"""Spans of many records as contiguous columns: bytes, and where each value begins.
+"""Gathers spans of many records into contiguous columns: bytes, and where each value begins.
 
-The buffers are laid out as Arrow's large binaries and lists are, so that a caller hands them on without a copy.
-Spans were checked when the records were walked (`records.py`).
+The buffers have the layout of Arrow's large binaries and lists, so a caller can pass them on without a copy. The spans
+were checked when the records were walked (`records.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def _copy(target, at, source, start, size):
 
 @kernel
 def gather(raw, arena, in_arena, starts, sizes, offsets, data):
-    """Copy spans one behind the other into `data` (uint8), which has room for all of them.
+    """Copy spans one after the other into `data` (uint8), which has room for all of them.
 
-    `in_arena` (bool) says which of the two arrays a span lies in; a size below 0 is a null. `offsets` (int64,
-    one more than spans) receives where each begins in `data`.
+    `in_arena` (bool) selects the array that contains a span; a size below 0 is a null. `offsets` (int64, one more than
+    spans) receives where each begins in `data`.
     """
     at = np.int64(0)
     for i in range(len(starts)):
@@ -62,10 +62,10 @@ def _header_spans(a, p, end, which, at, in_arena, key_starts, key_sizes, value_s
 def header_spans(
     raw, arena, in_arena, starts, ends, offsets, of_arena, key_starts, key_sizes, value_starts, value_sizes
 ):
-    """Spans of all headers of the blocks `starts` .. `ends`; how many there are.
+    """Write the spans of all headers of the blocks `starts` .. `ends`; return how many there are.
 
-    `offsets` (int64, one more than blocks) receives the number of each block's first header. The last five are
-    filled as far as they reach (of no elements: a call that only counts).
+    `offsets` (int64, one more than blocks) receives the number of each block's first header. The last five arrays are
+    filled as far as they reach (empty ones: only count).
     """
     at = np.int64(0)
     for i in range(len(starts)):

@@ -1,6 +1,6 @@
-"""Reads batch headers as a fetch does, sound or not: whatever has a size gets a row, and whether it is valid.
+"""Reads batch headers as a fetch does, valid or not: every batch that has a size gets a row and a validity flag.
 
-Unlike `batches.py`, whose rows are to be believed: here a wrong checksum, count or order is something to show.
+Unlike in `batches.py`, whose rows are reliable, a wrong checksum, count or order is shown here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _UP_TO_MAGIC = 17
 
 @kernel(allocates=True)
 def index_any(raw, n, position, table, valid, out):
-    """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`; it begins at byte `position`.
+    """Fill `table` (BATCH_TABLE rows) and `valid` (bool) with the batches of `raw[:n]`, which is at byte `position`.
 
-    `valid`: large enough for its header, and the checksum is that of its bytes. A header that is not all there
-    is read as far as it goes, the rest as zeros. `out` is int64[4]: rows, bytes consumed, a code, and the size of
-    a batch that did not fit whole. Ends as a reader of segment files does: at 17 bytes or fewer.
+    `valid`: the batch is large enough for its header, and its checksum is correct. The missing bytes of an incomplete
+    header are read as zeros. `out` is int64[4]: rows, bytes consumed, a code, and the size of a batch that did not fit
+    whole. Ends at 17 bytes or fewer, as a reader of segment files does.
     """
     rows = 0
     p = np.int64(0)
@@ -94,10 +94,10 @@ FOUND, GO_ON, NO_BATCH = 0, 1, 2
 
 @kernel
 def find_batch(raw, n, p, target, out):
-    """The first batch from `raw[p]` on whose last offset is `target` or more; `raw[:n]` holds whole headers.
+    """Find the first batch from `raw[p]` on whose last offset is `target` or more; `raw[:n]` contains whole headers.
 
-    `out` is int64[4]: FOUND, or GO_ON where the bytes end, or NO_BATCH at an impossible size; the position it
-    speaks of; and of a batch found its size and last offset.
+    `out` is int64[4]: FOUND, GO_ON where the bytes end, or NO_BATCH at an impossible size; the position of that; and
+    the size and last offset of a batch found.
     """
     out[0] = GO_ON
     while n - p > _UP_TO_MAGIC:

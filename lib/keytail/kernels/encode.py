@@ -1,11 +1,11 @@
-"""Cuts columns of records into batches of version 2 and writes them.
+"""Splits columns of records into batches of version 2 and writes them.
 
-Three steps on the same columns: `check_records` refuses what no batch can hold, so that `write_blocks` need not
-look; `put_headers` puts the 61 bytes in front of each block, which may have been compressed in between. The
-layout is that of `format/BATCH.md`, where a batch ends that of its section 6.
+Three steps on the same columns: `check_records` refuses records that no batch can hold, so `write_blocks` makes no
+checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed in between. The layout
+is that of `format/BATCH.md`; its section 6 defines where a batch ends.
 
-A byte column is a tuple (data uint8, offsets int64, valid bool), headers are (offsets int64, keys, values), with no
-offsets at all where no record has headers.
+A byte column is a tuple (data uint8, offsets int64, valid bool), headers are (offsets int64, keys, values), with empty
+offsets if no record has headers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NEGATIVE_TIMESTAMP = 7
 RECORD_TOO_LARGE = 8
 
 
-# Straight lines on purpose, in arrays: with an `and` in the first of them a check of a record took 46 ns instead of 4.
-# Numba seems to count references to the arrays of a helper that branches at every call.
+# The helpers avoid branches: with an `and` in the first of them, checking a record took 46 ns instead of 4. Numba seems
+# to count references to the array arguments of a helper that branches, at every call.
 
 
 @njit(inline="always")
@@ -41,13 +41,13 @@ def _span_fits(data, offsets, i):
 
 @njit(inline="always")
 def _size(offsets, valid, i):
-    """Bytes of a value, -1 for null."""
+    """Return the bytes of a value, -1 for null."""
     return (offsets[i + 1] - offsets[i] + 1) * np.int64(valid[i]) - 1
 
 
 @njit(inline="always")
 def _field_bytes(size):
-    """Bytes of a value of this size (-1: null) with the size in front of it."""
+    """Return the bytes of a value of this size (-1: null) including the size in front of it."""
     return varint_bytes(size) + max(size, np.int64(0))
 
 
@@ -94,9 +94,9 @@ def _check_headers(offsets, key_data, key_offsets, key_valid, value_data, value_
 
 @kernel
 def check_records(timestamps, keys, values, headers, most_bytes):
-    """(code, row it speaks of, bytes of the largest batch that holds one record alone).
+    """Return (code, row that it refers to, bytes of the largest batch that holds one record alone).
 
-    No record may need a batch of more than `most_bytes`. Also of a null the offsets must fit.
+    No record may need a batch of more than `most_bytes`. The offsets of a null must fit, too.
     """
     key_data, key_offsets, key_valid = keys
     value_data, value_offsets, value_valid = values
@@ -132,12 +132,12 @@ def check_records(timestamps, keys, values, headers, most_bytes):
 def write_blocks(
     timestamps, keys, values, headers, record_from, base_offset, batch_bytes, batch_records, stop_bytes, target, table
 ):
-    """Write the record blocks of checked records `record_from` .. into `target`; (next record, bytes, rows).
+    """Write the blocks of the checked records from `record_from` on into `target`; return (next record, bytes, rows).
 
-    61 bytes are left free in front of each block. No batch begins at or behind `stop_bytes`, nor without a row in
-    `table` (BATCH_TABLE): there a row a batch gets position in `target`, size, offsets, times and count, the rest is
-    left. `target` has room for `stop_bytes` and a batch, which has at most `batch_bytes` or one record. `base_offset`
-    is that of record 0.
+    61 bytes are left free in front of each block. No batch begins at or after `stop_bytes`, or without a row in `table`
+    (BATCH_TABLE): each batch's row receives position in `target`, size, offsets, timestamps and count; the other fields
+    are unchanged. `target` has room for `stop_bytes` and a batch, which has at most `batch_bytes` or one record.
+    `base_offset` is that of record 0.
     """
     key_data, key_offsets, key_valid = keys
     value_data, value_offsets, value_valid = values
@@ -198,7 +198,7 @@ def write_blocks(
 
 @kernel
 def put_headers(target, table):
-    """Write the header of each row at its position in `target`, whose block is there, and the row's CRC."""
+    """Write the header of each row at its position in `target`, in front of its block, and set the row's CRC."""
     for k in range(len(table)):
         row = table[k]
         row.crc = put_header(

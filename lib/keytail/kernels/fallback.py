@@ -1,9 +1,8 @@
-"""CRC-32C and a 128-bit key hash written for Numba alone, for where a wheel lacks its C function.
+"""CRC-32C and a 128-bit key hash in Numba alone, used if a wheel lacks its C function.
 
-The hash, named `keytail-fallback-128`, is MurmurHash3_x64_128 (public domain, Austin Appleby) whose two state
-words both start as the whole 64-bit seed; for seeds below 2**32 it equals the original. Both functions are
-compiled into each kernel that calls them, read exactly the bytes given, and have a dull twin in
-`tests/reference/hashing.py`.
+The hash, named `keytail-fallback-128`, is MurmurHash3_x64_128 (public domain, Austin Appleby) with both state words
+initialised to the whole 64-bit seed; for seeds below 2**32 it equals the original. Both functions are compiled into
+each kernel that calls them, read exactly the bytes given, and have a reference model in `tests/reference/hashing.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _CASTAGNOLI_REFLECTED = 0x82F63B78
 
 
 def _crc_tables() -> np.ndarray:
-    """`tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
+    """Return `tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         shifted = table >> np.uint32(1)
@@ -34,7 +33,7 @@ _LOW_BYTE = np.uint32(0xFF)
 
 @register_jitable
 def crc32c(array, start, n):
-    """CRC-32C of `array[start:start + n]`, eight bytes a step through eight tables ("slicing by 8")."""
+    """Return the CRC-32C of `array[start:start + n]`, eight bytes per step through eight tables ("slicing by 8")."""
     crc = np.uint32(0xFFFFFFFF)
     position = start
     end = start + n
@@ -82,7 +81,7 @@ def _final_mix(x):
 
 @register_jitable
 def _little_endian(array, start, n):
-    """The `n` <= 8 bytes from `start` as one number."""
+    """Return the `n` <= 8 bytes from `start` as one number."""
     value = np.uint64(0)
     for i in range(n):
         value |= np.uint64(array[start + i]) << np.uint64(8 * i)
@@ -91,7 +90,7 @@ def _little_endian(array, start, n):
 
 @register_jitable
 def hash_128(array, start, n, seed):
-    """`keytail-fallback-128` of `array[start:start + n]`, as (low, high) uint64 words."""
+    """Return `keytail-fallback-128` of `array[start:start + n]`, as (low, high) uint64 words."""
     h1 = np.uint64(seed)
     h2 = np.uint64(seed)
     position = start
@@ -120,7 +119,7 @@ def hash_128(array, start, n, seed):
 
 
 def hash_128_python(data: bytes, seed: int) -> tuple[int, int]:
-    """The same from Python, for callers outside kernels (slow: NumPy scalars)."""
+    """Return `hash_128` of `data`, for callers outside kernels (slow: NumPy scalars)."""
     with np.errstate(over="ignore"):
         low, high = hash_128(np.frombuffer(data, dtype=np.uint8), 0, len(data), np.uint64(seed))
     return int(low), int(high)

@@ -1,9 +1,9 @@
-"""Runs of keys on their way to shards, and the tables that shards make of them.
+"""Splits runs of keys by shard, and merges them into the tables of the shards.
 
-A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; where records are counted, a
-fourth one says how many each item stands for. A shard is a range of the
-low word's upper half. Keys that leave one table in its order must come to the next in another: in their own they would
-fill its first slots alone as long as it is small, and every search there would pass all of them.
+A key run is three arrays of one length: the two words of the keys' hashes, and ordinals; if records are counted, a
+fourth one contains how many records each item represents. A shard is a range of the low word's upper half. Keys that
+leave one table in its order must be put into the next in another order: in the same order they would fill only its
+first slots as long as it is small, and every search there would pass all of them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _shard_of(low, shards):
 
 @kernel
 def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes, keyless):
-    """`puts[i]` or `probes[i]`: the ordinal of record i, the other one -1; both for a record without a key.
+    """Set `puts[i]` or `probes[i]` to the ordinal of record i and the other one to -1; both to -1 without a key.
 
-    A record is put where its row is (`is_put[row]`) and it lies at or above `from_offset`. `keyless` is int64[4]:
-    how many of those to be put have no key, and the first such offset; the same of those to be probed.
+    A record is put if its row is (`is_put[row]`) and it is at or above `from_offset`. `keyless` is int64[4]: how many
+    of those to be put have no key, and the first such offset; the same for those to be probed.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -71,7 +71,10 @@ def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes,
 
 @kernel
 def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
-    """Append items `start` .. `n` with an ordinal of 0 or more to the run, which has `filled`; (next item, filled)."""
+    """Append items `start` .. `n` with ordinals of 0 or more to the run, after its first `filled`.
+
+    Returns (next item, filled).
+    """
     room = to_low.shape[0]
     i = start
     while i < n:
@@ -88,9 +91,9 @@ def gather(low, high, ordinals, n, start, to_low, to_high, to_ordinals, filled):
 
 @kernel
 def drain(slots, counts, start, to_low, to_high, to_ordinals, to_times, filled):
-    """Append the used slots of an offset map from slot `start` on, and free them; (next slot, filled).
+    """Append the used slots of an offset map from slot `start` on to a run, and free them; return (next slot, filled).
 
-    Where the map has `counts`, they go to `to_times`.
+    If the map has `counts`, they are moved to `to_times`.
     """
     room = to_low.shape[0]
     counting = counts.shape[0] != 0
@@ -113,9 +116,9 @@ def drain(slots, counts, start, to_low, to_high, to_ordinals, to_times, filled):
 
 @kernel
 def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ordinals, to_times):
-    """The run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`.
+    """Group the run's first `n` items by shard, in their order: shard s is `starts[s]` .. `starts[s + 1]`.
 
-    `times` may be none at all.
+    `times` may be empty.
     """
     counting = times.shape[0] != 0
     starts[:] = 0
@@ -139,7 +142,7 @@ def split(low, high, ordinals, times, n, shards, starts, to_low, to_high, to_ord
 
 @kernel
 def split_entries(entries, shards, starts, out):
-    """The used slots of a proof's table by shard, as `split` has keys; `out` has room for all of them."""
+    """Group the used slots of a proof's table by shard, as `split` groups keys; `out` has room for all of them."""
     starts[:] = 0
     for i in range(0, entries.shape[0], SLOT_WORDS):
         if entries[i + 2] != 0:
@@ -176,13 +179,13 @@ def copy_bits(source, n, start, bits):
 
 @register_jitable
 def _place(low, capacity):
-    """By bits that say neither which shard an entry has nor where it lay in the table that it comes from."""
+    """Return a slot by bits that determine neither the entry's shard nor its slot in the table that it comes from."""
     return np.int64((low & np.uint64(0xFFFFFFFF)) * np.uint64(capacity) >> np.uint64(32))
 
 
 @kernel
 def rehash_entries(old, new):
-    """Move every entry of one shard's table into an empty one."""
+    """Move every entry of one shard's table into an empty table."""
     capacity = new.shape[0] // SLOT_WORDS
     for i in range(0, old.shape[0], SLOT_WORDS):
         if old[i + 2] != 0:
@@ -197,11 +200,11 @@ def rehash_entries(old, new):
 
 @kernel
 def merge_entries(slots, used, limit, entries, start):
-    """Merge entries of the proof's table, from number `start` on, into the table of a shard; (done, slots used).
+    """Merge entries of the proof's table, from number `start` on, into the table of a shard; return (done, slots used).
 
-    An entry is the newest record of its key in one part of the log, what became of it, and whether the part keeps
-    an older one. In any order of the parts the table ends with the same of the whole log; a record that is PRESENT
-    may come once more, settled. Stops in front of a new key once `used` has reached `limit`.
+    An entry is the latest record of its key in one part of the log, its fate, and whether the part keeps an older one.
+    The parts may come in any order: in the end the table contains the same for the whole log. A record that is PRESENT
+    may come once more, settled. Stops before a new key once `used` has reached `limit`.
     """
     clear = ~np.uint64(_FLAGS)
     fates = np.uint64(3)
@@ -247,9 +250,9 @@ def merge_entries(slots, used, limit, entries, start):
 
 @kernel
 def note_first_data(data, cursor, markers, log_start_offset):
-    """Note in `markers` (kernels/proof_markers.py, whose `cursor` this is) where each one's data begins.
+    """Note in `markers` where the data of each transaction begins; `cursor` is that of kernels/proof_markers.py.
 
-    Data of a segment's batches, in the order of the log; COLLECTED, NEED_BYTES or CUT, BAD_SIZE.
+    Reads a segment's batches in log order; returns COLLECTED, NEED_BYTES, CUT or BAD_SIZE.
     """
     while True:
         p, to = cursor[FROM], cursor[TO]

@@ -1,4 +1,4 @@
-"""The offset and time index entries that a run of batches earns (format/INDEX.md, "When an entry is written")."""
+"""Computes the offset and time index entries of a run of batches (format/INDEX.md, "When an entry is written")."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from keytail.kernels.jit import kernel
 
-# Positions in the `state` array, which runs through a segment.
+# Positions in the `state` array, which is kept throughout a segment.
 SINCE_LAST, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIME_ENTRY, OFFSET_ENTRIES, TIME_ENTRIES = range(6)
 
 @kernel
@@ -15,9 +15,9 @@ def index_rows(
 ):
     """Append the entries of rows `table[:n]` to `offsets` (int64[m, 2]) and `times` (int64[m, 2]), m >= n.
 
-    Stops in front of a row whose entry has no room in its index. `state` is int64[6] (new segment: 0, -1, base
-    offset, -1, 0, 0). `out` is int64[3]: entries written to `offsets` and `times`, and rows done. Entries are
-    (relative offset, position) and (timestamp, relative offset).
+    Stops before a row whose entry has no room in its index. `state` is int64[6] (new segment: 0, -1, base offset, -1,
+    0, 0). `out` is int64[3]: entries written to `offsets` and `times`, and rows done. Entries are (relative offset,
+    position) and (timestamp, relative offset).
     """
     written = 0
     timed = 0

@@ -1,18 +1,19 @@
-"""The `kernel` decorator: how functions of this package are compiled, and where the compiled code is kept.
+"""The `kernel` decorator: compiles the functions of this package and caches the compiled code.
 
-Numba notices a changed source file but not a changed callee, so the cache folder is named by a digest of all kernel
-sources, the versions that decide what is generated, and the native-or-fallback choice.
+Numba notices a changed source file but not a changed callee, so the name of the cache folder is a digest of all kernel
+sources, the versions that affect the generated code, and the choice of native or fallback functions.
 
-Compiled code runs with all rights of this process. So a folder or file of the cache is used only if it belongs to root
-or to the user that started this process, and nobody else may write to it; each file is checked by the descriptor that
-it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. Where this user may not
-write, what is there already is used all the same, as in an image.
+Compiled code runs with all rights of this process. A folder or file of the cache is therefore used only if it belongs
+to root or to the user that started this process, and nobody else may write to it; each file is checked by the
+descriptor that it is read from. Otherwise one warning is printed, and each process compiles the kernels itself. A cache
+that this user may not write to, as in an image, is still read.
 
-A process that needs a kernel which another one is compiling waits for that one's file rather than compile it too. The
-lock of a kernel also keeps two processes from giving two of its signatures the same file name, which Numba does not.
+A process that needs a kernel which another process is compiling waits for its file instead of compiling it too. The
+lock of a kernel also keeps two processes from giving two of its signatures the same file name, which Numba does not
+prevent.
 
-Numba takes from the folder only what was compiled for the same CPU: name and features, or those that NUMBA_CPU_NAME and
-NUMBA_CPU_FEATURES say in its place.
+Numba takes from the folder only code that was compiled for the same CPU: name and features, or the values of
+NUMBA_CPU_NAME and NUMBA_CPU_FEATURES instead.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from keytail import telling
 from keytail.acting_user import as_caller
 from keytail.kernels import native
 
-UNTRUSTED: list[str] = []  # the first folder or file that others can have written, if any
+UNTRUSTED: list[str] = []  # the first folder or file that others may have written, if any
 _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-# For another process that compiles the same kernel: one takes seconds, on a busy machine some tens.
+# How long to wait for another process that compiles the same kernel: it takes seconds, on a busy machine tens of
+# seconds.
 MAX_WAIT_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.05
 
 
 def _digest() -> str:
-    """Names one generation of compiled code."""
+    """Return the name of one generation of compiled code."""
     digest = hashlib.sha256(native.CHOICE.encode())
     for package in ("numba", "llvmlite", "numpy", "xxhash", "crc32c"):
         digest.update(f"\n{package}=={metadata.version(package)}".encode())
@@ -61,11 +63,11 @@ def _digest() -> str:
 
 
 def _cache_folder() -> tuple[str | None, bool]:
-    """A folder for this process and others of the same user, and whether it can write there; None if there is none."""
+    """Return a folder for the processes of this user, or None, and whether this process can write to it."""
     base = os.environ.get("KEYTAIL_CACHE_DIR")
     if not base:
         base = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "keytail")
-    if not os.path.isabs(base):  # no home: "~" stays as it is
+    if not os.path.isabs(base):  # no home directory: "~" is not expanded
         return None, False
     folder = os.path.join(base, _digest())
     for one, mode in ((base, 0o755), (folder, 0o700)):
@@ -89,9 +91,9 @@ def _is_trusted_folder(path: str) -> bool:
 
 
 def _is_trusted(path: str, facts: os.stat_result) -> bool:
-    """Whether only root or the user that started this process can have written there; else warns, once a process.
+    """Return whether only root or the user that started this process can have written there; else warn once.
 
-    The real user: a process that acts for the owner of log dirs must not run that user's code as its own.
+    The real user counts: a process that acts for the owner of log dirs must not run that user's code as its own.
     """
     if facts.st_uid in (0, os.getuid()) and not facts.st_mode & _OF_OTHERS:
         return True
@@ -108,7 +110,7 @@ def _is_trusted(path: str, facts: os.stat_result) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """A file of the cache; empty where it is not there, or not trusted."""
+    """Return the bytes of a cache file; empty if it does not exist or is not trusted."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -119,7 +121,7 @@ def _read(path: str) -> bytes:
 
 
 class _TrustedFiles(caching.IndexDataCacheFile):
-    """Reads as Numba does, but files that can be trusted only: reading them is running them."""
+    """Reads cache files as Numba does, but only trusted ones: reading them executes them."""
 
     def _load_index(self) -> dict[Any, str]:
         file = io.BytesIO(_read(self._index_path))
@@ -151,20 +153,20 @@ class _Results(caching.CompileResultCacheImpl):
 
 
 class _Lock:
-    """That of one kernel, among processes; Numba lets only one thread of a process compile.
+    """The lock of one kernel among processes; Numba lets only one thread of a process compile.
 
-    A lock of the process, not of the open file: a fork does not have it, and it ends with the process. Nothing rests on
-    it but time: where there is none to be had, each process compiles.
+    It belongs to the process, not to the open file: a fork does not have it, and it ends with the process. It only
+    saves time: where no lock can be taken, each process compiles.
     """
 
-    _can_wait = True  # of the class: a process waits in vain only once
+    _can_wait = True  # shared by all locks: a process times out only once
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Whether it was taken now: not if this process has it already, or has waited for too long."""
+        """Return whether the lock was taken now: not if the process has it already, cannot get it, or timed out."""
         if self._fd is not None:
             return False
         try:
@@ -188,7 +190,7 @@ class _Lock:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            except (BlockingIOError, PermissionError):  # POSIX has both for a lock that another process holds
+            except (BlockingIOError, PermissionError):  # POSIX allows both for a lock that another process holds
                 if not _Lock._can_wait or time.monotonic() > end:
                     _Lock._can_wait = False
                     return False
@@ -203,7 +205,7 @@ class _Lock:
 
 
 class _TrustedCache(caching.FunctionCache):
-    """The cache is of the user that started this process, also where that works as another one."""
+    """The cache of the user that started this process, also while the process acts as another user."""
 
     _impl_class = _Results
 
@@ -217,10 +219,10 @@ class _TrustedCache(caching.FunctionCache):
 
     @as_caller()
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """None: to be compiled, under the lock of the kernel, until `end_of_compiling`."""
+        """Return the cached code; None makes Numba compile, under the kernel's lock until `end_of_compiling`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled and self._lock.acquire():
-            found = super().load_overload(sig, target_context)  # another process can have saved it meanwhile
+            found = super().load_overload(sig, target_context)  # another process may have saved it meanwhile
         return found
 
     def end_of_compiling(self) -> None:
@@ -228,12 +230,12 @@ class _TrustedCache(caching.FunctionCache):
 
     @as_caller()
     def save_overload(self, sig: Any, data: Any) -> None:
-        with contextlib.suppress(OSError):  # a full disk, say: what was compiled is good for this process
+        with contextlib.suppress(OSError):  # e.g. a full disk: this process can still use what was compiled
             super().save_overload(sig, data)
 
 
 class _NothingToMake(caching.UserProvidedCacheLocator):
-    """Numba asks a folder whether it can be written before it reads there."""
+    """Skips Numba's check that it can write to a folder, which it makes even before reading there."""
 
     def ensure_cache_path(self) -> None:
         pass
@@ -255,16 +257,17 @@ class _ReadOnlyCache(_TrustedCache):
 
 
 CACHE_FOLDER, IS_WRITABLE = _cache_folder()
-# All kernels of the modules that are imported, but for those that are only ever part of others.
+# All kernels of the imported modules, except those that are always inlined into others.
 KERNELS: list[Any] = []
 
 
 def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = False, **options: Any) -> Any:
-    """`@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, C's error model, a cache.
+    """Compile a function, with `@kernel` or `@kernel(inline="always")`: `numba.njit` without the GIL, with a cache.
 
-    Without `allocates` it makes no arrays, and references to those it is given are not counted: counting them in each
-    call between functions takes more time than a small batch does. Numba refuses to compile one that allocates then.
-    Never `parallel=True`: its thread pool does not survive the fork of a Spark worker.
+    The error model is NumPy's. Without `allocates` a kernel creates no arrays, and references to its array arguments
+    are not counted: counting them in each call between functions takes more time than a small batch does. Numba then
+    refuses to compile a kernel that allocates. Never use `parallel=True`: its thread pool does not survive the fork of
+    a Spark worker.
     """
     if function is None:
         return lambda wrapped: kernel(wrapped, allocates=allocates, **options)
@@ -278,7 +281,7 @@ def kernel(function: Callable[..., Any] | None = None, *, allocates: bool = Fals
 def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     if CACHE_FOLDER is None or numba.config.DISABLE_JIT:
         return njit(**options)(function)
-    # Numba reads its setting once, here; it is put back so that other users of Numba here keep theirs.
+    # Numba reads this setting once, here; it is restored so that other users of Numba in this process keep theirs.
     previous = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = CACHE_FOLDER
     try:
@@ -286,18 +289,18 @@ def _made(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         made._cache = _TrustedCache(function) if IS_WRITABLE else _ReadOnlyCache(function)
         made.compile = _released_after(made.compile, made._cache)
         return made
-    except RuntimeError:  # "no locator available": sources that Numba cannot stamp
+    except RuntimeError:  # "no locator available": Numba cannot stamp the sources
         return njit(**options)(function)
     finally:
         numba.config.CACHE_DIR = previous
 
 
 def _released_after(compile_for: Callable[[Any], Any], cache: _TrustedCache) -> Callable[[Any], Any]:
-    """Numba's `compile`, which loads, or else compiles and saves; then the lock of the kernel is given back."""
+    """Wrap Numba's `compile`, which loads, or else compiles and saves, to release the kernel's lock afterwards."""
 
     @functools.wraps(compile_for)
     def compile_(sig: Any) -> Any:
-        with global_compiler_lock:  # Numba's own, of this process: taken before any lock of a kernel
+        with global_compiler_lock:  # Numba's own lock within this process: taken before any lock of a kernel
             try:
                 return compile_for(sig)
             finally:

@@ -1,7 +1,7 @@
-"""Walks the records of opened batches for their keys alone: found, hashed and numbered a few at a time.
+"""Walks the records of opened batches for their keys alone: finds, hashes and numbers them a few at a time.
 
-Between the steps those few stay in the cache. A stride's spans all at once do not, and writing them and reading them
-again took as long as the walk itself; all steps in one loop were slower than either.
+Those few stay in the CPU cache between the steps. All spans of a stride do not: writing them and reading them again
+took as long as the walk itself; a single loop of all steps was slower than either.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def scan_keys(
     raw, arena, table, where, block_start, block_bytes, row_from, row_to, from_offset, seed, first_ordinal,
     nulls, first_batch, records, no_bits, low, high, ordinals, keyless, out,
 ):  # fmt: skip
-    """Hashes (uint64 `low`, `high`) and ordinals (int64) of the records of opened rows `row_from` .. `row_to`, whole
-    batches at a time; ordinal -1: no key, or below `from_offset`.
+    """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of opened rows `row_from` .. `row_to`.
 
-    `first_ordinal`, `keyless` as of `number_records`, `nulls`, `first_batch` as of `note_nulls`, `out` as of
-    `scan_records`. `records` holds those few; it stops in front of a batch that might not fit there, or into the rest
-    of `low`. `no_bits` is -1 for each row.
+    Whole batches at a time; the ordinal is -1 without a key or below `from_offset`. `first_ordinal` and `keyless` are
+    as in `number_records`, `nulls` and `first_batch` as in `note_nulls`, `out` as in `scan_records`. `records` holds
+    the few records of a step; the scan stops before a batch that might not fit there, or into the rest of `low`.
+    `no_bits` is -1 for each row.
     """
     n = np.int64(0)
     row = row_from

@@ -1,7 +1,7 @@
-"""Reads messages of magic 0 and 1 as records of version 2, so that one code cleans both, and writes such messages.
+"""Reads messages of magic 0 and 1 as records of version 2, so that the same code cleans both, and writes such messages.
 
-The layout is that of `format/LEGACY.md`. Every length is checked against the bytes that are there before it is
-followed; kernels return codes, which `format/legacy.py` turns into reasons. Decompression is left to it too.
+The layout is that of `format/LEGACY.md`. Every length is checked against the available bytes before it is used; kernels
+return codes, which `format/legacy.py` turns into reasons. Decompression is done there, too.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NEGATIVE_OFFSET = 87
 OUT_OF_RANGE = 88
 
 PREFIX_BYTES = 12  # offset and size
-MIN_V0, MIN_V1 = 14, 22  # of the message behind the prefix
-# A record of version 2 may be so much longer than the message it comes from: varints of their largest size (37
-# bytes with the attributes) against the fixed fields of magic 0 (26 bytes).
+MIN_V0, MIN_V1 = 14, 22  # of the message after the prefix
+# How much longer a record of version 2 may be than its message: varints of their largest size (37 bytes with the
+# attributes) against the fixed fields of magic 0 (26 bytes).
 MOST_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
-_MAX_OFFSET = 2**63 - 1  # never a message's, as in batches.py
+_MAX_OFFSET = 2**63 - 1  # no message can have it, as in batches.py
 
-# A message is at most so much longer than the body of its record: 34 bytes of fields against 3 (two sizes, no headers).
+# How much longer a message may be than the body of its record: 34 bytes of fields against 3 (two sizes, no headers).
 MOST_MESSAGE_GROWTH_BYTES = 31
 
 # Positions in the `out` array of `walk_messages` and `check_plain`; MAGICS has bit 0 for magic 0, bit 1 for magic 1.
@@ -41,7 +41,7 @@ CODE, WHERE, COUNT, FIRST, LAST, FIRST_TIMESTAMP, MAGICS, OUT_SIZE = range(8)
 
 
 def _crc_tables():
-    """`tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
+    """Return `tables[k, b]`: the CRC register after byte `b` and then `k` zero bytes."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         shifted = table >> np.uint32(1)
@@ -56,8 +56,7 @@ _CRC_TABLES = _crc_tables()
 _LOW_BYTE = np.uint64(0xFF)
 
 
-# Positions that count as unsigned spare the test for Python's negative ones: twice the speed here, and in copying
-# six times.
+# Unsigned positions avoid the check for Python's negative ones: twice as fast here, and six times as fast in copying.
 @njit(inline="always")
 def _le32(a, p):
     return (
@@ -70,7 +69,7 @@ def _le32(a, p):
 
 @kernel
 def crc32(array, start, n):
-    """CRC-32 (IEEE, as zlib's) of `array[start:start + n]`, eight bytes a step through eight tables."""
+    """Return the CRC-32 (IEEE, as zlib's) of `array[start:start + n]`, eight bytes per step through eight tables."""
     crc = np.uint64(0xFFFFFFFF)
     p = np.uint64(start)
     end = p + np.uint64(n)
@@ -96,9 +95,10 @@ def crc32(array, start, n):
 
 @njit(inline="always")
 def _fields(a, p, end):
-    """(code, key position, key bytes, value position, value bytes) of message `a[p:end]`; -1 bytes for null.
+    """Return (code, key position, key bytes, value position, value bytes) of message `a[p:end]`; -1 bytes for null.
 
-    Needs magic 0 or 1 and the least size of it. Bytes behind the value are nobody's, as in Kafka's reader.
+    Requires magic 0 or 1 and at least the smallest size of that. Bytes after the value are ignored, as in Kafka's
+    reader.
     """
     at = p + 6 if a[p + 4] == 0 else p + 14
     key_bytes = max(np.int64(be32(a, at)), np.int64(-1))
@@ -114,7 +114,7 @@ def _fields(a, p, end):
 
 @njit
 def _check_message(a, p, end):
-    """Code of message `a[p:end]`, which begins behind its offset and size."""
+    """Return the code of message `a[p:end]`, which begins after its offset and size."""
     if end - p < MIN_V0:
         return MESSAGE_TOO_SHORT
     if a[p + 4] > 1:
@@ -128,7 +128,7 @@ def _check_message(a, p, end):
 
 @kernel
 def check_message(a, p, end, out):
-    """Check message `a[p:end]`; `out[CODE]`, and for a good one key and value spans in `out[1:5]`."""
+    """Check message `a[p:end]`: set `out[CODE]`, and for a valid one key and value spans in `out[1:5]`."""
     out[CODE] = _check_message(a, p, end)
     if out[CODE] == OK:
         _, out[1], out[2], out[3], out[4] = _fields(a, p, end)
@@ -146,7 +146,7 @@ def _put_span(a, p, source, q, n):
 
 @njit(inline="always")
 def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, value_bytes):
-    """Write one record of version 2 without headers at `target[at]`; the position after it."""
+    """Write one record of version 2 without headers at `target[at]`; return the position after it."""
     length = 2 + varint_bytes(time_delta) + varint_bytes(offset_delta)
     length += varint_bytes(key_bytes) + max(key_bytes, np.int64(0))
     length += varint_bytes(value_bytes) + max(value_bytes, np.int64(0))
@@ -164,8 +164,8 @@ def _put_record(target, at, time_delta, offset_delta, a, key, key_bytes, value, 
 def check_plain(raw, stride_position, table, out):
     """Check all uncompressed messages of magic 0 and 1 among the rows of `table` and complete their rows.
 
-    `raw[0]` lies at `stride_position`. `out` is int64[OUT_SIZE]: a code, the row it speaks of, and how many rows are
-    wrappers (compressed), which are left as they are.
+    `raw[0]` is at `stride_position`. `out` is int64[OUT_SIZE]: a code, the row that it refers to, and how many rows are
+    wrappers (compressed), which are not changed.
     """
     out[:] = 0
     for row in range(table.shape[0]):
@@ -202,8 +202,8 @@ def check_plain(raw, stride_position, table, out):
 def transcode_plain(raw, stride_position, table, row_from, row_to, where, start, size, arena, used):
     """Write the records of the wanted uncompressed messages among rows `row_from` .. `row_to` into `arena[used:]`.
 
-    Wanted is what `where` does not call CLOSED; it then says IN_ARENA, and `start` and `size` say which bytes.
-    Rows must have passed `check_plain`. Stops in front of a row that might not fit: (next row, bytes used).
+    A row is wanted if its `where` is not CLOSED; `where` becomes IN_ARENA, and `start` and `size` give the bytes. Rows
+    must have passed `check_plain`. Stops before a row that might not fit; returns (next row, bytes used).
     """
     for row in range(row_from, row_to):
         batch = table[row]
@@ -214,7 +214,7 @@ def transcode_plain(raw, stride_position, table, row_from, row_to, where, start,
             return row, used
         p = batch.position - stride_position + PREFIX_BYTES
         _, key, key_bytes, value, value_bytes = _fields(raw, p, p - PREFIX_BYTES + size_bytes)
-        # Both deltas are 0: such a record is never longer than the message was.
+        # Both deltas are 0: such a record is never longer than the message.
         end = _put_record(arena, used, np.int64(0), np.int64(0), raw, key, key_bytes, value, value_bytes)
         where[row] = IN_ARENA
         start[row] = used
@@ -225,7 +225,7 @@ def transcode_plain(raw, stride_position, table, row_from, row_to, where, start,
 
 @njit(inline="always")
 def _timestamp(a, p, append_time, wrapper_timestamp):
-    """Of an inner message: magic 0 has none, whatever its wrapper has."""
+    """Return the timestamp of an inner message: magic 0 has none, even if its wrapper has one."""
     if a[p + 4] == 0:
         return np.int64(-1)
     return np.int64(wrapper_timestamp) if append_time else be64(a, p + 6)
@@ -233,9 +233,9 @@ def _timestamp(a, p, append_time, wrapper_timestamp):
 
 @kernel
 def walk_messages(a, n, append_time, wrapper_timestamp, out):
-    """Check the messages of a decompressed wrapper `a[:n]`. A last one that is cut does not count.
+    """Check the messages of a decompressed wrapper `a[:n]`. An incomplete last one is ignored.
 
-    `out` is int64[OUT_SIZE]: a code and the byte it speaks of; the number of messages, the first and last of their
+    `out` is int64[OUT_SIZE]: a code and the byte that it refers to; the number of messages, the first and last of their
     offset fields, the first one's timestamp, and which magics they have.
     """
     out[:] = 0
@@ -273,9 +273,9 @@ def walk_messages(a, n, append_time, wrapper_timestamp, out):
 
 @kernel
 def transcode_messages(a, n, append_time, wrapper_timestamp, first_delta, base_timestamp, target):
-    """Write the records of `a[:n]`, which `walk_messages` found good, into `target`; how many bytes.
+    """Write the records of `a[:n]`, which `walk_messages` has accepted, into `target`; return how many bytes.
 
-    `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MOST_GROWTH_BYTES a
+    `first_delta` is the first message's offset delta. `target` has room for `n` bytes and MOST_GROWTH_BYTES per
     message.
     """
     at = np.int64(0)
@@ -304,7 +304,7 @@ def _put_be(a, p, value, n):
 
 @njit
 def _put_fixed(a, p, offset, size, magic, attributes, timestamp):
-    """Write a message up to its key, but for the checksum; the position after it."""
+    """Write the fields of a message before its key, except the checksum; return the position after them."""
     p = _put_be(a, p, offset, 8)
     p = _put_be(a, p, size, 4) + 4
     a[p] = magic
@@ -314,7 +314,7 @@ def _put_fixed(a, p, offset, size, magic, attributes, timestamp):
 
 @njit
 def _put_crc(a, p, end):
-    """Complete message `a[p:end]`, whose offset is at `p`, with its checksum."""
+    """Write the checksum of message `a[p:end]`, whose offset is at `p`, and return it."""
     crc = crc32(a, p + 16, end - p - 16)
     _put_be(a, p + 12, np.int64(crc), 4)
     return crc
@@ -322,7 +322,7 @@ def _put_crc(a, p, end):
 
 @njit
 def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
-    """Write the record with the body `source[q:end]` as a message that is not compressed; the position after it.
+    """Write the record with the body `source[q:end]` as an uncompressed message; return the position after it.
 
     The body is a checked one: key, value and headers. `a` has room for it and MOST_MESSAGE_GROWTH_BYTES.
     """
@@ -347,13 +347,13 @@ def put_message(a, p, offset, magic, attributes, timestamp, source, q, end):
 
 @njit
 def wrapper_bytes(magic):
-    """Bytes in front of the compressed messages of a message of `magic` without a key."""
+    """Return the bytes in front of the compressed messages in a message of `magic` without a key."""
     return PREFIX_BYTES + (MIN_V1 if magic == 1 else MIN_V0)
 
 
 @njit
 def put_wrapper(a, p, offset, total, magic, attributes, timestamp):
-    """Write what is in front of the compressed messages at `a[p + wrapper_bytes(magic):p + total]`; the checksum."""
+    """Write the fields before the compressed messages `a[p + wrapper_bytes(magic):p + total]`; return the checksum."""
     at = _put_fixed(a, p, offset, total - PREFIX_BYTES, magic, attributes, timestamp)
     at = _put_be(a, at, -1, 4)
     _put_be(a, at, total - wrapper_bytes(magic), 4)

@@ -1,7 +1,7 @@
-"""Writes rows of columns as lines of text, a template a kind of row: for output of millions of lines.
+"""Writes rows of columns as lines of text, one template per kind of row: for output of millions of lines.
 
-A template is an array of operations, each of which appends something to the line: a literal, a number of a column,
-bytes of a span as they are, as text, or as JSON. Rows come in two levels, as batches and their records do.
+A template is an array of operations, each of which appends something to the line: a literal, a number of a column, or
+the bytes of a span unchanged, as text, or as JSON. Rows have two levels, as batches and their records do.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import read_varint
 from keytail.kernels.text import NUMBER_BYTES, inlined, put_json_value, put_number, put_text
 
-# Operations: int64[4] each, the first of these, two arguments, and the number column that must not be 0 (-1: none).
+# Operations, int64[4] each: one of these codes, arguments a and b, and the number column that must not be 0 (-1: none).
 LITERAL = 0  # literal a
 NUMBER = 1  # number column a
 WORD = 2  # literal b + number column a
-BYTES = 3  # span a as it is
-TEXT = 4  # span a, which is taken for UTF-8 as Java takes it: what is malformed becomes U+FFFD
-JSON = 5  # name (literal b) and value of span a: null, a string, or in base64 under <name>_base64
+BYTES = 3  # span a unchanged
+TEXT = 4  # span a, decoded as UTF-8 as Java does it: malformed bytes become U+FFFD
+JSON = 5  # name (literal b) and value of span a: null, a string, or base64 under <name>_base64
 HEADER_KEYS = 6  # span a, a block of headers: [k1,k2]
-JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as JSON does it
+JSON_HEADERS = 7  # span a, a block of headers: objects of `key` and `value`, as with JSON
 JSON_HEADER_KEYS = 8  # the same without their values
 
-# Where a span lies.
+# Where a span is.
 IN_RAW, IN_ARENA, IN_EXTRA = 0, 1, 2
 
 PARENT, CHILD, USED, NEEDED = 0, 1, 2, 3
@@ -92,18 +92,18 @@ def _span(out, p, kind, a, start, size, literals, name_start, name_bytes):
 
 @kernel
 def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers, literals, literal_ends, out, state):
-    """Append a line for each parent row, and behind it those of its children, to `out` while they fit.
+    """Append a line for each parent row, followed by those of its children, to `out` while they fit.
 
-    Of either kind of row `layout` (int64[2, 6]: parents, children) says: its operations in `ops` (int64[k, 4])
-    from and to; where its number columns begin in `numbers` (int64) and its span columns in `where` (int8),
-    `starts` and `sizes` (int64), each of as many items as there are rows, the fifth; and the most bytes of a line
-    but for its spans. `first_child` is int64[parents + 1]; `buffers` are the arrays that spans lie in. `state` is
-    int64[4]: the next parent row, its next child (-1: the parent's own line), bytes used, and, when the next line
-    might not fit, the bytes it may need, else 0: call again, with `out` empty. `literal_ends` (int64) has one
-    more item than literals.
+    `layout` (int64[2, 6]: parents, children) contains for each kind of row: the first and the end of its operations in
+    `ops` (int64[k, 4]); where its number columns begin in `numbers` (int64), and its span columns in `where` (int8),
+    `starts` and `sizes` (int64); the number of rows, which is the length of each column; and the most bytes of a line
+    without its spans. `first_child` is int64[parents + 1]; `buffers` are the arrays that contain the spans. `state` is
+    int64[4]: the next parent row, its next child (-1: the parent's own line), bytes used, and, if the next line might
+    not fit, the bytes it may need (call again, with `out` empty), else 0. `literal_ends` (int64) has one more item than
+    there are literals.
 
-    One loop for both kinds, and for the frequent operations no calls: each array that is handed to a function
-    has its references counted, which takes as long as a literal.
+    One loop for both kinds, and no calls for the frequent operations: references to each array passed to a function are
+    counted, which takes as long as a literal.
     """
     raw, arena, extra = buffers
     parents = len(first_child) - 1
@@ -123,7 +123,7 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
         rows = layout[kind_of_row, 4]
         needed = layout[kind_of_row, 5]
         for i in range(ops_from, ops_to):
-            if ops[i, 0] > WORD:  # of the two bytes that a header takes at least, names and quotes are made
+            if ops[i, 0] > WORD:  # names and quotes: made even from a header of two bytes, the minimum
                 size = max(sizes[span_base + ops[i, 1] * rows + row], np.int64(0))
                 needed += size * (32 if ops[i, 0] >= JSON_HEADERS else 6)
         if needed > len(out) - p:
@@ -162,7 +162,7 @@ def write_lines(ops, layout, first_child, numbers, where, starts, sizes, buffers
 
 
 def fixed_bytes(ops: np.ndarray, literal_ends: np.ndarray) -> int:
-    """No line that these operations make is longer, but for its spans."""
+    """Return the most bytes that these operations write in a line, without its spans."""
     lengths = np.diff(literal_ends)
     longest = int(lengths.max(initial=0))
     most = 0

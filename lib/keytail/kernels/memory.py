@@ -10,11 +10,11 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 
 def zeros(n: int, dtype: np.dtype) -> np.ndarray:
-    """`n` zeroed items; in huge pages where the kernel gives them, since each probe would else miss the TLB too."""
+    """Return `n` zeroed items, in huge pages if the kernel provides them: else each probe would miss the TLB, too."""
     n_bytes = n * dtype.itemsize
     if n_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(n, dtype)
-    # Python's default is memory to be shared, of which Linux makes no huge pages unless told so for the whole system.
+    # Python's default is shared memory, for which Linux uses huge pages only if the whole system is configured so.
     memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype)

@@ -1,4 +1,4 @@
-"""The partition of a key as Kafka's producer chooses it: `toPositive(murmur2(key)) % partitions`.
+"""Computes the partition of a key as Kafka's producer does: `toPositive(murmur2(key)) % partitions`.
 
 Murmur2 of 32 bits over little-endian words, with Kafka's seed.
 """
@@ -16,8 +16,8 @@ _M = np.uint32(0x5BD1E995)
 
 @njit
 def murmur2(data, start, n):
-    """uint32 hash of `data[start:start + n]`."""
-    # Numba widens uint32 products to 64 bits: every step cuts back to 32.
+    """Return the uint32 hash of `data[start:start + n]`."""
+    # Numba widens uint32 products to 64 bits: every step truncates them to 32.
     h = np.uint32(_SEED ^ np.uint32(n))
     p = start
     end = start + (n & ~3)
@@ -57,10 +57,10 @@ def _partitions(data, offsets, nulls, n_partitions, out):
 
 
 def partition_of_keys(data, offsets, nulls, n_partitions):
-    """int32 a row: the partition of key `data[offsets[i]:offsets[i + 1]]`, or -1 where `nulls[i]`.
+    """Return the partition of each key `data[offsets[i]:offsets[i + 1]]` as int32, or -1 where `nulls[i]`.
 
-    `data` is uint8, `offsets` int64 or int32, ascending and inside `data`, one longer than `nulls` (bool). A key of no
-    bytes is a key. ValueError for offsets that do not fit, and for less than one partition.
+    `data` is uint8; `offsets` is int64 or int32, ascending, inside `data`, and one longer than `nulls` (bool). An empty
+    key is a key. Raises ValueError for offsets that do not fit, and for less than one partition.
     """
     offsets = np.ascontiguousarray(offsets, np.int64)
     if n_partitions < 1:
@@ -68,7 +68,7 @@ def partition_of_keys(data, offsets, nulls, n_partitions):
     if len(offsets) != len(nulls) + 1 or offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
         raise ValueError("offsets do not ascend inside the data, one more than there are rows")
     out = np.empty(len(nulls), np.int32)
-    # Read-only, whatever the caller has: one compiled kernel serves both.
+    # Always read-only, so that one compiled kernel serves both kinds of arrays.
     views = [np.ascontiguousarray(array, dtype).view() for array, dtype in
              ((data, np.uint8), (offsets, np.int64), (nulls, np.bool_))]
     for view in views:

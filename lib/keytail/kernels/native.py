@@ -1,8 +1,8 @@
 """CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or fallbacks.
 
-Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given.
-The wheels do not promise their C exports: each is looked up, called and compared with the wheel's Python
-binding before a kernel may name it, and where one is missing or differs that of `fallback.py` stands in for it.
+Every function here can be called from any kernel and from Python, and reads exactly the bytes it is given. The wheels
+do not guarantee their C exports: each is looked up, called and compared with the wheel's Python binding before a kernel
+uses it; if one is missing or differs, that of `fallback.py` replaces it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numba.extending import intrinsic, overload
 
 from keytail.kernels import fallback
 
-# Compiled code, also from the cache, names these, and each process binds them to the wheels' functions:
-# so no address is baked into cached code, and no other library's symbol of the same name is picked up.
+# Compiled code, also from the cache, refers to these symbols, and each process binds them to the wheels' functions: so
+# cached code contains no address, and no other library's symbol of the same name is used.
 _CRC_SYMBOL = "keytail_crc32c"
 _HASH_SYMBOL = "keytail_xxh3_128"
 
@@ -45,7 +45,7 @@ def _library(wheel, module_name: str) -> ctypes.CDLL | None:
 
 
 def _native_crc() -> tuple[str, int] | None:
-    """Name and address of the wheel's fastest CRC function that agrees with the wheel's Python binding."""
+    """Return name and address of the wheel's fastest CRC function that agrees with its Python binding, or None."""
     library = _library(_crc32c_wheel, "_crc32c")
     if library is None:
         return None
@@ -70,8 +70,8 @@ def _native_crc() -> tuple[str, int] | None:
 
 
 def _native_hash() -> tuple[str, int] | None:
-    """Name and address of the wheel's seeded XXH3-128, if it agrees with the wheel's Python binding."""
-    # Two words returned in registers, as declared below, is the C calling convention of these two only.
+    """Return name and address of the wheel's seeded XXH3-128 if it agrees with its Python binding, else None."""
+    # Only on these architectures does the C calling convention return two words in registers, as declared below.
     if platform.machine().lower() not in {"x86_64", "amd64", "aarch64", "arm64"} or os.name != "posix":
         return None
     name = "XXH3_128bits_withSeed"
@@ -96,7 +96,7 @@ def _choose() -> tuple[str | None, str | None]:
     for symbol, found in ((_CRC_SYMBOL, _native_crc()), (_HASH_SYMBOL, _native_hash())):
         if found is not None:
             llvm.add_symbol(symbol, found[1])
-        # A symbol that compiled code names and the linker does not find ends the process: look it up first.
+        # The process ends if the linker does not find a symbol that compiled code refers to: look it up first.
         chosen.append(found[0] if found is not None and llvm.address_of_symbol(symbol) else None)
     return chosen[0], chosen[1]
 
@@ -104,7 +104,7 @@ def _choose() -> tuple[str | None, str | None]:
 CRC_FUNCTION, HASH_FUNCTION = _choose()
 NATIVE = CRC_FUNCTION is not None and HASH_FUNCTION is not None
 HASH_NAME = "xxh3-128" if HASH_FUNCTION is not None else fallback.HASH_NAME
-# What tells compiled code with one choice from compiled code with another (part of the cache's name).
+# Distinguishes compiled code by the choice of functions (part of the cache's name).
 CHOICE = f"crc={'native' if CRC_FUNCTION else 'fallback'} hash={'native' if HASH_FUNCTION else 'fallback'}"
 
 _BYTE = ir.IntType(8)
@@ -118,7 +118,7 @@ def _require_bytes(array: types.Type) -> None:
 
 
 def _pointer(context, builder, array_type, array, index) -> ir.Value:
-    """Address of element `index`, without a bounds check and without wrapping negative numbers."""
+    """Return the address of element `index`, without a bounds check and without wrapping negative indexes."""
     data = context.make_array(array_type)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), cgutils.voidptr_t)
 
@@ -164,7 +164,7 @@ def _call_prefetch(typingctx, array, index):
         function_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, i32, i32, i32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        # For reading, worth keeping in every level of cache, data rather than instructions.
+        # For reading, to be kept in every cache level, data rather than instructions.
         builder.call(function, [pointer, ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)])
         return context.get_dummy_value()
 
@@ -203,22 +203,22 @@ def _call_compare(typingctx, a, a_start, b, b_start, n):
 
 
 def copy_bytes(target, at, source, start, n):
-    """`target[at:at + n] = source[start:start + n]`, spans that do not overlap; both contiguous uint8."""
+    """Set `target[at:at + n] = source[start:start + n]`, for spans that do not overlap; both contiguous uint8."""
     target[at : at + n] = source[start : start + n]
 
 
 def equal_bytes(a, a_start, b, b_start, n):
-    """Whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are the same; both contiguous uint8."""
+    """Return whether the `n` bytes from `a[a_start]` and from `b[b_start]` on are equal; both contiguous uint8."""
     return bytes(a[a_start : a_start + n]) == bytes(b[b_start : b_start + n])
 
 
 def crc32c(array, start, n):
-    """CRC-32C (as stored in a batch header) of `array[start:start + n]`; `array` is contiguous uint8."""
+    """Return the CRC-32C (as stored in a batch header) of `array[start:start + n]`; `array` is contiguous uint8."""
     return _crc32c_wheel.crc32c(memoryview(array)[start : start + n])
 
 
 def xxh3_128(array, start, n, seed):
-    """128-bit hash `HASH_NAME` of `array[start:start + n]` under a uint64 seed: (low, high) uint64 words."""
+    """Return the 128-bit hash `HASH_NAME` of `array[start:start + n]` under a uint64 seed: (low, high) uint64 words."""
     data = bytes(memoryview(array)[start : start + n])
     if HASH_FUNCTION is None:
         return fallback.hash_128_python(data, int(seed))
@@ -227,7 +227,7 @@ def xxh3_128(array, start, n, seed):
 
 
 def prefetch(array, index):
-    """Starts to bring element `index` into the processor's cache; never faults, whatever the index."""
+    """Start to load element `index` into the CPU cache; never faults, whatever the index."""
 
 
 @overload(crc32c)
@@ -262,5 +262,5 @@ def _overload_prefetch(array, index):
 
 
 def file_digest() -> _xxhash_wheel.xxh3_128:
-    """A running XXH3-128 of a file's bytes: `update(buffer)`, then `hexdigest()`."""
+    """Return a running XXH3-128 of a file's bytes: call `update(buffer)`, then `hexdigest()`."""
     return _xxhash_wheel.xxh3_128()

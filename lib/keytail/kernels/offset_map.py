@@ -1,10 +1,10 @@
-"""Open addressing over 24-byte slots: a 128-bit key hash and the ordinal of the key's last record.
+"""An open-addressing table of 24-byte slots: a 128-bit key hash and the ordinal of the key's latest record.
 
-A slot is free while its `value` is 0; used slots hold ordinal + 1. The home slot grows with the hash's high
+A slot is free while its `value` is 0; used slots contain ordinal + 1. The home slot increases with the hash's high
 word, so that rehashing into a larger table is one nearly sequential sweep.
 
-Beside the slots may lie `counts` (uint32, one a slot, or none at all): how many records of its key were put. A count
-that has reached MOST_COUNTED stays there.
+An optional array `counts` (uint32, one per slot, or empty) contains how many records of the slot's key were put. A
+count that has reached MOST_COUNTED does not increase further.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from keytail.kernels.native import prefetch
 
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MOST_COUNTED = 2**32 - 1
-SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records of a key
-_AHEAD = 16  # probes in flight: about a memory latency's worth of work
+SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
+_AHEAD = 16  # probes in flight: about one memory latency's worth of work
 
 
 @njit(inline="always")
@@ -28,7 +28,7 @@ def _home(high, capacity):
 
 @njit(inline="always")
 def _find(slots, low, high, capacity):
-    """Slot that holds the hash, or the free slot where it belongs; -1 when neither exists (a full table)."""
+    """Return the slot with the hash, or the free slot where it belongs; -1 if neither exists (a full table)."""
     slot = _home(high, capacity)
     for _ in range(capacity):
         entry = slots[slot]
@@ -48,13 +48,12 @@ def _count(counts, slot, times):
 
 @kernel
 def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
-    """Put items `start` .. `n`; an ordinal below 0 is no item. Returns (items done, used slots).
+    """Put items `start` .. `n`, except those with an ordinal below 0; return (items done, used slots).
 
-    Item i counts as `times[i]` records (uint32), or, where there are no `times`, as one. Without `counts` nothing is
+    Item i counts as `times[i]` records (uint32), or as one if `times` is empty. If `counts` is empty, nothing is
     counted.
 
-    Stops in front of an item when `used` has reached `limit`, even for a key already present: the rule of
-    CLEANING.md, "Full map".
+    Stops before an item when `used` has reached `limit`, even if its key is already present (CLEANING.md, "Full map").
     """
     capacity = slots.shape[0]
     counting = counts.shape[0] != 0
@@ -84,7 +83,7 @@ def put_all(slots, counts, used, limit, low, high, ordinals, times, n, start):
 
 @kernel
 def note_present(slots, present):
-    """Set a bit of `present` (uint8, a power of two of them) for each used slot."""
+    """Set a bit of `present` (uint8, its length a power of two) for each used slot."""
     mask = np.uint64(8 * present.shape[0] - 1)
     for i in range(slots.shape[0]):
         if slots[i].value != 0:
@@ -100,10 +99,10 @@ def _may_be_present(present, low, mask):
 
 @kernel
 def get_all(slots, present, low, high, wanted, n, found):
-    """`found[i]` = ordinal of hash i, or -1 when absent or when `wanted[i]` is below 0.
+    """Set `found[i]` to the ordinal of hash i, or to -1 if it is absent or `wanted[i]` is below 0.
 
-    `present` is what `note_present` made of the slots: in a table this full it takes a dozen slots to see that a hash
-    is not there, and most of what a clean section holds is not.
+    `present` is the result of `note_present` for the slots: in a table this full it takes a dozen slots to find that a
+    hash is absent, and most hashes of a clean section are.
     """
     capacity = slots.shape[0]
     mask = np.uint64(8 * present.shape[0] - 1)
@@ -135,9 +134,9 @@ def rehash(old, old_counts, new, new_counts):
 
 @kernel
 def sum_by_size(counts, keys, records):
-    """Of the keys with 1, 2, 3 to 4, 5 to 8 ... records (`keys`, `records`: int64[SIZES]): how many, and their records.
+    """Count the keys with 1, 2, 3 to 4, 5 to 8 ... records, and their records (`keys`, `records`: int64[SIZES]).
 
-    A slot that is free counts 0.
+    A free slot has the count 0.
     """
     keys[:] = 0
     records[:] = 0
@@ -153,9 +152,9 @@ def sum_by_size(counts, keys, records):
 
 @kernel
 def most_counted(slots, counts, top):
-    """Into `top` (int64, n rows of two): count and ordinal of the keys with most records, and 2 at least.
+    """Write count and ordinal of the keys with the most records, at least 2, to `top` (int64, n rows of two).
 
-    Of equal counts the higher ordinal is the first. Returns how many rows are filled.
+    Of equal counts the higher ordinal comes first. Returns how many rows are filled.
     """
     filled = 0
     for i in range(slots.shape[0]):
@@ -190,7 +189,7 @@ def mark_survivors(slots, segment_starts, first_segment, bits):
 
 @kernel
 def check_slots(slots, out):
-    """`out` = (used slots, slots not reachable by probing from their home, duplicates of an earlier slot)."""
+    """Set `out` to (used slots, slots not reachable by probing from their home, duplicates of an earlier slot)."""
     capacity = slots.shape[0]
     out[:] = 0
     for i in range(capacity):

@@ -1,9 +1,9 @@
-"""Decompresses the record blocks of many batches in one call, as Kafka's producers write them.
+"""Decompresses the record blocks of many batches in one call, if they are as Kafka's producers write them.
 
-By the C functions inside the wheels that `format/compression.py` uses, called by address: compiled code names none of
-them, and where a wheel does not export them (or `KEYTAIL_NATIVE=0`) the address is 0. What is not of the plain
-framing, does not fit, or is damaged is left to `format/compression.py`, which says what is wrong with it: here it is
-only NOT_PLAIN. The wheels do not promise their exports: each is held against the wheel's own binding before use.
+Uses the C functions inside the wheels that `format/compression.py` uses, called by address: compiled code names none of
+them, and the address is 0 if a wheel does not export them (or `KEYTAIL_NATIVE=0`). A block that has another framing,
+does not fit, or is damaged is only NOT_PLAIN here and left to `format/compression.py`, which reports what is wrong with
+it. The wheels do not guarantee their exports: each is checked against the wheel's own binding before use.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ NOT_PLAIN = -1
 
 _HEADER_BYTES = 61  # of a batch
 
-# Addresses in the array that `Decoders.tools` is; 0: none.
+# Positions of addresses in `Decoders.tools`; 0: none.
 _ZSTD_DECOMPRESS, _ZSTD_CONTEXT, _LZ4_DECOMPRESS, _INFLATE_INIT, _INFLATE, _INFLATE_STATE, _CRC32 = range(7)
 TOOLS = 7
 
-_INFLATE_STATE_BYTES = 1 << 18  # of `struct inflate_state` of ISA-L, which takes 90 KB, and room
-# Where its first fields lie: next_out, avail_out (u4), next_in, avail_in (u4).
+_INFLATE_STATE_BYTES = 1 << 18  # `struct inflate_state` of ISA-L takes 90 KB; the rest is reserve
+# Positions of its first fields: next_out, avail_out (u4), next_in, avail_in (u4).
 _NEXT_OUT, _AVAIL_OUT, _NEXT_IN, _AVAIL_IN = 0, 8, 16, 32
 
 _GZIP_HEADER_BYTES, _GZIP_TRAILER_BYTES = 10, 8
-_ZSTD_MOST_WINDOW_LOG = 23  # Kafka's own are far below, and its reader takes larger ones than this
+_ZSTD_MOST_WINDOW_LOG = 23  # Kafka's own are far smaller, and its reader accepts larger ones than this
 _XERIAL_HEADER_BYTES = 16
 
-_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # more than one block of lz4
+_SAMPLE = b"".join(b"%d of many, " % (i * i) for i in range(3000))  # more than one lz4 block
 
 
 def _library(module_name: str) -> ctypes.CDLL | None:
@@ -64,7 +64,7 @@ def _address(library: ctypes.CDLL | None, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Wheels:
-    """The wheels' libraries, None where they do not do what is asked of them."""
+    """The wheels' libraries; None for one that is missing or fails its check."""
 
     zstd: ctypes.CDLL | None
     lz4: ctypes.CDLL | None
@@ -73,7 +73,7 @@ class _Wheels:
 
 @functools.cache
 def _wheels() -> _Wheels:
-    # Whole numbers and pointers go in registers, one each, on these two.
+    # On these architectures integers and pointers are passed in registers, one each.
     known = platform.machine().lower() in {"x86_64", "amd64", "aarch64", "arm64"} and os.name == "posix"
     if not known or os.environ.get("KEYTAIL_NATIVE", "1") == "0" or numba.config.DISABLE_JIT:
         return _Wheels(None, None, None)
@@ -83,7 +83,7 @@ def _wheels() -> _Wheels:
 
 
 def _unzstd_agrees(library: ctypes.CDLL) -> bool:
-    """Whether the library does to a sample what the wheel's own binding does."""
+    """Return whether the library decompresses a sample that the wheel's own binding has compressed."""
     names = ("ZSTD_createDCtx", "ZSTD_freeDCtx", "ZSTD_decompressDCtx")
     if not all(_address(library, name) for name in names):
         return False
@@ -114,7 +114,7 @@ def _unlz4_agrees(library: ctypes.CDLL) -> bool:
 
 
 def _inflate_agrees(library: ctypes.CDLL) -> bool:
-    """As above; the fields of its state lie where they are looked for, too."""
+    """Return whether the library agrees with zlib, and the fields of its state are at the expected positions."""
     if not all(_address(library, name) for name in ("isal_inflate_init", "isal_inflate_stateless", "crc32_gzip_refl")):
         return False
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -135,7 +135,7 @@ def _inflate_agrees(library: ctypes.CDLL) -> bool:
 
 
 class Decoders:
-    """Functions and their working memory, `tools` (int64) for kernels; one serves one call at a time."""
+    """Functions and their working memory, for kernels in `tools` (int64); one instance serves one call at a time."""
 
     def __init__(self) -> None:
         self.tools = np.zeros(TOOLS, np.int64)
@@ -156,7 +156,7 @@ class Decoders:
 
 @intrinsic
 def _call(typingctx, address, arguments):
-    """The C function at `address` with whole numbers (pointers as such), each in a register of its own; an int64."""
+    """Call the C function at `address` with integers (also pointers), each in its own register; return an int64."""
     n = len(arguments)
 
     def codegen(context, builder, signature, args):
@@ -170,7 +170,7 @@ def _call(typingctx, address, arguments):
 
 @intrinsic
 def _at(typingctx, array, index):
-    """Address of element `index`."""
+    """Return the address of element `index`."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -181,7 +181,7 @@ def _at(typingctx, array, index):
 
 @intrinsic
 def _store(typingctx, address, value):
-    """The eight bytes of `value` at an address."""
+    """Store the eight bytes of `value` at an address."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
@@ -222,7 +222,7 @@ def _le_32(a, p):
 
 @njit
 def _unzstd(tools, data, start, n, out, at, room):
-    """One frame, all of `data[start:start + n]`."""
+    """Decompress one frame, which is all of `data[start:start + n]`."""
     if tools[_ZSTD_DECOMPRESS] == 0 or n < 9 or _le_32(data, start) != 0xFD2FB528:
         return NOT_PLAIN
     end = start + n
@@ -230,7 +230,7 @@ def _unzstd(tools, data, start, n, out, at, room):
     p = start + 5
     if descriptor & 3:  # a dictionary
         return NOT_PLAIN
-    if descriptor & 0x20:  # a single segment: its size is told, and stands for the window
+    if descriptor & 0x20:  # a single segment: its content size is given and is the window size
         p += 1 if descriptor >> 6 == 0 else 0
     else:
         if (np.int64(data[p]) >> 3) + 10 > _ZSTD_MOST_WINDOW_LOG:
@@ -256,7 +256,7 @@ def _unzstd(tools, data, start, n, out, at, room):
 
 @njit
 def _unlz4(tools, data, start, n, out, at, room):
-    """A frame of independent blocks without checksums and content size, as Kafka's."""
+    """Decompress a frame of independent blocks without checksums and content size, as Kafka writes it."""
     if tools[_LZ4_DECOMPRESS] == 0 or n < 11 or _le_32(data, start) != 0x184D2204:
         return NOT_PLAIN
     flags, block, check = data[start + 4], data[start + 5], data[start + 6]
@@ -290,7 +290,7 @@ def _unlz4(tools, data, start, n, out, at, room):
 
 @njit
 def _gunzip(tools, data, start, n, out, at, room):
-    """One member with nothing behind it, whose header has no fields."""
+    """Decompress one member whose header has no optional fields, and which nothing follows."""
     header = _GZIP_HEADER_BYTES
     if tools[_INFLATE] == 0 or n < header + _GZIP_TRAILER_BYTES + 1 or room > 0x7FFFFFFF:
         return NOT_PLAIN
@@ -299,9 +299,9 @@ def _gunzip(tools, data, start, n, out, at, room):
     state = tools[_INFLATE_STATE]
     _call(tools[_INFLATE_INIT], (state,))
     _store(state + _NEXT_OUT, _at(out, at))
-    _store(state + _AVAIL_OUT, np.int64(room))  # and no bytes written so far
+    _store(state + _AVAIL_OUT, np.int64(room))  # also sets the bytes written to 0
     _store(state + _NEXT_IN, _at(data, start + header))
-    _store(state + _AVAIL_IN, np.int64(n - header))  # and no bits held
+    _store(state + _AVAIL_IN, np.int64(n - header))  # also sets the bits held to 0
     if np.int32(_call(tools[_INFLATE], (state,))) != 0:
         return NOT_PLAIN
     done = room - (_load(state + _AVAIL_OUT) & 0xFFFFFFFF)
@@ -316,7 +316,10 @@ def _gunzip(tools, data, start, n, out, at, room):
 
 @njit
 def _unsnappy(data, start, n, out, at, room):
-    """Blocks in the framing that Kafka writes; nothing is called. Up to 16 bytes behind the result are overwritten."""
+    """Decompress blocks in the framing that Kafka writes, without C functions.
+
+    Up to 16 bytes after the result are overwritten.
+    """
     if n < _XERIAL_HEADER_BYTES + 4 or _le_32(data, start) != 0x414E5382 or _le_32(data, start + 4) != 0x00595050:
         return NOT_PLAIN
     end, p, done = start + n, start + _XERIAL_HEADER_BYTES, np.int64(0)
@@ -339,7 +342,7 @@ def _unsnappy(data, start, n, out, at, room):
 
 @njit
 def _unsnappy_block(data, p, end, out, first, limit):
-    """Bytes that the raw block `data[p:end]` holds, written from `out[first]` on; NOT_PLAIN for anything odd."""
+    """Decompress the raw block `data[p:end]` to `out[first:]`; return its bytes, or NOT_PLAIN for anything invalid."""
     length, shift = np.int64(0), 0
     while True:
         if p >= end or shift > 28:
@@ -404,8 +407,10 @@ def _unsnappy_block(data, p, end, out, first, limit):
 
 @njit
 def decompress_plain(tools, codec, data, start, n, out, at):
-    """Bytes of the block `data[start:start + n]`, put behind `out[at]` (uint8), of which all may be overwritten; or
-    NOT_PLAIN."""
+    """Decompress the block `data[start:start + n]` to `out[at:]` (uint8); return its bytes, or NOT_PLAIN.
+
+    All of `out[at:]` may be overwritten.
+    """
     room = out.shape[0] - at
     if codec == ZSTD:
         return _unzstd(tools, data, start, n, out, at, room)
@@ -420,8 +425,11 @@ def decompress_plain(tools, codec, data, start, n, out, at):
 
 @kernel
 def lay_out(table, wanted, position, where, start, size):
-    """`where` each row's block lies as long as none is decompressed, and which bytes of the stride; how many of the
-    wanted ones are compressed, and how many of magic 0 or 1. `position` is that of the stride's first byte."""
+    """Set where each row's block is before decompression: `where`, and its bytes in the stride (`start`, `size`).
+
+    Returns how many of the wanted rows are compressed, and how many are of magic 0 or 1. `position` is that of the
+    stride's first byte.
+    """
     packed = old = 0
     for i in range(table.shape[0]):
         row = table[i]
@@ -437,9 +445,10 @@ def lay_out(table, wanted, position, where, start, size):
 
 @kernel
 def open_blocks(tools, raw, table, row_from, arena, used, where, start, size):
-    """Decompress the blocks of rows that are IN_RAW and compressed behind `arena[used]`; (next row, bytes used).
+    """Decompress the compressed blocks of rows that are IN_RAW to `arena[used:]`; return (next row, bytes used).
 
-    Stops in front of one that is old, not plain, or does not fit. `where`, `start`, `size` say where the others lie.
+    Stops before a block that is of magic 0 or 1, not plain, or does not fit. `where`, `start` and `size` are updated
+    for the others.
     """
     row = row_from
     while row < table.shape[0]:

@@ -1,4 +1,4 @@
-"""Where the records of a block end that is there in part: a block of more than memory is for is walked in pieces."""
+"""Finds whole records in a part of a block: a block that is too large for memory is walked in pieces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from keytail.kernels.jit import kernel
 from keytail.kernels.records import read_varint, read_varlong
 
-# What `out` (int64[5]) of `whole_records` says.
+# Positions in `out` (int64[5]) of `whole_records`.
 END, COUNT, FIRST_DELTA, LARGEST_DELTA, WANTED = range(5)
 
 MOST_VARINT_BYTES = 5
@@ -15,12 +15,12 @@ MOST_VARINT_BYTES = 5
 
 @kernel
 def whole_records(data, end, most, up_to_delta, out):
-    """Count the records that lie whole in `data[:end]`, at most `most`, up to one behind `up_to_delta`.
+    """Count the whole records in `data[:end]`: at most `most`, and none from the first one above `up_to_delta` on.
 
-    `out`: position behind the last of them, how many they are, the first one's offset delta and the largest (-1: it
-    cannot be read), and how many bytes the next one takes: 0 where it is none, or the count or the delta ended them;
-    at least 1 where bytes are missing. What is wrong with a record is for who walks it to say: one without a length
-    ends them, too.
+    `out`: position after the last of them, their number, the first one's offset delta and the largest (-1: unreadable),
+    and how many bytes the next record takes: 0 if it is not a record, or if `most` or the delta ended the count; at
+    least 1 if bytes are missing. Other errors in a record are not reported here, but by the code that walks it; a
+    record without a length also ends the count.
     """
     p, n, wanted = np.int64(0), np.int64(0), np.int64(0)
     first_delta, largest_delta = np.int64(-1), np.int64(-1)

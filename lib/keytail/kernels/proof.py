@@ -1,8 +1,8 @@
-"""The proof of a compaction, batch by batch: sources and their output, walked in lockstep.
+"""The proof of a compaction, batch by batch: sources and their output are walked in lockstep.
 
-Kernels get windows of the files and return a code when they need more bytes, a decompressed block
-or a larger table, or when something is wrong; the caller (`compact/proof/prove.py`) reads, opens and raises.
-What became of each key's newest record is noted in the table of `proof_table.py`.
+Kernels get windows of the files and return a code when they need more bytes, a decompressed block or a larger table, or
+when something is wrong; the caller (`compact/proof/prove.py`) reads, decompresses and raises. The fate of each key's
+latest record is noted in the table of `proof_table.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from keytail.kernels.walk import (
     wanted_bytes,
 )
 
-# What `step` returns: first what it needs, then what is wrong.
+# Codes that `step` returns: first what it needs, then what is wrong.
 SOURCE_DONE, NEED_SOURCE, NEED_OUTPUT, NEED_SOURCE_BLOCK, NEED_OUTPUT_BLOCK, NEED_NOTES = range(6)
 NEED_MARKERS, NEED_NEXT_OUTPUT, NEED_LEGACY = range(6, 9)
 FIRST_VIOLATION = 9
@@ -79,7 +79,7 @@ FIRST_VIOLATION = 9
 ) = range(FIRST_VIOLATION, FIRST_VIOLATION + 42)
 LAST_VIOLATION = WOULD_LOSE_KEYLESS
 
-# `state`, int64. The first ones are the caller's, the others are kept between calls.
+# `state`, int64. The caller sets the first ones; the others are kept between calls.
 (
     SOURCE_FROM,
     SOURCE_TO,
@@ -87,10 +87,10 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     OUTPUT_FROM,
     OUTPUT_TO,
     OUTPUT_IS_ALL,
-    OUTPUT_POSITION,  # byte position in its file of the output window's first byte
+    OUTPUT_POSITION,  # byte position of the output window in its file
     OUTPUT_BASE,  # base offset of the output segment
     OUTPUT_NUMBER,
-    NEXT_OUTPUT_BASE,  # where the next output or segment begins
+    NEXT_OUTPUT_BASE,  # base offset of the next output or segment
     LOG_START,
     MARKERS_KNOWN,
     SOURCE_BLOCK_BYTES,  # of the decompressed block given, -1: none
@@ -99,10 +99,10 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     END_OFFSET,
     FIRST_UNCLEANABLE,
     NOW_MS,
-    HORIZON_MS,  # what a batch without a horizon gets; -1: none
+    HORIZON_MS,  # delete horizon for a batch that has none; -1: none
     INTERVAL_BYTES,
     DROP_KEYLESS,
-    REMOVAL_LIMIT,  # no tombstone or marker at or above this offset may be gone
+    REMOVAL_LIMIT,  # no tombstone or marker at or above this offset may be removed
     NOTED,  # columns of `pending` in use
     NOTED_KEY_BYTES,  # bytes of `keys` in use
     WANTED_KEY_BYTES,  # room in `keys` that the next batch may need
@@ -117,25 +117,25 @@ LAST_VIOLATION = WOULD_LOSE_KEYLESS
     TIME_AT,
     WANTED_BYTES,
     FAIL_OFFSET,
-    FAIL_AT,  # index into the window that the violation speaks of
+    FAIL_AT,  # index of the violation in the window
     RECORDS_READ,
     RECORDS_KEPT,
     BATCHES_READ,
     BATCHES_KEPT,
     FATE,  # of the source's batch: see `_settle`
-    AT_OUTPUT,  # index into the window of its output, -1: dropped
-    IS_WHOLE,  # 1: the two are the same bytes
-    KEEP_MAGIC,  # 1: what is left of a message of magic 0 or 1 is one of that magic
-    BY_FILE_TIME,  # 1: tombstones and markers go by FILE_IS_OLD, and no horizon is set or kept (CLEANING.md 16)
+    AT_OUTPUT,  # index of the batch's output in the output window, -1: dropped
+    IS_WHOLE,  # 1: source and output are the same bytes
+    KEEP_MAGIC,  # 1: rewritten messages of magic 0 or 1 keep their magic
+    BY_FILE_TIME,  # 1: FILE_IS_OLD decides on tombstones and markers; no horizon is set or kept (CLEANING.md 16)
     FILE_IS_OLD,  # 1: by the time of the source's file
     STATE_SIZE,
 ) = range(48)
 
-# What `walk_piece` sums up over the pieces of a batch, int64: the last offset, and of the records kept how many they
-# are, the first one's timestamp, the newest, and whether one has no value.
+# Sums of `walk_piece` over the pieces of a batch, int64: the last offset, and of the records kept their number, the
+# first timestamp, the largest timestamp, and whether one has no value.
 LAST_OFFSET, KEPT_COUNT, FIRST_MS, NEWEST_MS, HAS_NULLS, SUMS = range(6)
 
-# What the records of a batch mean: values of their keys; nothing, as aborted data and markers; a marker without data.
+# Meaning of a batch's records: values of their keys; nothing (aborted data and markers); a marker without data.
 _COUNTS, _SILENT, _UNNEEDED = range(3)
 SMALLEST_RECORD_BYTES = 7  # length, attributes, two deltas, null key, null value, no headers
 
@@ -164,7 +164,7 @@ def check_source(source, p, size, state):
 
 @register_jitable
 def _check_index(p, size, last, max_timestamp, state, index, time_index):
-    """Compare the entries that this batch earns (format/INDEX.md) with the files' next ones."""
+    """Compare the index entries due for this batch (format/INDEX.md) with the next ones of the files."""
     if max_timestamp > state[MAX_TIMESTAMP]:
         state[MAX_TIMESTAMP] = max_timestamp
         state[MAX_TIMESTAMP_OFFSET] = last
@@ -201,7 +201,7 @@ def _check_time_entry(state, time_index):
 
 @kernel
 def close_time_index(state, time_index):
-    """Check the entry that closes a segment's time index; 0 or a violation."""
+    """Check the entry that closes a segment's time index; return 0 or a violation."""
     return _check_time_entry(state, time_index)
 
 
@@ -213,7 +213,7 @@ def _check_output(output, p, size, state, index, time_index):
         last, max_timestamp = base + be_32(output, p + 23), be_64(output, p + 35)
         if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
             return _fail(state, OUTPUT_CRC, p, base)
-    elif state[KEEP_MAGIC] != 0 and magic < 2:  # its checksum is compared where its source is known
+    elif state[KEEP_MAGIC] != 0 and magic < 2:  # its checksum is compared when its source is known
         last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)
     else:
         return _fail(state, OUTPUT_MAGIC, p, base)
@@ -228,7 +228,7 @@ def _check_output(output, p, size, state, index, time_index):
 
 @register_jitable
 def _check_fields(source, p, output, q, q_size, state):
-    """Header fields that survive every rewrite, and those of an emptied batch."""
+    """Check the header fields that every rewrite preserves, and those of an emptied batch."""
     base = be_64(source, p)
     if be_32(output, q + 23) != be_32(source, p + 23):
         return _fail(state, OUTPUT_LAST_OFFSET, q, base)
@@ -254,7 +254,7 @@ def _check_fields(source, p, output, q, q_size, state):
 
 @register_jitable
 def _check_times(source, p, output, q, first, newest, nulls, state):
-    """Base and maximal timestamp of a rebuilt batch, and its delete horizon."""
+    """Check base and maximum timestamp of a rebuilt batch, and its delete horizon."""
     base = be_64(source, p)
     attributes, before = be_16(output, q + 21), be_16(source, p + 21)
     horizon = np.int64(-1)
@@ -275,7 +275,7 @@ def _check_times(source, p, output, q, first, newest, nulls, state):
 
 @register_jitable
 def _attributes_of(data, p):
-    """The attributes byte of the checked record at `p`, behind its length; every rewrite makes it 0."""
+    """Return the attributes byte of the checked record at `p`, after its length; every rewrite sets it to 0."""
     while data[p] >= 128:
         p += 1
     return data[p + 1]
@@ -283,7 +283,7 @@ def _attributes_of(data, p):
 
 @register_jitable
 def _is_over(source, p, state):
-    """Whether the time of the tombstones in the batch at `p`, or of the marker that it is, is over."""
+    """Return whether the retention of the tombstones in the batch at `p`, or of the marker that it is, has expired."""
     if state[BY_FILE_TIME] != 0:
         return state[FILE_IS_OLD] != 0
     return be_16(source, p + 21) & 0x40 != 0 and be_64(source, p + 27) <= state[NOW_MS]
@@ -293,10 +293,10 @@ def _is_over(source, p, state):
 def _walk(
     source, p, s_data, s, s_end, count, before, output, q, o_data, o, o_end, o_left, whole, fate, state, pending, keys
 ):  # fmt: skip
-    """Walk `count` records of one source batch beside `o_left` of its output, and note its keys; a code, and SUMS.
+    """Walk `count` records of a source batch and `o_left` of its output, and note its keys; return a code and SUMS.
 
-    The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and
-    `o_data[o:o_end]`; `whole`: the two batches are the same bytes. `fate`: see `_settle`. `before`: offset in front.
+    The batches' headers are at `p` and `q` (-1: dropped), their records in `s_data[s:s_end]` and `o_data[o:o_end]`;
+    `whole`: the two batches are the same bytes. `fate`: see `_settle`. `before`: the offset before the records.
     """
     base = be_64(source, p)
     attributes = be_16(source, p + 21)
@@ -337,7 +337,7 @@ def _walk(
                 kept = True
                 t_offset = np.int64(-1)
                 timestamp = append_time if attributes & 8 else base_timestamp + delta
-                # A rewrite gives records of an append-time batch that time, and nulls the length -1.
+                # A rewrite gives records of an append-time batch the append time, and nulls the length -1.
                 same = timestamp == o_base_timestamp + t_delta
                 same = same and max(key_bytes, -1) == t_key_bytes
                 same = same and max(value_bytes, -1) == t_value_bytes
@@ -355,7 +355,7 @@ def _walk(
             nulls = nulls or value_bytes < 0
         may_go = value_bytes < 0 and expired and offset < state[REMOVAL_LIMIT]
         if fate != _COUNTS or (state[MARKERS_KNOWN] != 0 and offset < state[LOG_START]):
-            pass  # stands for no value of its key, or for one that is served to nobody
+            pass  # not a value of its key, or one that is not served to consumers
         elif offset >= state[END_OFFSET]:
             if not kept:
                 return _fail(state, LOST_BEYOND_END, p, offset), no_sums
@@ -363,7 +363,7 @@ def _walk(
             if not kept and state[DROP_KEYLESS] == 0:
                 return _fail(state, LOST_KEYLESS, p, offset), no_sums
         elif offset < state[FIRST_DIRTY] and (kept or may_go):
-            pass  # of the clean part only what the dirty part must justify is held
+            pass  # of the clean section, only removals that the dirty section must justify are noted
         else:
             copy_bytes(keys, key_at, s_data, key, key_bytes)
             pending[0, noted] = key_at
@@ -389,7 +389,7 @@ def _walk(
 
 @register_jitable
 def _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nulls, state):
-    """What a batch of which `kept_count` records are kept says of them; a code."""
+    """Check the output's header fields that depend on its `kept_count` kept records; return a code."""
     base, attributes, count = be_64(source, p), be_16(source, p + 21), be_32(source, p + 57)
     if q < 0:
         return 0
@@ -411,16 +411,16 @@ def _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nu
 
 @register_jitable
 def _settle(source, p, size, output, q, markers, state):
-    """(code, fate) of a transactional or control batch, whose output is at `q` (-1: dropped).
+    """Return (code, fate) of a transactional or control batch, whose output is at `q` (-1: dropped).
 
-    Holds what became of the batch against how its transaction ended, and notes in `markers` what is seen.
+    Checks the output against the outcome of the transaction, and updates `markers`.
     """
     base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
     attributes, producer = be_16(source, p + 21), be_64(source, p + 43)
     count = be_32(source, p + 57)
     kept = np.int64(0) if q < 0 else be_32(output, q + 57)
     if attributes & 0x20 == 0:
-        if last < state[LOG_START]:  # served to nobody; Kafka takes aborted data there for committed
+        if last < state[LOG_START]:  # not served to consumers; Kafka treats aborted data there as committed
             return 0, _SILENT
         row = next_marker(markers, producer, last + 1)
         if row < 0:
@@ -458,7 +458,7 @@ def _settle(source, p, size, output, q, markers, state):
 
 @register_jitable
 def _ends_a_producer(source, p, producers):
-    """Whether what is known of an active producer hangs on this batch (`producers`: id, last offset, epoch)."""
+    """Return whether the state of an active producer depends on this batch (`producers`: id, last offset, epoch)."""
     producer = be_64(source, p + 43)
     if producer < 0:
         return False
@@ -472,7 +472,7 @@ def _ends_a_producer(source, p, producers):
 
 @register_jitable
 def _output_at(output, state, index, time_index):
-    """(code, size) of the output's current batch, checked once; size 0: the output has no more."""
+    """Return (code, size) of the output's current batch, which is checked once; size 0: the output has no more."""
     q, to, is_all = state[OUTPUT_FROM], state[OUTPUT_TO], state[OUTPUT_IS_ALL] != 0
     if q == to and is_all:
         return 0, np.int64(0)
@@ -494,11 +494,11 @@ def _output_at(output, state, index, time_index):
 def step(
     source, output, s_block, o_block, index, time_index, pending, keys, markers, producers, tools, state
 ):  # fmt: skip
-    """Prove as many source batches as the windows hold; a code from the list above.
+    """Prove as many source batches as the windows contain; return a code from the list above.
 
-    Keys are noted in `pending` (where in `keys`, length, offset, fate), to be put into the table by the caller:
-    all of them, in this order, when NEED_NOTES asks for room, and at the end. Plain blocks are decompressed by `tools`
-    into `s_block` and `o_block`; the caller puts there those that NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK ask for.
+    Keys are noted in `pending` (position in `keys`, length, offset, fate); the caller puts them into the table: all of
+    them, in this order, when NEED_NOTES is returned, and at the end. Plain blocks are decompressed by `tools` into
+    `s_block` and `o_block`; the caller puts the other ones there for NEED_SOURCE_BLOCK and NEED_OUTPUT_BLOCK.
     """
     code = 0
     while True:
@@ -566,7 +566,7 @@ def step(
         if compressed and not opened:
             codec = be_16(source, p + 21) & 7
             n = np.int64(NOT_PLAIN)
-            if codec != SNAPPY:  # whose decoder is this program's own, and the writer's: a mistake would hide in both
+            if codec != SNAPPY:  # its decoder is keytail's own and the writer's: an error would affect both
                 n = decompress_plain(tools, codec, source, p + HEADER_BYTES, size - HEADER_BYTES, s_block, 0)
             if n < 0:
                 code = NEED_SOURCE_BLOCK
@@ -610,7 +610,7 @@ def step(
 
 @register_jitable
 def _pass_batch(source, p, output, q, state):
-    """Go on behind a source batch that is proven, and behind its output."""
+    """Move on to the batches after a proven source batch and its output."""
     state[SOURCE_BLOCK_BYTES] = -1
     state[OUTPUT_BLOCK_BYTES] = -1
     state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
@@ -626,8 +626,11 @@ def _pass_batch(source, p, output, q, state):
 def walk_piece(
     source, s_data, s_end, count, output, o_data, o_end, o_count, pending, keys, state, sums
 ):  # fmt: skip
-    """Prove some records of the source batch that `step` asked a block or notes for, `s_data[:s_end]`, by those of its
-    output in their range of offsets, `o_data[:o_end]`; a code. `sums` has those in front, and has these then."""
+    """Prove records `s_data[:s_end]` of the source batch for which `step` needed a block or notes; return a code.
+
+    `o_data[:o_end]` contains the records of its output in their range of offsets. `sums` contains the sums of the
+    pieces before, and is updated.
+    """
     p, q, whole = state[SOURCE_FROM], state[AT_OUTPUT], state[IS_WHOLE] != 0
     code, found = _walk(
         source, p, s_data, np.int64(0), s_end, count, sums[LAST_OFFSET], output, q, o_data, np.int64(0), o_end,
@@ -647,7 +650,7 @@ def walk_piece(
 
 @kernel
 def close_pieces(source, output, state, sums):
-    """Prove what the headers say of a batch whose records were all walked, and go on behind it; a code."""
+    """Check the header fields of a batch whose records were all walked, and move on; return a code."""
     p, q = state[SOURCE_FROM], state[AT_OUTPUT]
     code = _check_kept(
         source, p, output, q, state[IS_WHOLE] != 0, state[FATE], sums[KEPT_COUNT], sums[FIRST_MS], sums[NEWEST_MS],
@@ -660,7 +663,7 @@ def close_pieces(source, output, state, sums):
 
 @kernel
 def end_of_output(output, state):
-    """Code for an output whose sources are all read: 0, NEED_OUTPUT, or a batch that none of them has."""
+    """Return the code of an output whose sources are all read: 0, NEED_OUTPUT, or OUTPUT_UNKNOWN for an extra batch."""
     if state[OUTPUT_FROM] == state[OUTPUT_TO]:
         return 0 if state[OUTPUT_IS_ALL] != 0 else NEED_OUTPUT
     q = state[OUTPUT_FROM]
@@ -669,9 +672,9 @@ def end_of_output(output, state):
 
 @kernel
 def read_records(block, spans):
-    """Whether `block` is exactly as many records as `spans` has rows, without headers, written minimally.
+    """Return whether `block` is exactly as many records as `spans` has rows, with attributes 0 and without headers.
 
-    Each row becomes timestamp delta, offset delta, and start and length of key and value.
+    Each row receives timestamp delta, offset delta, and start and length of key and value.
     """
     p = np.int64(0)
     for i in range(spans.shape[0]):

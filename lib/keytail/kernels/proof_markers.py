@@ -1,8 +1,8 @@
 """The proof's own table of markers: how every transaction of the log ended, and what was seen of its data.
 
-A table is int64[n, COLUMNS], sorted by producer id and offset. It is made by one pass over the headers of the
-whole log, of the markers alone; transactional data finds its own marker by a search. Nothing is taken from the
-transaction indexes, nor from what cleaning made of them.
+A table is int64[n, COLUMNS], sorted by producer id and offset. It is built from the markers alone in one pass over the
+headers of the whole log; the marker of transactional data is found by a search. Neither the transaction indexes nor the
+results of cleaning are used.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, contro
 
 ABORT, COMMIT = 0, 1
 
-# Columns. FIRST_DATA: base offset of the transaction's first data batch among the sources, -1: there is none.
-# OUTPUT: number of the output that the marker is kept in, -1: none.
+# Columns. FIRST_DATA: base offset of the transaction's first data batch among the sources, -1: none. OUTPUT: number of
+# the output that contains the marker, -1: none.
 PRODUCER, OFFSET, KIND, FIRST_DATA, OUTPUT, COLUMNS = range(6)
 
-# `cursor` of `collect`, int64: the next batch, where the window ends, whether nothing follows it, markers found,
-# bytes wanted, last offset seen.
+# `cursor` of `collect`, int64: the next batch, the end of the window, whether nothing follows it, markers found, bytes
+# wanted, last offset seen.
 FROM, TO, IS_ALL, FOUND, WANTED, LAST_OFFSET, CURSOR_SIZE = range(7)
 
 COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC = range(8)
@@ -29,7 +29,7 @@ COLLECTED, NEED_BYTES, NEED_ROOM, CUT, BAD_SIZE, BAD_CRC, BAD_ORDER, BAD_MAGIC =
 
 @kernel
 def collect(data, cursor, found):
-    """Add the markers of a segment's batches to `found`, in the order of the log; a code from those above."""
+    """Append the markers of a segment's batches to `found`, in log order; return a code from those above."""
     while True:
         p, to = cursor[FROM], cursor[TO]
         if p == to and cursor[IS_ALL] != 0:
@@ -67,7 +67,7 @@ def collect(data, cursor, found):
 
 @register_jitable
 def next_marker(markers, producer_id, offset):
-    """Row of the first marker of the producer at or above `offset`; -1: none."""
+    """Return the row of the producer's first marker at or above `offset`; -1: none."""
     low, high = np.int64(0), np.int64(markers.shape[0])
     while low < high:
         middle = (low + high) // 2
@@ -83,6 +83,6 @@ def next_marker(markers, producer_id, offset):
 
 @kernel
 def marker_at(markers, producer_id, offset):
-    """Row of the producer's marker at `offset`; -1: there is none."""
+    """Return the row of the producer's marker at `offset`; -1: none."""
     row = next_marker(markers, producer_id, offset)
     return row if row >= 0 and markers[row, OFFSET] == offset else np.int64(-1)

@@ -1,7 +1,7 @@
-"""What a proof notes of segments that a later round rewrites: their records are there, and justify what goes now.
+"""Notes for a proof the records of segments that a later round rewrites: they exist, and justify removals now.
 
-One segment at a time, alone; the records are settled when their round comes. Codes, `state`, notes and markers are
-those of `proof.py`, whose checks of a source are made here as well.
+Segments are read one at a time, without outputs; their records are settled in their own round. Codes, `state`, notes
+and markers are those of `proof.py`, whose checks of a source are made here as well.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _fail(state, code, at, offset):
 
 @register_jitable
 def _counts(source, p, markers, state):
-    """Whether the records of a transactional or control batch stand for values of their keys."""
+    """Return whether the records of a transactional or control batch are values of their keys."""
     if be_16(source, p + 21) & 0x20:
         return False
     last = be_64(source, p) + be_32(source, p + 23)
@@ -68,8 +68,10 @@ def _counts(source, p, markers, state):
 
 @register_jitable
 def _note(source, p, data, s, end, count, before, counts, state, pending, keys):
-    """Walk `count` records of one batch, `data[s:end]`, behind the offset `before`, and note those that may justify
-    what goes; a code, and the last one's offset."""
+    """Walk `count` records of a batch, `data[s:end]`, after offset `before`; note those that may justify removals.
+
+    Returns a code and the last record's offset.
+    """
     base = be_64(source, p)
     last = base + be_32(source, p + 23)
     noted, key_at = state[NOTED], state[NOTED_KEY_BYTES]
@@ -107,8 +109,10 @@ def _pass_batch(source, p, state):
 
 @kernel
 def note_piece(source, data, end, count, pending, keys, markers, state, before):
-    """Note `count` records of the batch that `note_rest` asked a block or notes for, `data[:end]`; a code. `before`
-    (int64[1]) is the offset in front of them, and their last one then."""
+    """Note the `count` records `data[:end]` of the batch for which `note_rest` needed a block or notes; return a code.
+
+    `before` (int64[1]) is the offset before them, and is set to their last one.
+    """
     p = state[SOURCE_FROM]
     counts = be_16(source, p + 21) & 0x30 == 0 or _counts(source, p, markers, state)
     code, before[0] = _note(source, p, data, np.int64(0), end, count, before[0], counts, state, pending, keys)
@@ -117,13 +121,13 @@ def note_piece(source, data, end, count, pending, keys, markers, state, before):
 
 @kernel
 def close_noted(source, state):
-    """Go on behind a batch whose records were all noted."""
+    """Move on to the batch after one whose records were all noted."""
     _pass_batch(source, state[SOURCE_FROM], state)
 
 
 @kernel
 def note_rest(source, block, pending, keys, markers, state):
-    """Note as many batches as the window holds; SOURCE_DONE, what is needed, or what is wrong."""
+    """Note as many batches as the window contains; return SOURCE_DONE, what is needed, or what is wrong."""
     while True:
         p, to, is_all = state[SOURCE_FROM], state[SOURCE_TO], state[SOURCE_IS_ALL] != 0
         if p == to and is_all:

@@ -1,8 +1,8 @@
-"""The proof's table of keys: the newest record of each, and what became of it, in 24 bytes a slot.
+"""The proof's table of keys: the latest record of each and its fate, in 24 bytes per slot.
 
-Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are held; no key bytes. Offsets are put in
-ascending order; those put as PRESENT may come once more, with what became of them. The caller sees to it that one
-slot is always free.
+Open addressing by the BLAKE2b-128 digest of the key, of which 125 bits are stored; no key bytes. Offsets are put in
+ascending order; those put as PRESENT may come once more, with their fate. The caller ensures that one slot is always
+free.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from keytail.kernels.native import prefetch
 SLOT_WORDS = 3  # digest, digest with the flags below in its low bits, offset + 1 (0: free)
 _PREFETCH_AHEAD = 16
 
-# What became of a record.
+# Fates of a record.
 DROPPED = 0
 KEPT = 1
-EXPIRED = 2  # a tombstone dropped when its horizon had passed
-PRESENT = 3  # nothing yet: it is settled in a later round
+EXPIRED = 2  # a tombstone removed after its delete horizon had passed
+PRESENT = 3  # undecided: it is settled in a later round
 _OLDER_KEPT = 4  # an older record of the key is in the output
 _FLAGS = 7
 
@@ -33,7 +33,7 @@ def _slot_of(high, capacity):
 
 @register_jitable
 def _put(slots, capacity, low, high, offset, fate):
-    """Make `offset` the newest record of a key, unless a newer one is known; 1 if the key is new."""
+    """Make `offset` the latest record of a key, unless a later one is known; return 1 if the key is new, else 0."""
     clear = ~np.uint64(_FLAGS)
     i = _slot_of(high, capacity)
     while slots[SLOT_WORDS * i + 2] != 0:
@@ -61,9 +61,9 @@ def _put(slots, capacity, low, high, offset, fate):
 
 @kernel
 def put_keys(data, pending, digests, n, slots, used):
-    """Note `pending[:, :n]` (key start in `data`, key length, offset, fate); (slots used, 1 if it is full).
+    """Put `pending[:, :n]` (key start in `data`, key length, offset, fate); return (slots used, 1 if it is full).
 
-    `digests` is scratch. Slots are fetched into the cache some keys ahead of their use.
+    `digests` is scratch. Slots are prefetched `_PREFETCH_AHEAD` keys before their use.
     """
     blake2b_128_many(data, pending[0], pending[1], n, digests[0], digests[1])
     capacity = slots.shape[0] // SLOT_WORDS
@@ -73,7 +73,7 @@ def put_keys(data, pending, digests, n, slots, used):
         if i + _PREFETCH_AHEAD < n:
             prefetch(slots, SLOT_WORDS * _slot_of(digests[1, i + _PREFETCH_AHEAD], capacity))
         used += _put(slots, capacity, digests[0, i], digests[1, i], pending[2, i], pending[3, i])
-        if used >= capacity - 1:  # one slot stays free, so that searches end
+        if used >= capacity - 1:  # one slot must stay free so that searches end
             return used, 1
     return used, 0
 
@@ -95,7 +95,7 @@ def rehash(old, new):
 
 @kernel
 def first_unjustified(slots):
-    """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
+    """Return the lowest offset of a latest record removed without reason, or -1; and 1 if an older one outlived it."""
     worst = np.int64(-1)
     outlived = 0
     for i in range(0, slots.shape[0], SLOT_WORDS):

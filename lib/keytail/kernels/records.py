@@ -1,7 +1,7 @@
 """Walks the records of opened batches into a table of spans, and hashes their keys.
 
-Every length is checked against the bytes that are there before it is followed, so that no input makes a
-kernel read past its block. The layout is that of `format/BATCH.md`, "Records".
+Every length is checked against the available bytes before it is used, so that no input makes a kernel read past its
+block. The layout is that of `format/BATCH.md`, "Records".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numba import njit
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import xxh3_128
 
-# One row a record: spans into the bytes that hold its batch's record block.
+# One row per record: spans into the bytes that contain its batch's record block.
 RECORD_TABLE = np.dtype(
     [
         ("offset", "i8"),
@@ -22,14 +22,14 @@ RECORD_TABLE = np.dtype(
         ("body_bytes", "i4"),  # ... to the end of the record
         ("key_bytes", "i4"),  # -1: no key
         ("value_bytes", "i4"),  # -1: null
-        ("value_skip", "i4"),  # the value lies that far behind body_start, and the headers begin where it ends
+        ("value_skip", "i4"),  # distance of the value from body_start; the headers begin where the value ends
         ("row", "i4"),  # row of its batch in the stride's table
         ("canonical", "i4"),  # 1: the body's varints are minimal and its nulls are -1, so it may be copied
     ],
     align=True,
 )
 
-# Where a batch's record block lies: column `where` of an opened stride.
+# Where a batch's record block is: column `where` of an opened stride.
 CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
 
 # Codes in `out[2]` of `scan_records`.
@@ -51,7 +51,7 @@ MIN_RECORD_BYTES = 7  # length, attributes, two deltas, key length, value length
 
 @njit(inline="always")
 def read_varint(a, p, end):
-    """(value, next position) of a zig-zag varint of at most 5 bytes; next position -1 when it does not fit."""
+    """Return (value, next position) of a zig-zag varint of at most 5 bytes; next position -1 if it does not fit."""
     if p >= end:
         return np.int64(0), np.int64(-1)
     b = np.int64(a[p])
@@ -79,7 +79,7 @@ def _long_varint(a, p, end):
 
 @njit(inline="always")
 def read_varlong(a, p, end):
-    """(value, next position) of a zig-zag varlong of at most 10 bytes; next position -1 when it does not fit."""
+    """Return (value, next position) of a zig-zag varlong of at most 10 bytes; next position -1 if it does not fit."""
     if p >= end:
         return np.int64(0), np.int64(-1)
     b = np.int64(a[p])
@@ -108,7 +108,7 @@ def _long_varlong(a, p, end):
 
 @njit(inline="always")
 def varint_bytes(value):
-    """Length of the minimal zig-zag varint of an int32, or varlong of an int64."""
+    """Return the length of the minimal zig-zag varint of an int32, or varlong of an int64."""
     v = np.uint64((value << 1) ^ (value >> 63))
     n = 1
     while v >= np.uint64(0x80):
@@ -119,7 +119,7 @@ def varint_bytes(value):
 
 @njit(inline="always")
 def put_varint(a, p, value):
-    """Position behind the minimal zig-zag varint of an int32, or varlong of an int64, written to `a[p:]`."""
+    """Write a minimal zig-zag varint of an int32, or varlong of an int64, to `a[p:]`; return the position after it."""
     v = np.uint64((value << 1) ^ (value >> 63))
     while v >= np.uint64(0x80):
         a[p] = np.uint8((v & np.uint64(0x7F)) | np.uint64(0x80))
@@ -140,7 +140,7 @@ def _minimal(value, length):
 
 @njit
 def scan_headers(a, p, end, count):
-    """(position after `count` headers, canonical, code)."""
+    """Return (position after `count` headers, canonical, code)."""
     canonical = True
     for _ in range(count):
         n, q = read_varint(a, p, end)
@@ -167,9 +167,9 @@ def scan_headers(a, p, end, count):
 def _scan_batch(
     a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n, bits, first_bit
 ):
-    """Fill `records` from `n` on with the block `a[p:end]`; (a code, `n` behind the last one).
+    """Fill `records` from `n` on with the block `a[p:end]`; return (code, `n` after the last one).
 
-    With a `first_bit` of 0 or more only records whose bit is set are looked into.
+    With a `first_bit` of 0 or more, only records whose bit is set are examined.
     """
     previous = base_offset - 1
     for k in range(count):
@@ -184,7 +184,7 @@ def _scan_batch(
             if (bits[bit >> 3] >> np.uint8(bit & 7)) & 1 == 0:
                 p = stop
                 continue
-        # The attributes byte, skipped here, is read by nobody.
+        # The attributes byte is unused and skipped.
         time_delta, q = read_varlong(a, q + 1, stop)
         if q < 0:
             return VARINT_INVALID, n
@@ -253,9 +253,9 @@ def scan_records(
 ):
     """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
 
-    Of a row with a `first_bit` of 0 or more only the records whose bit in `bits` is set are taken and checked:
-    for blocks that were walked whole before. Stops in front of the first batch that might not fit. `out` is
-    int64[4]: next row, records of whole batches written, a code, and the row it speaks of.
+    Of a row with a `first_bit` of 0 or more, only the records whose bit in `bits` is set are taken and checked: for
+    blocks that were walked completely before. Stops before the first batch that might not fit. `out` is int64[4]: next
+    row, records of whole batches written, a code, and the row that it refers to.
     """
     n = np.int64(0)
     row = row_from
@@ -269,7 +269,7 @@ def scan_records(
                 break
             if n + count > records.shape[0]:
                 break
-            # Blocks of magic 0 and 1 are made here, with each record's own time in them.
+            # Blocks of magic 0 and 1 were converted by `legacy.py`, with each record's own timestamp in them.
             append_time = batch.magic == 2 and batch.attributes & 0x08 != 0
             timestamp = batch.max_timestamp_ms if append_time else batch.base_timestamp_ms
             start = block_start[row]
@@ -296,7 +296,7 @@ def scan_records(
 
 @kernel
 def hash_keys(raw, arena, where, records, n, seed, low, high):
-    """128-bit hashes of the keys of `records[:n]` into `low` and `high` (uint64); keyless records get zeros."""
+    """Write 128-bit hashes of the keys of `records[:n]` to `low` and `high` (uint64); keyless records get zeros."""
     for i in range(n):
         record = records[i]
         if record.key_bytes < 0:
@@ -310,10 +310,10 @@ def hash_keys(raw, arena, where, records, n, seed, low, high):
 
 @kernel
 def number_records(records, n, first_ordinal, from_offset, ordinals, keyless):
-    """`ordinals[i]`: that of the record, or -1 for one without a key or below `from_offset`.
+    """Set `ordinals[i]` to the ordinal of record i, or to -1 if it has no key or is below `from_offset`.
 
-    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: how many records at or
-    above `from_offset` have no key, and the first such offset.
+    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: how many records at or above
+    `from_offset` have no key, and the first such offset.
     """
     previous = np.int64(-1)
     k = np.int64(0)

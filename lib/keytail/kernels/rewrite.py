@@ -1,6 +1,6 @@
-"""Decides record by record what survives, and builds the bytes that replace a batch.
+"""Decides record by record what is retained, and builds the bytes that replace a batch.
 
-The rules are those of `format/CLEANING.md`: which records stay, which batches are copied whole, rebuilt,
+The rules are those of `format/CLEANING.md`: which records are retained, which batches are copied whole, rebuilt,
 emptied or dropped, and every field of a rebuilt header.
 """
 
@@ -14,10 +14,10 @@ from keytail.kernels.legacy import MOST_MESSAGE_GROWTH_BYTES, put_message, put_w
 from keytail.kernels.native import copy_bytes, crc32c
 from keytail.kernels.records import IN_RAW, put_varint, read_varint, varint_bytes
 
-# What decides over the records of a row.
+# Rules that decide on the records of a row.
 BY_BITS, BY_MAP, BEYOND = 0, 1, 2
 
-# What becomes of a row.
+# Actions for a row.
 DROP, COPY, EMPTY, REBUILD, OPEN = 0, 1, 2, 3, 4
 
 # Counters of `decide_records`.
@@ -30,12 +30,13 @@ PRODUCER_FIELDS_INVALID = 41
 
 NOT_EARLIER = -(2**63)
 
-# Of a record beside its body: length, attributes and two deltas at their longest, with room to shift; or a message.
+# Bytes of a record besides its body: length, attributes and two deltas at their longest, with room to shift; or of a
+# message.
 MOST_GROWTH_BYTES = max(30, MOST_MESSAGE_GROWTH_BYTES)
 
 HEADER_BYTES = 61
 
-# One row a rebuilt batch: what its header says that the source header does not.
+# One row per rebuilt batch: the header fields that differ from the source header.
 REBUILT = np.dtype(
     [
         ("block_start", "i8"),  # in the block arena, uncompressed
@@ -67,10 +68,10 @@ def note_nulls(records, n, nulls, first_batch):
 def decide_records(
     records, n, decided_by, first_ordinal, found, latest_offset, tombstones_go, keep, kept, kept_nulls, counters
 ):
-    """`keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
+    """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records stay").
 
-    Of rows decided by bits only the survivors are among the records. `first_ordinal[row]` is the ordinal of the
-    row's first record; `tombstones_go[row]`: the time of its tombstones is over.
+    Of rows decided by bits, only the survivors are among the records. `first_ordinal[row]` is the ordinal of the row's
+    first record; `tombstones_go[row]`: the retention of its tombstones has expired.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -105,14 +106,14 @@ def decide_records(
 
 @njit(inline="always")
 def _copy(target, p, source, q, n):
-    """Position behind `n` bytes copied between arrays that share none of them."""
+    """Copy `n` bytes between arrays that do not overlap; return the position after them."""
     copy_bytes(target, p, source, q, n)
     return p + n
 
 
 @njit(inline="always")
 def _move_down(array, p, q, n):
-    """Move `n` bytes from `q` to `p`, below it in the same array."""
+    """Move `n` bytes from `q` down to `p` in the same array; return the position after them."""
     for i in range(n):
         array[p + i] = array[q + i]
     return p + n
@@ -120,7 +121,7 @@ def _move_down(array, p, q, n):
 
 @njit
 def _put_span(target, p, source, q, end):
-    """Copy a varint length and its bytes with the length in its shortest form; (target, source) positions after."""
+    """Copy a varint length, in its shortest form, and its bytes; return (target, source) positions after them."""
     n, q = read_varint(source, q, end)
     n = max(n, -1)
     p = put_varint(target, p, n)
@@ -132,7 +133,7 @@ def _put_span(target, p, source, q, end):
 
 @njit
 def _normalised_body(target, p, source, q, end):
-    """Write key, value and headers of a checked body with minimal varints and -1 for null; position after."""
+    """Write key, value and headers of a checked body with minimal varints and -1 for null; return the end position."""
     p, q = _put_span(target, p, source, q, end)
     p, q = _put_span(target, p, source, q, end)
     count, q = read_varint(source, q, end)
@@ -164,13 +165,13 @@ def rebuild_blocks(
     rebuilt,
     out,
 ):
-    """Write the record blocks of all rows with action REBUILD behind `block_from` in `blocks`.
+    """Write the record blocks of all rows with action REBUILD to `blocks` from `block_from` on.
 
-    `horizon_ms` is set on batches that keep a null value and have none; a negative one sets none. `first_ms` is the
-    timestamp of the first record that stays, where that is in an earlier piece of the batch, else NOT_EARLIER. With
-    `by_file_time` no batch has a horizon, also where its source has one (CLEANING.md 16). `blocks` must have room for
-    the bodies plus MOST_GROWTH_BYTES a record. `out` is int64[4]: rebuilt rows, bytes used, code, bad row. Fields by
-    CLEANING.md, "Rebuilt batch", and with `keep_magic` those of magic 0 and 1 by LEGACY.md 5.
+    `horizon_ms` is set on batches that keep a null value and have no delete horizon; a negative one is not set.
+    `first_ms` is the timestamp of the first retained record if that is in an earlier piece of the batch, else
+    NOT_EARLIER. With `by_file_time` no batch has a horizon, even if its source has one (CLEANING.md 16). `blocks` must
+    have room for the bodies plus MOST_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad
+    row. Fields follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, those of magic 0 and 1 follow LEGACY.md 5.
     """
     p = block_from
     done = 0
@@ -235,7 +236,8 @@ def rebuild_blocks(
                     base_timestamp = timestamp if first_ms == NOT_EARLIER else first_ms
             max_timestamp = max(max_timestamp, timestamp)
             if keeps:
-                # As Kafka's builder: the distance to the first one kept with magic 1, and the time of the message.
+                # As Kafka's builder: with magic 1 the distance from the first kept offset, and the wrapper's append
+                # time.
                 at = np.int64(record.offset) - (base_offset if batch.magic == 1 else np.int64(0))
                 if attributes & 0x08:
                     timestamp = np.int64(batch.max_timestamp_ms)
@@ -255,7 +257,7 @@ def rebuild_blocks(
                 p = put_varint(blocks, p, offset_delta)
                 p = _copy(blocks, p, a, record.body_start, record.body_bytes)
             else:
-                # The length comes first and is known last: write the body where the longest prefix would end.
+                # The length precedes the body but is known last: write the body where the longest prefix would end.
                 body_at = p + 5 + 1 + deltas_bytes
                 stop = _normalised_body(
                     blocks, body_at, a, record.body_start, record.body_start + record.body_bytes
@@ -271,7 +273,7 @@ def rebuild_blocks(
             break
         if batch.attributes & 0x08:
             max_timestamp = batch.max_timestamp_ms
-        if keeps and batch.magic == 0:  # messages inside of magic 1 (KAFKA-4298) lose their times
+        if keeps and batch.magic == 0:  # inner messages of magic 1 (KAFKA-4298) lose their timestamps
             max_timestamp = np.int64(-1)
         new.block_bytes = p - new.block_start
         new.base_timestamp_ms = base_timestamp
@@ -301,7 +303,7 @@ def _put_be(a, p, value, n):
 def put_header(
     a, p, batch, base_offset, last_offset, total, attributes, base_timestamp, max_timestamp, record_count
 ):
-    """Write a header in front of the block at `a[p + 61:p + total]`; its CRC. `batch`: whose epochs and producer."""
+    """Write a header before the block `a[p + 61:p + total]`; return its CRC. `batch` gives epochs and producer."""
     _put_be(a, p, base_offset, 8)
     _put_be(a, p + 8, total - 12, 4)
     _put_be(a, p + 12, np.int64(batch.leader_epoch), 4)
@@ -321,7 +323,7 @@ def put_header(
 
 @kernel
 def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
-    """Bytes that `assemble` will write for these rows."""
+    """Return how many bytes `assemble` will write for these rows."""
     total = np.int64(0)
     for row in range(row_from, row_to):
         if action[row] == COPY:
@@ -354,11 +356,11 @@ def assemble(
     position,
     new_table,
 ):
-    """Write the surviving batches of rows `row_from` .. `row_to` behind `target[at]`; (bytes, rows of `new_table`).
+    """Write the surviving batches of rows `row_from` .. `row_to` to `target[at:]`; return (bytes, rows of `new_table`).
 
-    `position` is the byte position in the new segment of `target[at]`. Copied batches keep every byte;
-    emptied and rebuilt ones by CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt one that keeps its
-    magic, 0 or 1, is a message around others.
+    `position` is the byte position of `target[at]` in the new segment. Copied batches keep every byte; emptied and
+    rebuilt ones follow CLEANING.md, "Rebuilt batch" and "Emptied batch"; a rebuilt one that keeps its magic, 0 or 1, is
+    a message around others.
     """
     p = at
     rows = 0

@@ -1,6 +1,6 @@
-"""Decides about whole batches of a stride before any is opened: by bits, by the map, or by their headers.
+"""Decides on whole batches of a stride before any is opened: by bits, by the map, or by their headers.
 
-The rules are those of `format/CLEANING.md`; what a batch's records decide comes later (`kernels/rewrite.py`).
+The rules are those of `format/CLEANING.md`; what depends on a batch's records is decided later (`kernels/rewrite.py`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from keytail.kernels.transactions import CONTROL, TRANSACTIONAL
 
 _DELETE_HORIZON = 0x40
 
-# What `decide_rows` is told of the round, and of what came before the stride (int64).
+# Facts for `decide_rows` about the round and about what precedes the stride (int64).
 (
     LATEST_OFFSET,
     FIRST_DIRTY,
     FIRST_UNCLEANABLE,
     NOW_MS,
-    ASK_MAP,  # 1: of transactional batches a bit that is not set says nothing
+    ASK_MAP,  # 1: for transactional batches an unset bit decides nothing
     SEGMENT,  # number of the segment
-    RECORDS,  # of it before the stride
-    RECORD_BIT,  # of its first record, -1: it has none; and of its first batch
-    BATCH_BIT,
-    FILE_IS_OLD,  # 1: what is removed by the time of its file is due
-    REMOVAL_LIMIT,  # from this offset on no tombstone and no marker goes
-    BY_FILE_TIME,  # 1: that is so of version 2 too, and horizons say nothing (CLEANING.md 16)
+    RECORDS,  # records of the segment before the stride
+    RECORD_BIT,  # bit of the segment's first record, -1: none
+    BATCH_BIT,  # bit of the stride's first batch
+    FILE_IS_OLD,  # 1: what is removed by the time of its file is due for removal
+    REMOVAL_LIMIT,  # tombstones and markers from this offset on are retained
+    BY_FILE_TIME,  # 1: FILE_IS_OLD applies to version 2, too, and horizons are ignored (CLEANING.md 16)
     FACTS,
 ) = range(13)
 
@@ -55,11 +55,11 @@ def decide_rows(
     table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
     decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
 ):  # fmt: skip
-    """What can be said about each row of a stride; how many markers go.
+    """Decide on each row of a stride without reading records; return how many markers are removed.
 
-    `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have an item a row, as do the last six, which are
-    filled. `first_bit` is that of the row's first record in `bits` where those decide, else -1. `null_bits` says of
-    each batch whether it may hold a null.
+    `ends_a_producer`, `unneeded` (markers) and `aborted` (data) have one item per row, as do the last six, which are
+    filled. `first_bit` is the bit of the row's first record in `bits` if those decide, else -1. A bit of `null_bits` is
+    set if the batch may contain a null.
     """
     records, markers = facts[RECORDS], np.int64(0)
     for i in range(table.shape[0]):
@@ -76,7 +76,7 @@ def decide_rows(
         else:
             is_over = has_horizon and facts[NOW_MS] >= row.base_timestamp_ms
         is_over = is_over and not held
-        # Whether a batch of version 2 from which nothing goes is copied although it holds tombstones or is a marker.
+        # Whether a batch of version 2 that loses no record is copied even if it contains tombstones or is a marker.
         needs_none = has_horizon or by_file
         rule = BEYOND if row.base_offset > facts[LATEST_OFFSET] else BY_MAP
         bit, live, what = np.int64(-1), np.int64(0), OPEN
@@ -88,7 +88,7 @@ def decide_rows(
             rule = BY_BITS
             bit = facts[RECORD_BIT] + records
             live = _count_bits(bits, bit, bit + count)
-            if row.magic == 2 and live == count:  # the older formats are never copied: what stays becomes v2
+            if row.magic == 2 and live == count:  # the older formats are never copied, but rebuilt
                 batch = facts[BATCH_BIT] + i
                 has_null = (null_bits[batch >> 3] >> np.uint8(batch & 7)) & 1 != 0
                 if not has_null or (needs_none and not is_over):

@@ -1,7 +1,7 @@
-"""Finds batches again behind damage, looks at the records of those found, and tells which of them fit together.
+"""Finds batches after damage, checks their records, and determines which of them fit together.
 
-The array is a whole segment file. What may be a batch is decided by its header first and then by its checksum;
-salvage/SALVAGE.md says which rule is which. Positions are bytes of the file.
+The array is a whole segment file. A candidate is checked by its header first and then by its checksum; the rules are in
+salvage/SALVAGE.md. Positions are bytes of the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ FOUND, CHECKED_BYTES = 0, 1
 
 @njit
 def _is_header(raw, p, size, most_span):
-    """Whether the fields of a header of version 2 can be a broker's: a checksum takes long, and few bytes pass this."""
+    """Return whether a broker can have written this header of version 2.
+
+    Few bytes pass this check, which saves slow checksums.
+    """
     span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
     if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC:
         return False
@@ -40,7 +43,7 @@ def _is_header(raw, p, size, most_span):
 
 @njit
 def _is_old_header(raw, p, size):
-    """The same of a message of magic 0 or 1: key and value fill it to its last byte."""
+    """Return the same for a message of magic 0 or 1: key and value fill it to its last byte."""
     at = p + 18 if raw[p + 16] == 0 else p + 26
     end = p + size
     if at + 8 > end or raw[p + 17] & 7 > _MOST_OLD_CODEC or raw[p + 17] > 0x0F:
@@ -54,7 +57,7 @@ def _is_old_header(raw, p, size):
 
 @njit
 def _batch_bytes(raw, p, n, low, high, out, scratch):
-    """Size of the batch at `p` of offsets within [low, high) and with a right checksum; 0: there is none."""
+    """Return the size of the batch at `p` if its offsets are within [low, high) and its checksum is correct, else 0."""
     if n - p < _LEAST_BYTES or raw[p + 16] > 2:
         return np.int64(0)
     size = np.int64(be32(raw, p + 8)) + 12
@@ -77,8 +80,8 @@ def _batch_bytes(raw, p, n, low, high, out, scratch):
 
 @njit(inline="always")
 def _may_be_one(raw, p, left, most_high_bits):
-    """Whether the few bytes that almost any other place has wrong could be a batch's: cheap, for every byte."""
-    q = np.uint64(p)  # unsigned spares the test for Python's negative positions
+    """Return whether the bytes that are wrong almost anywhere else allow a batch at `p`: cheap, for every byte."""
+    q = np.uint64(p)  # unsigned avoids the check for Python's negative positions
     if raw[q + np.uint64(16)] > 2 or raw[q] > most_high_bits:
         return False
     size = (
@@ -92,7 +95,7 @@ def _may_be_one(raw, p, left, most_high_bits):
 
 @njit
 def _landing(raw, p, n, low, high, out, scratch):
-    """Where the damaged batch at `p` ends by its own header, if a batch begins there or the file ends; else -1."""
+    """Return where the damaged batch at `p` ends by its own header, if a batch or the end of file follows; else -1."""
     if n - p < _LEAST_BYTES:
         return np.int64(-1)
     size = np.int64(be32(raw, p + 8)) + 12
@@ -105,11 +108,11 @@ def _landing(raw, p, n, low, high, out, scratch):
 
 @kernel(allocates=True)
 def next_batch(raw, p, low, high, most_checked_bytes, out):
-    """Where batches go on behind the damage at `p`: `out[FOUND]`, above `p`; the length of `raw` for nowhere.
+    """Find where batches continue after the damage at `p`: `out[FOUND]`, above `p`; the length of `raw` if nowhere.
 
-    Where the damaged batch's own length leads to a batch, that is where; but for batches in front of it that lead
-    there one by one: then it was the length that was wrong. `out` is int64[2]; `out[CHECKED_BYTES]` grows by the bytes
-    whose checksum was computed, and the search ends when it has passed `most_checked_bytes`.
+    If the damaged batch's own length leads to a batch, it is there, unless batches before that place lead there one by
+    one: then the length was wrong. `out` is int64[2]; `out[CHECKED_BYTES]` grows by the bytes whose checksum was
+    computed, and the search ends when it exceeds `most_checked_bytes`.
     """
     n = np.int64(raw.shape[0])
     scratch = np.zeros(6, np.int64)
@@ -143,7 +146,7 @@ def next_batch(raw, p, low, high, most_checked_bytes, out):
 
 @kernel(allocates=True)
 def check_records(raw, table, bad):
-    """Set `bad[row]` (uint8) of each uncompressed batch of version 2 whose records are not what its header says."""
+    """Set `bad[row]` (uint8) of uncompressed magic 2 batches whose records (timestamps aside) do not fit the header."""
     state = np.zeros(STATE_SIZE, np.int64)
     for row in range(table.shape[0]):
         batch = table[row]
@@ -160,7 +163,7 @@ def check_records(raw, table, bad):
 
 @njit(inline="always")
 def _best_below(scores, rows, rank):
-    """(score, row) of the best among ranks [0, rank), or (-1, -1)."""
+    """Return (score, row) of the best among ranks [0, rank), or (-1, -1)."""
     best, row = np.int64(-1), np.int64(-1)
     while rank > 0:
         if scores[rank] > best:
@@ -171,11 +174,12 @@ def _best_below(scores, rows, rank):
 
 @kernel(allocates=True)
 def best_chain(base, last, below, touching, ranks, first_offset, keep):
-    """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets rise without overlap.
+    """Mark in `keep` (uint8) a longest chain of batches, in the order given, whose offsets increase without overlap.
 
-    Of equally long ones that with the fewest steps over rejected batches that leave out no offset: where would these
-    have been? `ranks` is the place of each `last` among the different values of `last`, `below` how many of these are
-    below each `base`, `touching` 1 where the highest of those is `base - 1`.
+    Of equally long chains, the one is chosen that has the fewest steps over rejected batches without skipping an
+    offset: such a step leaves no offsets for the rejected batches. `ranks` is the index of each `last` among the
+    distinct values of `last`, `below` how many of these are below each `base`, `touching` 1 if the highest of those is
+    `base - 1`.
     """
     n = base.shape[0]
     size = np.int64(ranks.max()) + 1

@@ -1,7 +1,7 @@
-"""Rows of columns to where their partitions have room for them, each partition's in their order.
+"""Distributes rows of columns to the places reserved for their partitions, in order within each partition.
 
-`partitions` (int32) has the partition of each row; rows below 0 go nowhere. The arrays that count and place have an
-entry a partition. Offsets must ascend inside their data: the caller has looked.
+`partitions` (int32) has the partition of each row; rows below 0 are skipped. The arrays of counts and places have one
+entry per partition. Offsets must ascend inside their data: the caller has checked that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from keytail.kernels.native import copy_bytes
 
 @kernel
 def count_rows(partitions, offsets, rows, sizes):
-    """Add the rows of each partition to `rows`, what lies between their offsets to `sizes` (both int64)."""
+    """Add the rows of each partition to `rows`, and the sizes between their offsets to `sizes` (both int64)."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:
@@ -22,7 +22,7 @@ def count_rows(partitions, offsets, rows, sizes):
 
 @kernel
 def scatter_words(partitions, values, words, at):
-    """Each value to `words[at[partition]]`, both int64; `at` moves on."""
+    """Copy each value to `words[at[partition]]`, both int64; `at` is advanced."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:
@@ -32,7 +32,7 @@ def scatter_words(partitions, values, words, at):
 
 @kernel
 def scatter_ends(partitions, offsets, words, at, filled):
-    """Where each row ends in a column of its partition alone; `filled` is where that column's rows end until now."""
+    """Write where each row ends in a column of its partition alone; `filled` is the end of that column so far."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:
@@ -43,8 +43,10 @@ def scatter_ends(partitions, offsets, words, at, filled):
 
 @kernel
 def scatter_bytes(partitions, data, valid, offsets, target, valid_at, data_at):
-    """Each value's bytes to `target[data_at[partition]:]`, whether it is valid to `target[valid_at[partition]]`; both
-    move on."""
+    """Copy each value's bytes to `target[data_at[partition]:]`, and its validity to `target[valid_at[partition]]`.
+
+    Both positions are advanced.
+    """
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:

@@ -1,6 +1,6 @@
-"""Numbers, text and JSON as bytes in a buffer: what lines are made of (`lines.py`).
+"""Writes numbers, text and JSON as bytes into a buffer: the parts of lines (`lines.py`).
 
-Every function appends at `p` and returns the position behind; whoever calls has made sure of the room.
+Every function appends at `p` and returns the position after that; the caller has ensured that there is room.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numba.extending import register_jitable
 
 from keytail.kernels.native import copy_bytes
 
-# Inlined by LLVM whatever their size: a call that hands over an array counts references, and a line has 20 calls.
+# Inlined by LLVM whatever their size: a call with an array argument counts references, and a line has 20 calls.
 inlined = register_jitable(forceinline=True)
 
 NUMBER_BYTES = 20
@@ -19,7 +19,7 @@ _BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 _PAIRS = np.frombuffer(b"".join(b"%02d" % i for i in range(100)), np.uint8)
 _LOW_BITS = np.uint64(0x0101010101010101)
 _HIGH_BITS = np.uint64(0x8080808080808080)
-_UPPER_BITS = np.uint64(0xE0E0E0E0E0E0E0E0)  # of a byte below 0x20 none is set
+_UPPER_BITS = np.uint64(0xE0E0E0E0E0E0E0E0)  # none is set in a byte below 0x20
 _QUOTES = np.uint64(0x2222222222222222)
 _BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -65,9 +65,9 @@ def _continues(b):
 
 @inlined
 def _character(a, p, end):
-    """(bytes, bytes to pass over when it is malformed) of the UTF-8 character at `p`: one of the two is 0.
+    """Return (bytes, bytes to skip if it is malformed) of the UTF-8 character at `p`: one of the two is 0.
 
-    What Java's String makes one replacement character of is passed over at once.
+    Bytes that Java's String replaces by one replacement character are skipped together.
     """
     b1 = np.int64(a[p])
     left = end - p
@@ -105,7 +105,7 @@ def _character(a, p, end):
 
 @inlined
 def _ascii_bytes(a, p, end):
-    """How many bytes from `p` on are ASCII."""
+    """Return how many bytes from `p` on are ASCII."""
     q = p
     while q < end and a[q] < 0x80:
         q += 1
@@ -114,13 +114,13 @@ def _ascii_bytes(a, p, end):
 
 @inlined
 def _has_zero(word):
-    """Some bit, if any of the eight bytes is zero (or, behind such a one, 1)."""
+    """Return non-zero if any of the eight bytes is zero: the high bit of each such byte, and of a 1 after one."""
     return (word - _LOW_BITS) & ~word & _HIGH_BITS
 
 
 @inlined
 def _word(a, p):
-    """Eight bytes from `p` (uint64: a signed index might count from the end, which costs a comparison a byte)."""
+    """Return eight bytes from `p` (uint64: a signed one may be negative, which costs a comparison per byte)."""
     return (
         np.uint64(a[p])
         | np.uint64(a[p + np.uint64(1)]) << np.uint64(8)
@@ -135,7 +135,7 @@ def _word(a, p):
 
 @inlined
 def _is_plain(a, start, end):
-    """Whether all bytes are ASCII that JSON need not escape; eight at a time."""
+    """Return whether all bytes are ASCII that JSON need not escape; reads eight at a time."""
     special = np.uint64(0)
     p, stop = np.uint64(start), np.uint64(end)
     while p + np.uint64(8) <= stop:
@@ -187,7 +187,7 @@ def put_text(out, p, a, start, end):
 
 @inlined
 def _json_string(out, p, a, start, end):
-    """Position behind the bytes as a JSON string, quotes included; -1 for what is no UTF-8."""
+    """Write the bytes as a JSON string with quotes; return the position after it, or -1 if they are not UTF-8."""
     out[p] = 34
     p += 1
     if _is_plain(a, start, end):
@@ -253,7 +253,7 @@ def _base64(out, p, a, start, end):
 
 @inlined
 def put_json_value(out, p, names, name_start, name_bytes, a, start, size):
-    """`"name":value`; the name comes with its quotes."""
+    """Write `"name":value`, or base64 under `"name_base64"` if the value is not UTF-8; the name includes its quotes."""
     copy_bytes(out, p, names, name_start, name_bytes)
     p += name_bytes
     at = p

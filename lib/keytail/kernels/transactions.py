@@ -1,7 +1,7 @@
-"""Follows transactions over the headers of batches: which data is aborted, which markers nobody needs.
+"""Follows transactions over batch headers: which data is aborted, and which markers are no longer needed.
 
-The rules are those of `format/CLEANING.md`, "Transactions". A producer's state is one row of arrays indexed by
-a small number that `log/transactions.py` gives each producer id.
+The rules are those of `format/CLEANING.md`, "Transactions". A producer's state is one row of arrays, indexed by a small
+number that `log/transactions.py` assigns to each producer id.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ TRANSACTIONAL, CONTROL = 0x10, 0x20
 
 NO_OFFSET = 2**63 - 1
 
-# Columns of the int64 state, one row a producer. FIRST_DATA: of what is left of its open transaction.
+# Columns of the int64 state, one row per producer. FIRST_DATA: first data left of its open transaction.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
-# Positions of `cursor`. EARLIEST: first data of all transactions that ended since the last ABORT marker.
+# Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
 NEXT_ENTRY, MARKERS, ABORTS, EARLIEST = 0, 1, 2, 3
 
-# Columns of `aborts`, one row an ABORT marker. DATA: base offset of the first data left of the transaction;
-# BEHIND: its producer's marker before, or -1; SINCE: earliest first data of the transactions that ended behind the
-# ABORT marker before, this one included. DATA and SINCE are NO_OFFSET where there is none.
+# Columns of `aborts`, one row per ABORT marker. DATA: base offset of the first data left of the transaction; BEHIND:
+# its producer's previous marker, or -1; SINCE: earliest first data of the transactions that ended after the previous
+# ABORT marker, including this one. DATA and SINCE are NO_OFFSET if there is none.
 MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
@@ -32,11 +32,11 @@ MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 
 def track(table, producers, log_start_offset, entry_first, entry_producer, state, cursor, discard, markers, aborts):
     """Follow the rows of `table` in order.
 
-    `producers[row]` is the number of its producer id where the batch is transactional or control. Entries of
-    the transaction indexes come in order of their first offsets; they decide what is discarded. Written:
-    `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the
-    log itself says of its transaction, the entry that it ended (-1: none), and whether that one stays. `cursor`
-    is int64[4]. Data that ends below `log_start_offset` says nothing of a transaction: its marker may be gone.
+    `producers[row]` is the number of the row's producer id if the batch is transactional or control. Entries of the
+    transaction indexes come in the order of their first offsets; they decide what is discarded. The function writes
+    `discard[row]`; per control batch `markers` (base offset, discard); per ABORT marker `aborts`, with what the log
+    itself contains of its transaction, the entry that it ended (-1: none), and whether the marker is retained. `cursor`
+    is int64[4]. Data that ends below `log_start_offset` is not first data: its marker may be gone.
     """
     n_entries = entry_first.shape[0]
     for i in range(table.shape[0]):
@@ -92,9 +92,9 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
 
 @kernel
 def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
-    """`aborted[row]`: transactional data of a producer within one of its aborted intervals.
+    """Set `aborted[row]` for transactional data of a producer within one of its aborted intervals.
 
-    The intervals are sorted by producer id and first offset: data that reaches the first offset and begins
+    The intervals are sorted by producer id and first offset; one contains data that reaches the first offset and begins
     below the end offset.
     """
     n = producer_ids.shape[0]
@@ -103,7 +103,7 @@ def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
         aborted[i] = 0
         if row.attributes & TRANSACTIONAL_OR_CONTROL != TRANSACTIONAL:
             continue
-        # The last interval that is not behind the row, by (producer id, first offset).
+        # The last interval that does not begin after the row, by (producer id, first offset).
         low, high = 0, n
         while low < high:
             middle = (low + high) // 2
@@ -120,7 +120,7 @@ def aborted_rows(table, producer_ids, first_offsets, end_offsets, aborted):
 
 @kernel
 def marker_flags(table, offsets, flags, out):
-    """`out[row]` for control batches: the flag of the marker at its base offset (`offsets` ascending)."""
+    """Set `out[row]` of each control batch to the flag of the marker at its base offset (`offsets` ascending)."""
     for i in range(table.shape[0]):
         out[i] = 0
         if table[i].attributes & CONTROL:

@@ -1,8 +1,8 @@
-"""The inspection of a segment, batch by batch: checksums, order, records, and the index entries it has.
+"""The inspection of a segment, batch by batch: checksums, order, records, and its index entries.
 
-`inspect` stops at each thing worth a finding and goes on behind it when called again; the caller
-words it. Uses the reader of `walk.py`, not the one that cleaning uses. What later checks need of a batch, it
-writes down in `rows` (batches with a producer id) and `epochs` (runs of batches of one leader epoch).
+`inspect` stops at each finding and continues after it when called again; the caller words the finding. It uses the
+reader of `walk.py`, not the one that cleaning uses. Facts for later checks are written to `rows` (batches with a
+producer id) and `epochs` (runs of batches of one leader epoch).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keytail.kernels.legacy import MESSAGE_CRC, check_message
 from keytail.kernels.native import crc32c
 from keytail.kernels.walk import be_16, be_32, be_64, be_u32, control_type, read_record
 
-# What `inspect` returns: first what it needs, then what it found.
+# Codes that `inspect` returns: first what it needs, then findings.
 DONE, NEED_MORE, NEED_BLOCK, NEED_WRAPPER, NEED_ROOM = range(5)
 FIRST_FINDING = 10
 (
@@ -46,10 +46,10 @@ ENDS_THE_WALK = (CUT, SIZE, MAGIC)
     FROM,
     TO,
     IS_ALL,
-    POSITION,  # of the window's first byte in its file
-    STAGE,  # how far the batch at FROM has been looked at
+    POSITION,  # position of the window's first byte in its file
+    STAGE,  # how far the batch at FROM has been inspected
     SEGMENT_BASE,
-    NEXT_BASE,  # of the next segment; a very large number for the last one
+    NEXT_BASE,  # base offset of the next segment; a very large number for the last one
     LAST_OFFSET,
     MAX_TIMESTAMP,
     INDEX_AT,
@@ -59,14 +59,14 @@ ENDS_THE_WALK = (CUT, SIZE, MAGIC)
     FOUND_TIMESTAMP,
     BATCHES,
     RECORDS,
-    SPOILED,  # set by the caller: what follows is written down no more
+    SPOILED,  # set by the caller: `rows` and `epochs` are not written any more
     ROWS,  # how many of `rows` are in use
-    RUNS,  # how many of `epochs`
-    WITHOUT_EPOCH,  # batches that have none, or are of an old format
-    SET_IS_OPEN,  # the offset entry before INDEX_AT names an offset behind the batches so far
+    RUNS,  # how many of `epochs` are in use
+    WITHOUT_EPOCH,  # batches without a leader epoch, or of an old format
+    SET_IS_OPEN,  # the offset entry before INDEX_AT has an offset after the batches so far
     LAST_RECORD,  # offset of the batch's last record, or _UNKNOWN
-    NAMED_OFFSET,  # that the next time entry names, if it is one of the batch
-    NAMED_TIMESTAMP,  # of the record at that offset; _NO_SUCH_RECORD, or _UNKNOWN if the records were not read
+    NAMED_OFFSET,  # offset in the next time entry that is not below the batch; -1: none
+    NAMED_TIMESTAMP,  # timestamp of the record at that offset; _NO_SUCH_RECORD; _UNKNOWN if the records were not read
     STATE_SIZE,
 ) = range(25)
 _UNKNOWN, _NO_SUCH_RECORD = -(2**63), -(2**63) + 1
@@ -84,12 +84,12 @@ _UNKNOWN, _NO_SUCH_RECORD = -(2**63), -(2**63) + 1
     ROW_CONTROL,
     ROW_COLUMNS,
 ) = range(10)
-# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the last one's base offset.
+# Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the base offset of its last.
 RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
 
 _HEADER = 61
-_MAX_OFFSET = 2**63 - 1  # never a record's: the offset behind it could not be written down
-_SMALLEST = 14  # of a batch's stated size, of any magic
+_MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
+_SMALLEST = 14  # smallest size field of a batch, of any magic
 _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x08, 0x10, 0x20
 _ABORT, _COMMIT = 0, 1
 # Stages of a batch.
@@ -98,7 +98,7 @@ _CRC, _ORDER, _RANGE, _NEXT, _FIELDS, _RECORDS, INDEX, _TIME = range(8)
 
 @register_jitable
 def _walk_records(data, at, end, base, before, last, count, base_timestamp, largest, oldest, state):
-    """(0 or what is wrong with the records `data[at:end]`, the last one's offset, the largest and oldest timestamp)."""
+    """Return (0 or a finding on the records `data[at:end]`, last offset, largest timestamp, oldest timestamp)."""
     if count < 0 or count > end - at:
         return COUNT, before, largest, oldest
     if state[NAMED_TIMESTAMP] == _UNKNOWN:
@@ -123,7 +123,7 @@ def _walk_records(data, at, end, base, before, last, count, base_timestamp, larg
 
 @register_jitable
 def _check_times(count, largest, oldest, max_timestamp, attributes, state):
-    """0 or what is wrong with the times of a batch, by those of its records."""
+    """Return 0 or a finding on the timestamps of a batch, given those of its records."""
     if count == 0 or attributes & _APPEND_TIME:
         return 0
     if oldest < -1:
@@ -135,7 +135,7 @@ def _check_times(count, largest, oldest, max_timestamp, attributes, state):
 
 @register_jitable
 def _check_records(data, at, end, base, last, count, base_timestamp, max_timestamp, attributes, state):
-    """0 or what is wrong with the records `data[at:end]` of one batch."""
+    """Return 0 or a finding on the records `data[at:end]` of one batch."""
     code, _, largest, oldest = _walk_records(
         data, at, end, base, base - 1, last, count, base_timestamp, np.int64(-1), np.int64(0), state
     )
@@ -144,18 +144,18 @@ def _check_records(data, at, end, base, last, count, base_timestamp, max_timesta
 
 @kernel
 def check_block(block, base, last, count, base_timestamp, max_timestamp, attributes, state):
-    """The same for a decompressed block."""
+    """Return 0 or a finding on the records of a decompressed block."""
     end = np.int64(block.shape[0])
     return _check_records(block, np.int64(0), end, base, last, count, base_timestamp, max_timestamp, attributes, state)
 
 
-# What `check_piece` sums up over the pieces of a block, int64: the last offset, the largest and the oldest timestamp.
+# Sums of `check_piece` over the pieces of a block, int64: the last offset, the largest and the oldest timestamp.
 LAST_SEEN, LARGEST_MS, OLDEST_MS, SUMS = range(4)
 
 
 @kernel
 def check_piece(block, base, last, count, base_timestamp, sums, state):
-    """0 or what is wrong with `count` records of a block that is there a piece at a time, which are all of `block`."""
+    """Return 0 or a finding on the `count` records of `block`, one piece of a block that is read in pieces."""
     code, sums[LAST_SEEN], sums[LARGEST_MS], sums[OLDEST_MS] = _walk_records(
         block, np.int64(0), np.int64(block.shape[0]), base, sums[LAST_SEEN], last, count, base_timestamp,
         sums[LARGEST_MS], sums[OLDEST_MS], state,
@@ -165,13 +165,13 @@ def check_piece(block, base, last, count, base_timestamp, sums, state):
 
 @kernel
 def check_sums(count, max_timestamp, attributes, sums, state):
-    """0 or what is wrong with the times of a block of which all pieces were checked."""
+    """Return 0 or a finding on the timestamps of a block whose pieces were all checked."""
     return _check_times(count, sums[LARGEST_MS], sums[OLDEST_MS], max_timestamp, attributes, state)
 
 
 @register_jitable
 def _check_fields(window, p, size):
-    """0 or what is wrong with the producer's fields, or with the marker, of a batch."""
+    """Return 0 or a finding on the producer fields, or on the marker, of a batch."""
     attributes, producer, epoch = be_16(window, p + 21), be_64(window, p + 43), be_16(window, p + 51)
     if producer < 0:
         return PRODUCER if attributes & _TRANSACTIONAL else 0
@@ -191,10 +191,10 @@ def _check_fields(window, p, size):
 
 @register_jitable
 def _check_index(position, base, last, index_offsets, index_positions, state):
-    """0 or what is wrong with the next entry, by the batch at `position` (format/INDEX.md, 2 and 8).
+    """Return 0 or a finding on the next offset index entry, by the batch at `position` (format/INDEX.md, 2 and 8).
 
-    An entry begins where a batch begins, and names the last offset of that batch or of a later one in front of the next
-    entry. A cleaner before 4.0 names the last record that it retained, which may lie before the batch's last offset.
+    An entry has the position of a batch, and the last offset of that batch or of a later one before the next entry. A
+    cleaner before 4.0 writes the last record that it retained, which may be before the batch's last offset.
     """
     i = state[INDEX_AT]
     comes = i < index_positions.shape[0] and index_positions[i] <= position
@@ -217,13 +217,16 @@ def _check_index(position, base, last, index_offsets, index_positions, state):
 
 @register_jitable
 def _ends_with(named, base, last, state):
-    """Whether the batch ends with that offset, or with a record at it. Unknown records are believed."""
+    """Return whether the batch ends with that offset, or with a record at it. Unknown records are accepted."""
     return named == last or (base <= named < last and state[LAST_RECORD] in (named, _UNKNOWN))
 
 
 @register_jitable
 def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_offsets, state):
-    """0 or what is wrong with the next entry: it names the batch's last offset, or the record with the timestamp."""
+    """Return 0 or a finding on the next time index entry.
+
+    Its offset is the batch's last offset, or that of the record with the timestamp.
+    """
     i = state[TIME_AT]
     if i < times.shape[0] and time_offsets[i] <= last:
         state[TIME_AT] = i + 1
@@ -240,7 +243,7 @@ def _check_time(base, last, max_timestamp, rose, is_append_time, times, time_off
 
 @register_jitable
 def _name_record(base, times, time_offsets, state):
-    """Note which record the next time entry names that is not below `base`."""
+    """Note the offset of the next time index entry that is not below `base`."""
     i = state[TIME_AT]
     while i < times.shape[0] and time_offsets[i] < base:
         i += 1
@@ -251,7 +254,7 @@ def _name_record(base, times, time_offsets, state):
 
 @register_jitable
 def _write_down(window, p, size, rows, epochs, state):
-    """A batch that nothing is wrong with, for those who compare the log with other files."""
+    """Write a batch to `rows` and `epochs`, for later comparison of the log with other files."""
     if window[p + 16] < 2:
         state[WITHOUT_EPOCH] += 1
         return
@@ -284,7 +287,7 @@ def _write_down(window, p, size, rows, epochs, state):
 
 @kernel
 def inspect(window, index_offsets, index_positions, times, time_offsets, rows, epochs, scratch, state):
-    """Look at the batches of the window from FROM on; a code from the list above. `scratch` is int64[6]."""
+    """Inspect the batches of the window from FROM on; return a code from the list above. `scratch` is int64[6]."""
     while True:
         p, to = state[FROM], state[TO]
         left = to - p
@@ -321,7 +324,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
         if state[STAGE] == _CRC:
             state[STAGE] = _ORDER
             if magic == 2 and np.int64(crc32c(window, p + 21, size - 21)) != be_u32(window, p + 17):
-                state[STAGE] = -_ORDER  # its records are not worth parsing
+                state[STAGE] = -_ORDER  # its records are not parsed
                 return CRC
             if magic < 2:
                 check_message(window, p + 12, p + size, scratch)
@@ -373,7 +376,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
                 )  # fmt: skip
                 if code != 0:
                     return code
-        # An untrusted header still tells where the batch is, which is all an index entry is about.
+        # An untrusted header still locates the batch, which is all that an index entry refers to.
         rose = max_timestamp > state[MAX_TIMESTAMP]
         if stage == INDEX:
             code = _check_index(state[POSITION] + p, base, last, index_offsets, index_positions, state)

@@ -1,6 +1,6 @@
-"""Follows producers over the batches of a log, to hold other files against what it says of them.
+"""Follows producers over the batches of a log, so that other files can be checked against it.
 
-A producer's state is one row of an array, indexed by a small number that the caller gives each producer id.
+A producer's state is one row of an array, indexed by a small number that the caller assigns to each producer id.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from keytail.kernels.verify import (
     ROW_SEQUENCE,
 )
 
-# Columns of `state`, int64; -1 where nothing is known. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are of the
-# last data batch, OPEN_FROM of what is left of an open transaction, LAST_MARKER the offset of the last marker.
+# Columns of `state`, int64; -1: unknown. LAST_OFFSET, OFFSET_DELTA and LAST_SEQUENCE are those of the last data batch,
+# OPEN_FROM is the first data left of an open transaction, LAST_MARKER the offset of the last marker.
 EPOCH, LAST_SEQUENCE, LAST_OFFSET, OFFSET_DELTA, OPEN_FROM, LAST_MARKER, STATE_COLUMNS = range(7)
 
-# Columns of `markers`. MARKER_DATA: first data left of the transaction that it ended; -1 where there is none.
+# Columns of `markers`. MARKER_DATA: first data left of the transaction that the marker ended; -1: none.
 MARKER_OFFSET, MARKER_POSITION, MARKER_PRODUCER, MARKER_ABORTS, MARKER_DATA, MARKER_COLUMNS = range(6)
 
 _TRANSACTIONAL, _CONTROL = 0x10, 0x20
@@ -31,10 +31,10 @@ _MOST_SEQUENCE = 2**31 - 1
 
 @kernel
 def follow(rows, producers, first, log_start_offset, state, markers):
-    """Take `rows[first:]` (columns ROW_...) in order; how many rows of `markers` were written, and the next row.
+    """Process `rows[first:]` (columns ROW_...) in order; return the rows of `markers` written, and the next row.
 
-    `producers[row]` is the number of its producer. Stops behind a row of data outside a transaction while one of
-    its producer is open; else the next row is the end. Data that ends below the log start does not count.
+    `producers[row]` is the number of its producer. Stops after a row of data outside a transaction while its producer
+    has an open one; otherwise the next row is the end. Data that ends below the log start offset is skipped.
     """
     written = 0
     for i in range(first, rows.shape[0]):

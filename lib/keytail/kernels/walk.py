@@ -1,7 +1,7 @@
-"""The proof's and the inspection's own reader of batch headers and records (format/BATCH.md).
+"""The reader of batch headers and records (format/BATCH.md) that the proof and the inspection use.
 
-Written apart from the reader that cleaning uses, so that one mistake cannot hide in both. Every
-read is bounded by `end`; a record that does not fit gives the position -1.
+It is separate from the reader that cleaning uses, so that one mistake cannot affect both. Every read is bounded by
+`end`; for a record that does not fit the position is -1.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
-# Inlined by LLVM whatever their size: a call that hands over an array counts references.
+# Inlined by LLVM whatever their size: a call with an array argument counts references.
 _inlined = register_jitable(forceinline=True)
 
 
 @_inlined
 def be_64(a, p):
-    """Signed big-endian int64 at byte `p`."""
+    """Return the signed big-endian int64 at byte `p`."""
     return np.int64(
         np.uint64(a[p]) << np.uint64(56)
         | np.uint64(a[p + 1]) << np.uint64(48)
@@ -43,13 +43,13 @@ def be_u32(a, p):
 
 @_inlined
 def be_32(a, p):
-    """Signed big-endian int32 at byte `p`, as int64."""
+    """Return the signed big-endian int32 at byte `p`, as int64."""
     return np.int64(np.int32(np.uint32(be_u32(a, p))))
 
 
 @_inlined
 def be_16(a, p):
-    """Signed big-endian int16 at byte `p`, as int64."""
+    """Return the signed big-endian int16 at byte `p`, as int64."""
     return np.int64(np.int16(np.uint16(np.uint16(a[p]) << np.uint16(8) | np.uint16(a[p + 1]))))
 
 
@@ -69,13 +69,13 @@ def _memcmp(typingctx, a, i, b, j, n):
 
 @_inlined
 def same_bytes(a, i, b, j, n):
-    """Whether `a[i:i + n]` equals `b[j:j + n]` (uint8)."""
+    """Return whether `a[i:i + n]` equals `b[j:j + n]` (uint8)."""
     return _memcmp(a, i, b, j, n) == 0
 
 
 @register_jitable
 def _read_long_varint(a, p, end, most_bytes):
-    """(raw value, position behind it) of a variable-length number; position -1: not one."""
+    """Return (raw value, position after it) of a variable-length number; position -1: invalid."""
     value = np.uint64(0)
     for i in range(min(most_bytes, end - p)):
         byte = np.uint64(a[p + i])
@@ -87,7 +87,7 @@ def _read_long_varint(a, p, end, most_bytes):
 
 @_inlined
 def read_varint(a, p, end):
-    """(value, position behind it) of a zig-zag varint of at most 5 bytes; position -1: not one."""
+    """Return (value, position after it) of a zig-zag varint of at most 5 bytes; position -1: invalid."""
     if end - p >= 2:
         byte = np.int64(a[p])
         if byte < 128:
@@ -97,13 +97,13 @@ def read_varint(a, p, end):
             raw = byte & 127 | second << 7
             return raw >> 1 ^ -(raw & 1), p + 2
     value, p = _read_long_varint(a, p, end, 5)
-    raw = np.int64(value & np.uint64(0xFFFFFFFF))  # of the fifth byte four bits count
+    raw = np.int64(value & np.uint64(0xFFFFFFFF))  # only four bits of the fifth byte count
     return raw >> 1 ^ -(raw & 1), p
 
 
 @_inlined
 def read_varlong(a, p, end):
-    """(value, position behind it) of a zig-zag varlong of at most 10 bytes; position -1: not one."""
+    """Return (value, position after it) of a zig-zag varlong of at most 10 bytes; position -1: invalid."""
     if p < end:
         byte = np.int64(a[p])
         if byte < 128:
@@ -114,7 +114,7 @@ def read_varlong(a, p, end):
 
 @_inlined
 def read_span(a, p, end):
-    """(start, length, position behind) of bytes with a varint length in front; any negative one is a null."""
+    """Return (start, length, position after it) of bytes with a varint length in front; a negative length is a null."""
     length, p = read_varint(a, p, end)
     if p < 0 or length > end - p:
         return np.int64(0), np.int64(0), np.int64(-1)
@@ -123,7 +123,7 @@ def read_span(a, p, end):
 
 @register_jitable
 def read_headers(a, p, end):
-    """Position behind the headers, which must end at `end`; -1: malformed."""
+    """Return the position after the headers, which must end at `end`; -1: malformed."""
     count, p = read_varint(a, p, end)
     if p < 0 or count < 0 or count > end - p:
         return np.int64(-1)
@@ -139,10 +139,10 @@ def read_headers(a, p, end):
 
 @_inlined
 def read_record(a, p, end):
-    """One record from byte `p`, as far as its headers, which are checked too.
+    """Read the record at byte `p`, and check its headers.
 
-    (timestamp delta, offset delta, key start, key length, value start, value length, headers start,
-    position behind the record); lengths below 0 for null; the last one -1 for a malformed record.
+    Returns (timestamp delta, offset delta, key start, key length, value start, value length, headers start, position
+    after the record); lengths below 0 for null; the last one is -1 for a malformed record.
     """
     no = np.int64(0)
     bad = np.int64(-1)
@@ -173,7 +173,7 @@ def read_record(a, p, end):
 
 @register_jitable
 def same_headers(a, p, a_end, b, q, b_end):
-    """Whether the second of two checked header blocks is the first, or the first written minimally."""
+    """Return whether the second of two checked header blocks equals the first, or the first written minimally."""
     if a_end - p == b_end - q and same_bytes(a, p, b, q, a_end - p):
         return True
     count, p = read_varint(a, p, a_end)
@@ -189,13 +189,13 @@ def same_headers(a, p, a_end, b, q, b_end):
 
 
 HEADER_BYTES = 61
-_SMALLEST_BYTES = (26, 34, HEADER_BYTES)  # of a batch, by its magic
+_SMALLEST_BYTES = (26, 34, HEADER_BYTES)  # of the smallest batch, by its magic
 _UP_TO_MAGIC_BYTES = 17
 
 
 @register_jitable
 def batch_size(a, p, to, is_all):
-    """Bytes of the batch at `p`; 0: more bytes needed; -1: cut off; -2: an impossible size."""
+    """Return the bytes of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
     if to - p < _UP_TO_MAGIC_BYTES:
         return np.int64(-1) if is_all else np.int64(0)
     size = be_32(a, p + 8) + 12
@@ -208,13 +208,13 @@ def batch_size(a, p, to, is_all):
 
 @register_jitable
 def wanted_bytes(a, p, to):
-    """How many bytes from `p` on are needed at least to see the batch there whole."""
+    """Return how many bytes from `p` on are needed: the whole batch, or a header if its size is not known yet."""
     return max(np.int64(HEADER_BYTES), be_32(a, p + 8) + 12) if to - p >= 12 else np.int64(HEADER_BYTES)
 
 
 @register_jitable
 def control_type(a, p, size):
-    """Type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 without a readable one."""
+    """Return the type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 if unreadable."""
     if be_16(a, p + 21) & 7 or be_32(a, p + 57) < 1:
         return np.int64(-1)
     record = read_record(a, p + HEADER_BYTES, p + size)

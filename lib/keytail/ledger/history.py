@@ -1,6 +1,6 @@
-"""The verb `history`: what runs did, as their ledger has it. Reads the ledger alone, and no log dir.
+"""The command `history`: what runs did, according to their ledger. Reads only the ledger, and no log dir.
 
-An intent without an outcome reads as interrupted: its run was killed, or is still at work.
+An intent without an outcome is reported as interrupted: its run was killed, or is still running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. Times are ms since 1970; `end_ms` None: it did not say how it ended."""
+    """One run. Times are ms since 1970; `end_ms` is None if the run did not record its end."""
 
     run_id: str
     command: str
@@ -51,7 +51,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """What one run did to one partition, as its result row had it. `end_ms` is None where no outcome was told."""
+    """What one run did to one partition, from its result row. `end_ms` is None if no outcome was recorded."""
 
     run_id: str
     topic: str
@@ -83,7 +83,7 @@ class PartitionRow:
 
 @contextlib.contextmanager
 def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> Iterator[Any]:
-    """A session where one is needed, else None."""
+    """Yield a session if one is needed, else None."""
     from keytail.ledger.read import needs_spark  # noqa: PLC0415 (--help stays fast)
 
     with contextlib.ExitStack() as run:
@@ -94,7 +94,7 @@ def _reader(flags: LedgerFlags, master: str | None, *, always: bool = False) -> 
 
 
 def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[RunRow]:
-    """The newest `limit` runs, the newest last."""
+    """Return the latest `limit` runs, in ascending order of time."""
     with _reader(flags, master) as spark:
         return folded_runs(_read(flags, "runs", {}, spark))[-limit:]
 
@@ -102,8 +102,8 @@ def runs(flags: LedgerFlags, *, limit: int, master: str | None = None) -> list[R
 def run(
     flags: LedgerFlags, run_id: str, *, master: str | None = None, newest: bool = False
 ) -> tuple[RunRow, list[PartitionRow]]:
-    """One run, by its id or an end of it that no other has, and a row for each of its partitions. `newest`: of those
-    that end so."""
+    """Return one run, and a row for each of its partitions. `run_id` is its id, or a suffix that no other id has; with
+    `newest` the latest run with this suffix is returned."""
     with _reader(flags, master) as spark:
         known = folded_runs(_read(flags, "runs", {}, spark))
         ones = [one for one in known if one.run_id.endswith(run_id)]
@@ -119,7 +119,7 @@ def run(
 def runs_since(
     flags: LedgerFlags, since_ms: int, *, master: str | None = None
 ) -> tuple[list[RunRow], list[PartitionRow]]:
-    """The runs begun at or after that time, and a row for each partition of each."""
+    """Return the runs that began at or after that time, and a row for each partition of each."""
     with _reader(flags, master) as spark:
         known = folded_runs(_read(flags, "runs", {}, spark))
         wanted = [one for one in known if (one.start_ms or 0) >= since_ms]
@@ -131,7 +131,7 @@ def runs_since(
 def partitions(
     flags: LedgerFlags, wanted: Sequence[str], *, limit: int, master: str | None = None
 ) -> list[PartitionRow]:
-    """The newest `limit` rows of what runs did to the partitions named, the newest last."""
+    """Return the latest `limit` rows of the named partitions, in ascending order of time."""
     pairs = [_parsed(name) for name in wanted]
     with _reader(flags, master) as spark:
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, spark)
@@ -144,12 +144,12 @@ def partitions(
 def maintain(
     flags: LedgerFlags, retain_days: int | None, *, execute: bool, master: str | None = None
 ) -> list[MaintainRow]:
-    """A row for each table of the ledger."""
+    """Maintain the ledger, and return a row for each of its tables."""
     from keytail.ledger.maintain import maintain as maintain_tables  # noqa: PLC0415 (--help stays fast)
 
     assert flags.path is not None
     with _reader(flags, master, always=True) as spark:
-        _read(flags, "runs", {"run_id": ""}, spark)  # that there is a ledger
+        _read(flags, "runs", {"run_id": ""}, spark)  # checks that there is a ledger
         today = datetime.datetime.now(datetime.UTC).date()
         return maintain_tables(spark, flags.path, today, retain_days, execute=execute)
 
@@ -169,8 +169,8 @@ def _parsed(name: str) -> tuple[str, int]:
 
 
 def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
-    """One for each run, in the order of their begin; an outcome that a run told itself counts before one that another
-    found."""
+    """Return one row for each run, in the order of their start; an outcome that a run recorded itself takes precedence
+    over one that another run found."""
     made = []
     lists, maps = ("log_dirs", "arguments"), ("counts", "versions", "config")
     for intent, outcome in _pairs(rows, ("run_id",)):
@@ -178,7 +178,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
         columns: dict[str, Any] = _plain(RunRow, known, "start_ms", "end_ms", "status", "error")
         columns |= {name: tuple(known[name] or ()) for name in lists}
         columns |= {name: dict(known[name] or {}) for name in maps}
-        columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs wrote them as they were
+        columns["arguments"] = tuple(masked_arguments(columns["arguments"]))  # older runs did not mask them
         start = _ms(intent) if intent else None
         own = outcome is not None and not outcome["repaired_by"]
         made.append(
@@ -194,14 +194,14 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
 
 
 def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
-    """One for each partition and run, in the order of what was told of them last."""
+    """Return one row for each partition and run, in the order of their last ledger row."""
     made = []
     for intent, outcome in _pairs(rows, ("run_id", "log_dir", "topic", "partition")):
         known = outcome or intent or {}
         made.append(
             PartitionRow(
                 **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
-                command=known["command"] or "",  # of a ledger from before there was one
+                command=known["command"] or "",  # null in older ledgers
                 status=outcome["status"] if outcome else INTERRUPTED,
                 error=(outcome["error"] or "") if outcome else "begun, and no outcome told",
                 at_ms=_ms(known),
@@ -214,7 +214,8 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _pairs(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> Iterator[_Pair]:
-    """The intent and the outcome of each; of several outcomes one that the run told itself, else the first."""
+    """Yield the intent and the outcome for each key; of several outcomes one that the run recorded itself, else the
+    first."""
     intents: dict[tuple, Mapping[str, Any]] = {}
     outcomes: dict[tuple, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: (bool(row["repaired_by"]), row["at"])):

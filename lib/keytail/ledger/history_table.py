@@ -1,4 +1,4 @@
-"""What `history` prints: runs, one run, partitions over time, and what became of the ledger's own tables."""
+"""Print the output of `history`: runs, one run, partitions over time, and the maintenance of the ledger."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Keeps a ledger small: old rows go, small files become large ones, files that no table names any more go.
+"""Keep a ledger small: remove old rows, compact small files, and remove files that no table references any more.
 
-May run beside others that append: Delta lets rows be appended while files are rewritten.
+May run while others append: Delta allows appends while files are rewritten.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from keytail.run.delta import alone
 from keytail.run.session import first_line
 from keytail.run.tasks import name_jobs
 
-# Delta's own default, below which it refuses: a reader or writer may still be at the files.
+# Delta's own default, below which it refuses: a reader or writer may still be using the files.
 VACUUM_HOURS = 168
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
 
 
 @dataclass(frozen=True)
 class MaintainRow:
-    """One table. `removed_rows` are of days before `oldest_day` (None: all are kept); files are those of the table.
+    """The result for one table. `removed_rows` are those of days before `oldest_day` (None: all are kept); the other
+    numbers are those of the table.
 
     `status`: `maintained`, `would-maintain`, or `failed`.
     """
@@ -45,7 +46,7 @@ class MaintainRow:
 def maintain(
     spark: Any, path: str, today: datetime.date, retain_days: int | None, *, execute: bool
 ) -> list[MaintainRow]:
-    """A row for each table. Without `execute` it says what would go."""
+    """Return a row for each table. Without `execute` the rows report what would be removed."""
     oldest = None if retain_days is None else today - datetime.timedelta(days=retain_days)
     ledger = Ledger(spark, path, "maintain")
     with _few_tasks(spark):
@@ -54,7 +55,8 @@ def maintain(
 
 @contextlib.contextmanager
 def _few_tasks(spark: Any) -> Iterator[None]:
-    """Spark's 200 tasks a shuffle, and Delta's for each step of a VACUUM, are for tables of terabytes."""
+    """Reduce the number of tasks: Spark's 200 per shuffle, and Delta's for each step of a VACUUM, suit tables of
+    terabytes."""
     before = {key: spark.conf.get(key, None) for key in _FEW}
     for key, value in _FEW.items():
         spark.conf.set(key, value)

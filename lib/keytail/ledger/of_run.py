@@ -1,4 +1,4 @@
-"""`--ledger PATH` of a run that changes files: its session, its intent, and its end, whatever that is."""
+"""`--ledger PATH` of a run that changes files: its session, its intent, and its outcome, however the run ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from keytail.cli.configuration import Configuration
     from keytail.ledger.write import Ledger
 
-# Of spark-submit, as in conf/spark-delta.conf; Spark takes only keys that begin with its name.
+# A key for spark-submit, as in conf/spark-delta.conf; Spark accepts only keys that begin with `spark`.
 _CONF_KEY = "spark.keytail.ledger"
 R = TypeVar("R", bound=Any)
 _STATUS = {0: "done", 3: "partly", 1: "failed"}
@@ -35,13 +35,14 @@ _STATUS = {0: "done", 3: "partly", 1: "failed"}
 
 @dataclass(frozen=True)
 class LedgerFlags:
-    """What the command line says of a ledger. `jars`: a folder of Delta's jars."""
+    """The ledger flags of the command line. `jars` is a folder of Delta's jars."""
 
     path: str | None = None
     jars: str | None = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """With an absolute path, which is in no log dir; a URI stays as it is, though one of a file may be in none."""
+        """Return the flags with an absolute path. Neither a path nor a file URI may be in a log dir; a URI is not
+        changed."""
         if self.path is None:
             return self
         if is_uri(self.path):
@@ -55,7 +56,7 @@ class LedgerFlags:
         return replace(self, path=path)
 
     def session_settings(self) -> dict[str, str]:
-        """What a session that is started for this run needs beside the rest."""
+        """Return the settings that a session started for this run needs for Delta."""
         if self.path is None:
             return {}
         from keytail.run.delta import session_settings  # noqa: PLC0415 (brings in Spark)
@@ -63,8 +64,8 @@ class LedgerFlags:
         return session_settings(self.jars)
 
     def in_session(self, spark: Any, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Of spark-submit's session, whose conf may name a ledger where the flags do not. UsageProblem where it cannot
-        write one."""
+        """Return the flags for spark-submit's session, whose conf may name a ledger if the flags do not. Raises
+        UsageProblem if the session cannot write one."""
         from keytail.run.delta import require_delta  # noqa: PLC0415 (as above)
 
         named = spark.sparkContext.getConf().get(_CONF_KEY)
@@ -75,24 +76,24 @@ class LedgerFlags:
 
 
 def is_named_by(spark: Any) -> bool:
-    """Whether the conf of spark-submit's session names a ledger."""
+    """Return whether the conf of spark-submit's session names a ledger."""
     return bool(spark.sparkContext.getConf().get(_CONF_KEY))
 
 
 def is_uri(path: str) -> bool:
-    """Such as s3a://bucket/ledger: for Spark's file systems, not this host's."""
+    """Return whether the path is a URI such as s3a://bucket/ledger, for Spark's file systems and not this host's."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", path) is not None
 
 
 def run_id_at(now_ms: int, run_id: str) -> str:
-    """What the ledger calls a run: that of its scratch files behind the time, so that names sort by it."""
+    """Return the ledger's id for a run: the time and the id of its scratch files, so that ids sort by time."""
     at = datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC)
     return f"{at:%Y%m%dT%H%M%SZ}-{run_id}"
 
 
 @dataclass
 class Recording:
-    """What the run tells its ledger; without one, nothing. `rows` and `exit_status` are given before it ends."""
+    """Records the run in its ledger, if there is one. `rows` and `exit_status` are set before the run ends."""
 
     ledger: Ledger | None = None
     rows: Sequence[ResultRow] = ()
@@ -100,23 +101,23 @@ class Recording:
 
     @property
     def lost(self) -> bool:
-        """Something that is done is not in the ledger."""
+        """Whether the result of completed work is missing in the ledger."""
         return self.ledger is not None and self.ledger.lost
 
     def intend(self, rows: Sequence[Any]) -> None:
-        """Before a verb that goes through its partitions in one bundle; any rows of partitions. KeytailError where
-        that cannot be written."""
+        """Record the intent of a command that processes its partitions in one bundle; `rows` are any rows of
+        partitions. Raises KeytailError if it cannot be written."""
         if self.ledger is not None:
             self.ledger.intend(1, [_as_result(row) for row in rows])
 
     def end(self, rows: Sequence[Any], exit_status: int, made: Mapping[str, Sequence[int]] | None = None) -> None:
-        """What such a verb did; `made` as `Ledger.conclude` takes it."""
+        """Record what such a command did; `made` is the argument of `Ledger.conclude`."""
         self.rows, self.exit_status = [_as_result(row) for row in rows], exit_status
         if self.ledger is not None:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """The same rows, of any verb's that have `recorded`, of a run that has told its ledger all, or could not."""
+        """Return the rows with `recorded` set, after the run has written everything to its ledger or failed to."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 
@@ -124,7 +125,7 @@ _SIZES = ("segments_before", "segments_after", "bytes_before", "bytes_after")
 
 
 def _as_result(row: Any) -> ResultRow:
-    """Of any verb's row of a partition, what the ledger has columns for."""
+    """Convert any command's row of a partition to the fields that the ledger has columns for."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in (*_SIZES, "start_ms", "end_ms")}
     return ResultRow(row.topic, row.partition, row.log_dir, row.status, row.error, **known)
 
@@ -143,10 +144,10 @@ def recording(
     on_note: Callable[[str], None],
     fs: FileSystem = LOCAL,
 ) -> Iterator[Recording]:
-    """The ledger of one run, from its intent to its end; with the locks of its log dirs held.
+    """Open the ledger of one run and record it from its intent to its end; the locks of its log dirs must be held.
 
-    What runs before left open on these log dirs is told first. KeytailError where the ledger cannot be opened or
-    written: then nothing is to be begun.
+    First concludes what earlier runs left open on these log dirs. Raises KeytailError if the ledger cannot be opened or
+    written: then nothing must be started.
     """
     if flags.path is None:
         yield Recording()
@@ -176,7 +177,8 @@ def recording(
 
 
 def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: FileSystem) -> None:
-    """What cannot be mended now is for the next run: no run is kept from its work by what another has left."""
+    """Repair what earlier runs left open. Failures are left to the next run: they do not keep this run from its
+    work."""
     from keytail.ledger.repair import repair  # noqa: PLC0415 (brings in the kernels)
     from keytail.run.session import first_line  # noqa: PLC0415 (as the line above)
 
@@ -200,10 +202,11 @@ def versions() -> Mapping[str, str]:
 
 
 def given_settings(configuration: Configuration) -> dict[str, str]:
-    """Settings that were given, by where and name; those of topics as TOPIC:NAME. Only keys that keytail knows.
+    """Return the settings that were given, by source and name; those of topics as TOPIC:NAME. Only keys that keytail
+    knows.
 
-    Of the file of `--topic-configs` the path: it may have settings of thousands of topics. `--broker-version` is
-    among them.
+    Of the file of `--topic-configs` only the path is included: it may have settings of thousands of topics.
+    `--broker-version` is included.
     """
     given = {f"broker {name}": setting.value for name, setting in configuration.broker.items()}
     given |= {name: setting.value for name, setting in configuration.command_line.everywhere.items()}

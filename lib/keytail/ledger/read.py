@@ -1,6 +1,6 @@
-"""Rows of a ledger, for those who only look: by the deltalake package where that is installed, else by Spark.
+"""Read rows of a ledger, by the deltalake package where it is installed, else by Spark.
 
-The first needs no JVM. Both give the same rows: of each table what the newest commit has, as plain values.
+The first needs no JVM. Both return the same rows as plain values: those of each table's latest commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytail.errors import KeytailError, UsageProblem
 from keytail.ledger.tables import TABLES
 from keytail.run.session import first_line
 
-# Column and the text that it is equal to, or several texts.
+# A column, and the text or one of the texts that it must be equal to.
 Filters = Mapping[str, str | Collection[str]]
 
 
@@ -26,9 +26,10 @@ def needs_spark() -> bool:
 
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
-    """Rows of one of the ledger's tables, as dictionaries by column; `spark` where there is no deltalake.
+    """Return rows of one of the ledger's tables, as dictionaries by column; `spark` is needed if deltalake is not
+    installed.
 
-    A column that the table does not have, being older, is null. UsageProblem where there is no ledger.
+    A column that an older table lacks is null. Raises UsageProblem if there is no ledger.
     """
     place = os.path.join(path, table)
     try:
@@ -42,10 +43,11 @@ def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> lis
 
 
 def _by_deltalake(place: str, filters: Filters) -> pyarrow.Table:
-    """By its own engine: through Arrow's datasets threads of Arrow may outlive the interpreter, and abort it."""
+    """Query by deltalake's own engine: with Arrow's datasets threads of Arrow may outlive the interpreter, and abort
+    it."""
     from deltalake import DeltaTable, QueryBuilder  # noqa: PLC0415 (optional)
 
-    table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name of the same store
+    table = DeltaTable(place.replace("s3a://", "s3://", 1))  # Hadoop's name for the same store
     wanted = " AND ".join(f'"{key}" IN ({_literals(value)})' for key, value in filters.items())
     query = f"SELECT * FROM found WHERE {wanted or 'true'}"
     return pyarrow.table(QueryBuilder().register("found", table).execute(query).read_all())

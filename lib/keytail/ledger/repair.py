@@ -1,7 +1,8 @@
-"""Puts into the ledger what runs before could not: outcomes of bundles and runs that were killed, or lost their words.
+"""Add missing outcomes to the ledger: those of bundles and runs that were killed, or whose outcomes could not be
+written.
 
-Called with the locks of the log dirs held, so whoever wrote an intent there and no outcome is no longer at work. What
-became of it is read from the disk, and told as such.
+Called with the locks of the log dirs held, so a run with an intent there and no outcome is no longer running. Its
+result is read from the disk, and marked as such.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Unfinished:
 
 
 def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = False, fs: FileSystem = LOCAL) -> int:
-    """Outcomes for intents on these log dirs that have none; how many. A path says which log dir only on one host:
-    intents of other hosts are left alone, unless the log dirs are `shared_storage`."""
+    """Write outcomes for intents on these log dirs that have none; return how many. A path identifies a log dir only on
+    one host: intents of other hosts are ignored, unless the log dirs are `shared_storage`."""
     hosts = None if shared_storage else ledger.host
     name_jobs(ledger.spark.sparkContext, "ledger: what earlier runs left open")
     open_partitions = _without_outcome(ledger.read("partitions"), _OF_PARTITION, hosts)
@@ -50,10 +51,11 @@ def repair(ledger: Ledger, log_dirs: Collection[str], *, shared_storage: bool = 
 
 
 def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -> tuple[ResultRow, Sequence[int]]:
-    """What became of a partition that a verb was to change, and the bases of its cleaned segments.
+    """Return what happened to a partition that a command intended to change, and the base offsets of its cleaned
+    segments.
 
-    A cleaner's checkpoint moves after the last group of a round is durable: behind the offset that the round began at,
-    it says that all of a compaction was done. Of other verbs nothing on the disk says so.
+    A cleaner's checkpoint moves after the last group of a round is durable: beyond the offset that the round began at,
+    it shows that all of a compaction was done. Nothing on the disk shows this for other commands.
     """
     path = os.path.join(intended.log_dir, intended.name)
     try:
@@ -95,7 +97,7 @@ def _unfinished(row: Any) -> Unfinished:
 
 
 def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
-    """Of runs that were on these log dirs alone: the locks say nothing of others."""
+    """Conclude only runs whose log dirs are all among these: the locks prove nothing about others."""
     open_runs = _without_outcome(ledger.read("runs"), ["run_id"], host)
     lost = [row.asDict(recursive=True) for row in open_runs.where(open_runs.run_id != ledger.run_id).collect()]
     lost = [row for row in lost if set(row["log_dirs"] or ()) <= log_dirs]

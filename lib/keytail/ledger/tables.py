@@ -1,7 +1,7 @@
-"""The ledger's three Delta tables: their columns, and rows of them as Arrow.
+"""The ledger's three Delta tables: their columns, and their rows as Arrow.
 
-Rows are only ever appended. `event` tells what one is: `intent` before anything is done, `outcome` after all is;
-LEDGER.md beside this file says how they are read together.
+Runs only append rows. `event` is `intent` for a row written before anything is done, and `outcome` for one written
+after everything is done; LEDGER.md beside this file describes how they are read together.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _OF_ROW = {field.name for field in fields(ResultRow)} & set(PARTITIONS)
 
 @dataclass(frozen=True)
 class Stamp:
-    """What every row of a run says of when, where and by which verb: `at_ms` is the time of the row."""
+    """The fields common to all rows of a run: when, where and by which command. `at_ms` is the time of the row."""
 
     run_id: str
     host: str
@@ -138,14 +138,14 @@ def partition_fields(stamp: Stamp, event: str, bundle: int | None, row: ResultRo
 def segment_fields(
     stamp: Stamp, bundle: int | None, row: ResultRow, contents: SegmentContents | None, **more: Any
 ) -> dict[str, Any]:
-    """Of one segment of the row's partition; `more` says of which where its contents are not known."""
+    """Return the columns for one segment of the row's partition; `more` identifies it if its contents are not known."""
     known = {field.name: getattr(contents, field.name) for field in fields(SegmentContents)} if contents else {}
     place = {"log_dir": row.log_dir, "topic": row.topic, "partition": row.partition}
     return {**stamp.fields(), "bundle": bundle, **place, **known, **more}
 
 
 def as_arrow(table: str, rows: Iterable[Mapping[str, Any]]) -> pyarrow.Table:
-    """`rows` with the columns of `table`; what a row does not have is null."""
+    """Return `rows` with the columns of `table`; values missing in a row are null."""
     schema = pyarrow.schema([(name, _ARROW[kind]) for name, (kind, _) in TABLES[table].items()])
     rows = list(rows)
     columns = [

@@ -1,7 +1,7 @@
-"""The ledger of runs: three Delta tables that say what each run was about to do, and what became of it.
+"""Write the ledger of runs: three Delta tables that record what each run was about to do, and what it did.
 
-A record, never an input to recovery: only the disk decides. The driver alone writes. How the tables are read, and what
-a missing row means, stands in LEDGER.md beside this file.
+The ledger is a record, never an input to recovery: only the disk decides. Only the driver writes. LEDGER.md beside this
+file describes how the tables are read, and what a missing row means.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from keytail.run.session import first_line
 from keytail.run.tasks import name_jobs
 
 _VERSION_PROPERTY = "keytail.ledger.version"
-# Delta's errors of writers that met each other, whose next attempt mostly succeeds.
+# Delta's errors for concurrent writers, after which a retry mostly succeeds.
 _MET = ("DELTA_CONCURRENT", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHANGED", "Concurrent", "FileAlreadyExists")
 _ATTEMPTS = 8
-# Rows whose sizes before and after are those of the run.
+# Statuses of rows whose sizes before and after are added up for the run.
 _CHANGED = ("compacted", "expired")
 
 Row = Mapping[str, Any]
@@ -53,7 +53,7 @@ def _is_of_spark(problem: BaseException) -> bool:
 
 
 def again(work: Callable[[], Any], when: Callable[[BaseException], bool] = _has_met_another) -> Any:
-    """What `work` returns, repeated where another writer came first."""
+    """Return the result of `work`, which is retried if another writer came first."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(when),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -71,10 +71,10 @@ class _Waiting:
 
 
 class LedgerTable:
-    """One table, as one run appends to it. Rows that threads hand over while an append runs go together in the next.
+    """One table, as one run appends to it. Rows that threads add during an append are written together by the next one.
 
-    Appends are numbered, and Delta is told the number: one that is tried again after it came through in spite of an
-    error adds nothing.
+    Appends are numbered, and Delta receives the number: if an append is retried although it succeeded in spite of an
+    error, it adds nothing.
     """
 
     def __init__(self, spark: Any, path: str, name: str, run_id: str) -> None:
@@ -88,10 +88,11 @@ class LedgerTable:
         self._writing = threading.Lock()
 
     def ensure(self) -> None:
-        """Make the table where there is none, and add columns that an older keytail did not have. UsageProblem where a
-        newer one has made it, or something else.
+        """Create the table if there is none, and add columns that an older keytail did not have. Raises UsageProblem if
+        it was created by a newer keytail, or is not a ledger's table.
 
-        Another run may make it at the same time, and Delta has many words for what is half made: all is tried again.
+        Another run may create it at the same time, and Delta raises many different errors for a half-created table:
+        everything is retried.
         """
         with alone(self._folder):
             again(self._ensure, _is_of_spark)
@@ -130,7 +131,7 @@ class LedgerTable:
             )
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Returns when they are committed. Raises what Spark says where they cannot be."""
+        """Append rows; return when they are committed. Raises Spark's error if they cannot be."""
         mine = _Waiting(list(rows))
         if not mine.rows:
             return
@@ -164,10 +165,9 @@ class LedgerTable:
 
 @dataclass
 class Ledger:
-    """What one run writes into the ledger at `path`. `on_note` hears what could not be written.
+    """Writes one run to the ledger at `path`. `on_note` is called with a message about rows that could not be written.
 
-    `lost`: an outcome is not in the ledger, though what it tells of is done; the next run on these log dirs puts it
-    there (repair.py).
+    `lost`: an outcome of completed work is missing in the ledger; the next run on these log dirs adds it (repair.py).
     """
 
     spark: Any
@@ -186,7 +186,7 @@ class Ledger:
         self._tables = {name: LedgerTable(self.spark, self.path, name, self.run_id) for name in TABLES}
 
     def open(self) -> None:
-        """Make or bring up to date the tables. KeytailError where that cannot be done."""
+        """Create or update the tables. Raises KeytailError if that is impossible."""
         try:
             for table in self._tables.values():
                 table.ensure()
@@ -196,7 +196,7 @@ class Ledger:
             raise _cannot("be opened", self.path, problem, "nothing was begun") from problem
 
     def begin(self, **run: Any) -> None:
-        """The intent of the run: columns of `runs`. KeytailError where it cannot be written."""
+        """Write the intent of the run: columns of `runs`. Raises KeytailError if it cannot be written."""
         self._begun = run
         try:
             self._tables["runs"].append([{**self._stamp().fields(), "event": INTENT, **run}])
@@ -204,7 +204,8 @@ class Ledger:
             raise _cannot("be written", self.path, problem, "nothing was begun") from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
-        """What a bundle is about to do. KeytailError where it cannot be written: the bundle must not be begun."""
+        """Write what a bundle is about to do. Raises KeytailError if it cannot be written: the bundle must not be
+        started."""
         try:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
@@ -218,16 +219,16 @@ class Ledger:
         made: Mapping[str, Sequence[int]] | None = None,
         **more: Any,
     ) -> None:
-        """What became of partitions; `made` are the base offsets of segments that the run has written, by the name of
-        the partition. What cannot be written is kept, and tried again by `end`."""
+        """Write the results of partitions; `made` contains the base offsets of segments that the run wrote, by the
+        partition's name. Rows that cannot be written are kept, and retried by `end`."""
         stamp = self._stamp()
         self._told.update((row.log_dir, row.name) for row in rows)
-        # Segments first: an outcome says that they are there too.
+        # Segments first: an outcome implies that they are there too.
         self._append_or_keep("segments", self._segments(stamp, bundle, rows, made or {}, more))
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
     def end(self, rows: Sequence[ResultRow], status: str, error: str = "") -> None:
-        """What became of the run. `rows` are all of it, also of partitions of which nothing was to be done."""
+        """Write the result of the run. `rows` are all its rows, including those of partitions that needed no work."""
         self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._told])
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)
@@ -246,11 +247,11 @@ class Ledger:
         self._append_or_lose("runs", [outcome])
 
     def append(self, table: str, rows: Sequence[Row]) -> None:
-        """Rows of another's making (repair.py)."""
+        """Append rows that were created elsewhere (repair.py)."""
         self._tables[table].append(rows)
 
     def read(self, table: str) -> Any:
-        """A frame of all its rows."""
+        """Return a DataFrame of all rows."""
         return self.spark.read.format("delta").load(self.path_of(table))
 
     def path_of(self, table: str) -> str:

@@ -1,4 +1,4 @@
-"""One step ahead: the next item of a generator is made while the one before is worked on."""
+"""Prefetches the next item of a generator while the current one is processed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ T = TypeVar("T")
 
 
 def one_ahead(items: Generator[T, None, None]) -> Iterator[T]:
-    """The items, all but the first made in a thread of their own.
+    """Yield the items; all but the first are produced in a separate thread.
 
-    What the generator raises comes when its turn does. An item may not share what it lies in with the next one;
-    with the one after that it may. A generator that is left early has not run past the item after the last taken.
+    An error of the generator is raised in place of its item. An item may not share memory with the next one, but may
+    share it with the one after that. If iteration stops early, the generator has not run beyond the item after the
+    last one taken.
     """
     end = object()
     with closing(items), ThreadPoolExecutor(1, "ahead") as thread:

@@ -1,10 +1,9 @@
-"""Finds a batch that a broker appended after a given time: evidence that the brokers ran on after it.
+"""Finds a batch that a broker appended after a given time, as evidence that the brokers ran after that time.
 
-A batch was appended no later than its segment was modified, and mostly at about the largest timestamp of the segment.
-Either alone misleads: a copied file has a new modification time, and a client may invent timestamps. So the earlier of
-both counts. What an
-import wrote is no evidence: the record that it leaves in the partition has its offsets. The outputs of a compaction
-have the modification time of their sources. Read-only, and beside a live broker too.
+A batch was appended no later than its segment was modified, and usually at about the largest timestamp of the
+segment. Either alone misleads: a copied file has a new modification time, and a client may set arbitrary timestamps.
+So the earlier of the two is used. Imported batches are no evidence: the import record in the partition contains their
+offsets. The outputs of a compaction have the modification time of their sources. Read-only, also while a broker runs.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from keytail.log.partition import last_time_entry, max_timestamp_ms
 
 @dataclass(frozen=True)
 class Appended:
-    """The last batch of a segment, and the time in ms at which a broker appended it, or later."""
+    """The last batch of a segment, and a time in ms: a broker appended the batch at that time or later."""
 
     path: str
     time_ms: int
 
 
 def appended_after(fs: FileSystem, log_dirs: Sequence[str], time_ms: int) -> Appended | None:
-    """The first batch found that a broker appended after `time_ms`, at the end of a partition; None if there is none.
+    """Return the first batch found that a broker appended after `time_ms`, at the end of a partition, or None.
 
-    The metadata log itself does not count. Of a partition that was not modified after `time_ms` nothing but names and
-    one time are read. A partition that cannot be read is passed over: whoever works on it reports why.
+    The metadata log is skipped. For a partition that was not modified after `time_ms`, only names and one time are
+    read. A partition that cannot be read is skipped: the code that processes it reports the error.
     """
     for path in _partitions(fs, log_dirs):
         try:
@@ -65,7 +64,7 @@ def _last_appended(fs: FileSystem, partition_path: str, time_ms: int) -> Appende
         if modified_ms <= time_ms:
             return None  # the segments before it were modified earlier
         end = log_end(fs, log_path, base_offset) if facts.size_bytes else None
-        if end is not None and end.last_position >= 0:  # else it may have been cut in its first batch
+        if end is not None and end.last_position >= 0:  # else it may have been truncated in its first batch
             return _judge(fs, log_path, end, modified_ms, time_ms, names.IMPORT_RECORD in listed)
     return None
 
@@ -81,14 +80,14 @@ def _judge(
 
 
 def _last_indexed_ms(fs: FileSystem, log_path: str) -> int:
-    """The largest timestamp that the segment's time index has; -1 if it has none."""
+    """Return the largest timestamp in the segment's time index; -1 if there is none."""
     path = log_path.removesuffix(names.LOG) + names.TIME_INDEX
     last = last_time_entry(fs, path, fs.size(path)) if fs.exists(path) else None
     return -1 if last is None else last[0]
 
 
 def _is_imported(fs: FileSystem, partition_path: str, offset: int) -> bool:
-    """Whether the record at `offset` was written by the last import; False where its record cannot be understood."""
+    """Whether the record at `offset` was written by the last import; False if the import record cannot be parsed."""
     try:
         record = parse_record(fs.read_bytes(os.path.join(partition_path, names.IMPORT_RECORD)))
     except ValueError:

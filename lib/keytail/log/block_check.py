@@ -1,4 +1,4 @@
-"""The records of one compressed batch checked against its header, as a whole or in pieces."""
+"""Checks the records of one compressed batch against its header, as a whole or in pieces."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def check_block(
     attributes: int,
     state: np.ndarray,
 ) -> int:
-    """0 or a code of kernels/verify.py; `state` (its STATE_SIZE) says where. `data` is the compressed block.
+    """Return 0 or a code of kernels/verify.py; `state` (its STATE_SIZE) receives the place. `data` is the compressed
+    block.
 
-    ValueError for what the codec refuses, Refused for a record of more than `max_record_bytes`.
+    Raises ValueError if the codec cannot decompress it, Refused for a record of more than `max_record_bytes`.
     """
     times = (base_timestamp_ms, max_timestamp_ms)
     try:

@@ -1,8 +1,8 @@
-"""Text checkpoints of log dirs and partitions: read as strictly as a broker, written atomically.
+"""Text checkpoints of log dirs and partitions: parsed as strictly as a broker does, and written atomically.
 
-A broker takes a whole log dir offline for a syntax error in one of these, so what it would not read is
-`CorruptLog` with the line's number, and what is written is durable before it takes the file's place. Which
-offset is right is left to the callers. Nothing is written, LockLost, where the log dir's lock is lost.
+A broker takes a whole log dir offline for a syntax error in one of these, so anything it would not read raises
+CorruptLog with the line number, and new contents are durable before they replace the file. The callers decide which
+offsets are right. If the lock of the log dir is lost, LockLost is raised and nothing is written.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from keytail.log.lock import refuse_lost
 Offsets: TypeAlias = dict[tuple[str, int], int]
 
 _VERSION = 0
-# Of a topic's partition, as nearly every line is; all others are looked at field by field.
+# A topic's partition, as on nearly every line; other lines are parsed field by field.
 _PLAIN_ENTRY = re.compile(r"([a-zA-Z0-9._-]+) ([0-9]{1,9}) ([0-9]{1,18})")
-# Of leader epochs, as nearly every file is: the count, and lines of an epoch and its start offset.
+# Leader epochs, as in nearly every file: the count, then lines of an epoch and its start offset.
 _PLAIN_EPOCHS = re.compile(rb"0\n([0-9]{1,9})\n((?:[0-9]{1,9} [0-9]{1,18}\n)*)")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _SPACE = re.compile(r"[ \t\n\x0b\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_MOST_DIGITS = 19  # of 2^63, zeros in front not counted
+_MOST_DIGITS = 19  # of 2^63, without leading zeros
 
 
 @dataclass(eq=False)
 class _Change:
-    """What one thread wants of a file."""
+    """The change of a file that one thread requests."""
 
     entries: Mapping[tuple[str, int], int | None]
     hosted: Collection[tuple[str, int]] | None
@@ -44,18 +44,18 @@ class _Change:
 
 @dataclass
 class _Changing:
-    """One file: who may write it, and what nobody has written yet."""
+    """One file: the lock for writing it, and the changes not yet written."""
 
     writing: threading.Lock = field(default_factory=threading.Lock)
     waiting: list[_Change] = field(default_factory=list)
 
 
-# By path. Threads of one driver finish partitions of the same log dir at the same time.
+# By path. Threads of one driver finish partitions of the same log dir concurrently.
 _changing: dict[str, _Changing] = {}
 
 
 def read_offsets(fs: FileSystem, path: str) -> Offsets:
-    """Offset by (topic, partition). A missing or empty file holds none; of duplicates the last one counts."""
+    """Return offsets by (topic, partition). A missing or empty file has none; the last of duplicate entries counts."""
     offsets: Offsets = {}
     for number, line in _lines(_read(fs, path), path):
         if plain := _PLAIN_ENTRY.fullmatch(line):
@@ -69,7 +69,7 @@ def read_offsets(fs: FileSystem, path: str) -> Offsets:
 
 
 def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
-    """Leader epochs and their start offsets, in the file's order. A missing or empty file holds none."""
+    """Return leader epochs and their start offsets, in the file's order. A missing or empty file has none."""
     data = _read(fs, path)
     if plain := _PLAIN_EPOCHS.fullmatch(data):
         numbers = list(map(int, plain[2].split()))
@@ -86,7 +86,7 @@ def read_epochs(fs: FileSystem, path: str) -> list[tuple[int, int]]:
 def write_offsets(
     fs: FileSystem, path: str, entries: Mapping[tuple[str, int], int], like: FileStat | None = None
 ) -> None:
-    """Replaces the file by these entries: temporary file, fsync, rename, fsync of the directory.
+    """Replace the file by these entries: temporary file, fsync, rename, fsync of the directory.
 
     Owner and mode are those of `like`, by default of the file that is replaced, or else of its directory.
     """
@@ -94,14 +94,14 @@ def write_offsets(
 
 
 def encode_offsets(entries: Mapping[tuple[str, int], int]) -> bytes:
-    """The file's contents."""
+    """Return the contents of the file."""
     return _encode([f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(entries.items())])
 
 
 def write_epochs(
     fs: FileSystem, path: str, entries: Iterable[tuple[int, int]], like: FileStat | None = None
 ) -> None:
-    """As `write_offsets`, of leader epochs and their start offsets, in the order given."""
+    """Do the same as `write_offsets` for leader epochs and their start offsets, in the given order."""
     _write(fs, path, _encode([f"{epoch} {start}" for epoch, start in entries]), like)
 
 
@@ -114,7 +114,7 @@ def update_offset(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """As `update_offsets`, of one entry."""
+    """Do the same as `update_offsets` for one entry."""
     update_offsets(fs, path, {key: offset}, hosted=hosted, like=like)
 
 
@@ -126,13 +126,13 @@ def update_offsets(
     hosted: Collection[tuple[str, int]] | None,
     like: FileStat | None = None,
 ) -> None:
-    """Sets these entries, by (topic, partition), or takes out those that are None, in one replacement of the file.
+    """Set these entries, by (topic, partition), and remove those that are None, in one replacement of the file.
 
-    Of the others, only partitions not `hosted` any more go (None: none goes). Durable when it returns.
+    Other entries are removed if their partition is not in `hosted` (None: none is removed). Durable on return.
 
-    Safe among threads of this process; other processes are kept out by the log dir's lock. The file is written as a
-    whole, which takes long where it has many entries: what comes from other threads meanwhile waits, and the first of
-    them writes it all at once. Where a write fails, the thread that wrote is told, and the next one tries anew.
+    Safe among threads of this process; the log dir's lock excludes other processes. Writing a file with many entries
+    takes long: changes from other threads wait meanwhile, and the first of these threads writes them all at once. If
+    a write fails, the error is raised in the thread that wrote, and the next thread retries.
     """
     change = _Change(entries, hosted)
     file = _changing.setdefault(path, _Changing())
@@ -143,7 +143,7 @@ def update_offsets(
         together = list(file.waiting)
         try:
             write_offsets(fs, path, _changed(read_offsets(fs, path), together), like)
-        except BaseException:  # a signal too: what nobody is left to write must not be written for others
+        except BaseException:  # also for a signal: another thread must not write a change that was abandoned
             file.waiting.remove(change)
             raise
         del file.waiting[: len(together)]
@@ -152,7 +152,7 @@ def update_offsets(
 
 
 def _changed(offsets: Offsets, changes: Iterable[_Change]) -> Offsets:
-    """After all changes, in their order."""
+    """Return the offsets after all changes, applied in order."""
     swept_by = None
     for change in changes:
         if change.hosted is not None and change.hosted is not swept_by:
@@ -176,7 +176,7 @@ def _write(fs: FileSystem, path: str, data: bytes, like: FileStat | None) -> Non
     if like is None:
         like = fs.stat(path if fs.exists(path) else directory)
     temporary = path + names.TEMPORARY
-    if fs.exists(temporary):  # of a run that was killed here
+    if fs.exists(temporary):  # left by a run that was killed here
         fs.unlink(temporary)
     fs.put_file(path, data, like, temporary)
     fs.fsync_dir(directory)
@@ -184,13 +184,13 @@ def _write(fs: FileSystem, path: str, data: bytes, like: FileStat | None) -> Non
 
 def _read(fs: FileSystem, path: str) -> bytes:
     try:
-        return fs.read_bytes(path, whole=True)  # to be cut off may look like an empty file
+        return fs.read_bytes(path, whole=True)  # a truncated read may look like an empty file
     except FileNotFoundError:
         return b""
 
 
 def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of every entry. All is checked that Kafka checks, in its order, the count last."""
+    """Yield line number and text of every entry, after all checks that Kafka makes, in its order, the count last."""
     try:
         lines = _LINE_END.split(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -211,7 +211,7 @@ def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
 
 def _fields(line: str, path: str, number: int, fields_wanted: int) -> list[str]:
     fields = _SPACE.split(line)
-    while fields and fields[-1] == "":  # as Java's split, which drops empty fields at the end only
+    while fields and fields[-1] == "":  # like Java's split, which drops only trailing empty fields
         fields.pop()
     if len(fields) != fields_wanted:
         raise _corrupt(path, number, f"has {len(fields)} fields, not {fields_wanted}: {line!r}")

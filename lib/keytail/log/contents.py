@@ -1,6 +1,6 @@
-"""What one segment holds, read from its files: for records of what was done, not for deciding.
+"""Summarizes the contents of one segment for reports, not for decisions.
 
-Reads the whole `.log` and checks it on the way, as every reader of strides does.
+Reads the whole `.log` and checks it, as every reader of strides does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from keytail.log.stride import SegmentReader
 
 @dataclass(frozen=True)
 class SegmentContents:
-    """Of one segment. `next_offset` is behind its last batch, `records` are those of producers, `tombstones` those
-    with a key and a null value; timestamps are the least and the largest that a consumer sees, None without records.
+    """The contents of one segment. `next_offset` follows its last batch; `records` counts those of producers,
+    `tombstones` those with a key and a null value; the timestamps are the smallest and the largest that a consumer
+    sees, None without records.
 
-    `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is of the `.log` file, in hexadecimal.
-    `index_status`: `good`, `missing`, or `bad` where an entry goes back or points out of the segment.
+    `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
+    hexadecimal. `index_status`: `good`, `missing`, or `bad` if entries decrease or point outside of the segment.
     """
 
     base_offset: int
@@ -45,8 +46,8 @@ class SegmentContents:
 
 
 def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
-    """Of the segment that begins at `base_offset`. CorruptLog where its bytes are no log, OSError where they cannot be
-    read."""
+    """Summarize the segment that begins at `base_offset`. Raises CorruptLog if its bytes are no valid log, OSError if
+    they cannot be read."""
     path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
     log_bytes = fs.stat(path).size_bytes
     digest, scanner = file_digest(), RecordScanner()
@@ -111,7 +112,8 @@ def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_of
 
 
 def _before_zeros(entries: np.ndarray) -> np.ndarray:
-    """A broker keeps the index files of its active segment at their full size."""
+    """Return the entries without the zeros at the end: a broker keeps the index files of its active segment at full
+    size."""
     used = np.flatnonzero(np.logical_or.reduce([entries[name] != 0 for name in entries.dtype.names or ()]))
     return entries[: used[-1] + 1 if len(used) else 0]
 

@@ -1,6 +1,6 @@
-"""The names in a partition directory while segments are replaced in it: listed once, then kept up with every change.
+"""Caches the names in a partition directory while segments are replaced: listed once, then updated with every change.
 
-Listing the directory for each replacement takes a time that grows with the square of their number.
+Listing the directory for each replacement would take time that grows with the square of their number.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _UNFINISHED = ("cleaned", "swap", "deleted")
 
 
 class Directory:
-    """One partition directory. All changes of names during replacements go through it; one thread at a time.
+    """One partition directory. All changes of names during replacements go through it, in one thread at a time.
 
-    Call `refresh` before each replacement and `keep` after it. Refused for a name of a segment that is not a regular
-    file, and for one on which no broker starts. After an error a Directory is not to be used any more.
+    Call `refresh` before each replacement and `keep` after it. Raises Refused for a segment file name that is not a
+    regular file, and for one with which no broker starts. Do not use it any more after an error.
     """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self.fs = fs
         self.path = path
-        self._changed_ns: int | None = None  # the directory's modification time that the names are of
+        self._changed_ns: int | None = None  # the directory's modification time that the names correspond to
         self._there: set[str] = set()
         self._unfinished: dict[str, FileName] = {}
         self._bases: list[int] = []  # of live `.log` files, ascending
 
     def refresh(self) -> None:
-        """Lists the directory again where something else has changed it since `keep`."""
-        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing: a change during it is seen the next time
+        """List the directory again if something else has changed it since `keep`."""
+        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing, to detect a change during it
         if changed_ns == self._changed_ns:
             return
         files = named_files(self.fs, self.path)
@@ -45,22 +45,22 @@ class Directory:
         self._changed_ns = changed_ns
 
     def keep(self) -> None:
-        """Takes the names as they are known now for those of the directory."""
+        """Mark the cached names as the current ones of the directory."""
         self._changed_ns = self.fs.stat(self.path).mtime_ns
 
     def __contains__(self, name: str) -> bool:
         return name in self._there
 
     def unfinished(self) -> list[FileName]:
-        """Files of replacements that are not finished, by name."""
+        """Return the files of unfinished replacements, sorted by name."""
         return sorted(self._unfinished.values(), key=lambda file: file.name)
 
     def bases_between(self, first: int, last: int) -> tuple[int, ...]:
-        """Base offsets of the segments there, `first` and `last` included."""
+        """Return the base offsets of the existing segments, `first` and `last` included."""
         return tuple(self._bases[bisect_left(self._bases, first) : bisect_right(self._bases, last)])
 
     def base_above(self, base: int) -> int | None:
-        """That of the segment that follows."""
+        """Return the base offset of the next segment, or None."""
         at = bisect_right(self._bases, base)
         return self._bases[at] if at < len(self._bases) else None
 
@@ -78,7 +78,7 @@ class Directory:
         self._add(target)
 
     def copy(self, source: str, target: str) -> None:
-        """A durable copy of a small file with its times, in the place of `target`. The name is not durable yet."""
+        """Replace `target` by a durable copy of a small file, with its mtime. The name is not durable yet."""
         origin = os.path.join(self.path, source)
         data, like = self.fs.read_bytes(origin, whole=True), self.fs.stat(origin)
         temporary = os.path.join(self.path, names.scratch_of(target, "copy", "0"))
@@ -96,11 +96,11 @@ class Directory:
         return self.fs.stat(os.path.join(self.path, name))
 
     def size(self, name: str) -> int:
-        """0 where there is no such file."""
+        """Return the size in bytes; 0 if the file does not exist."""
         return self.stat(name).size_bytes if name in self else 0
 
     def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
-        """`unlink` removes the file, by its path; by default that of the file system."""
+        """Remove the file by calling `unlink` with its path; by default that of the file system."""
         (unlink or self.fs.unlink)(os.path.join(self.path, name))
         self._remove(name)
 
@@ -132,7 +132,8 @@ def _is_live_log(file: FileName) -> bool:
 
 
 def named_files(fs: FileSystem, path: str) -> list[FileName]:
-    """The files of the directory, by name. Refused for one whose name means something and that is no regular file."""
+    """Return the files of the directory, sorted by name. Raises Refused for a file with a Kafka or keytail name that
+    is not a regular file."""
     found = []
     for entry in sorted(fs.scan(path), key=lambda e: e.name):
         parsed = names.parse_file_name(entry.name)
@@ -155,5 +156,5 @@ def refuse_fatal(files: Iterable[FileName], path: str) -> None:
 
 
 def logs(files: Iterable[FileName], kind: str) -> set[int]:
-    """Base offsets of the `.log` files in this stage."""
+    """Return the base offsets of the `.log` files of this kind."""
     return {f.base_offset for f in files if f.kind == kind and f.suffix == names.LOG and f.base_offset is not None}

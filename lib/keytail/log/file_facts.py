@@ -1,4 +1,4 @@
-"""Facts of files and directories, by their descriptors: names, sizes, times, owners, modes, labels. Only reads."""
+"""Reads attributes of files and directories by their descriptors: names, sizes, times, owners, modes, labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ACCESS_ACL = "system.posix_acl_access"
 SECURITY_LABELS = ("security.selinux", "security.SMACK64")
 KEPT_ATTRIBUTES = (ACCESS_ACL, *SECURITY_LABELS)
 
-# A file system without extended attributes, or one that hides them from us, has none for our purpose.
+# Treated as having no extended attributes: a file system without them, or one that does not let us read them.
 _NO_ATTRIBUTES = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.ENOSYS}
 
 
 @dataclass(frozen=True, slots=True)
 class DirEntry:
-    """One name of a directory, as lstat sees it (a symlink is neither regular nor a directory)."""
+    """One name in a directory, as reported by lstat (a symlink is neither regular nor a directory)."""
 
     name: str
     is_dir: bool
@@ -34,7 +34,7 @@ class DirEntry:
 
 
 class DirName(NamedTuple):
-    """One name of a directory and what it is of, as lstat sees it."""
+    """One name in a directory and its file type, as reported by lstat."""
 
     name: str
     is_dir: bool
@@ -43,7 +43,7 @@ class DirName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What a path leads to, with all that a file made in its place has to take over."""
+    """The attributes of a path, including all that a file created in its place must get."""
 
     path: str
     size_bytes: int
@@ -61,8 +61,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Names of a directory, unsorted: regular files with size in bytes and modification time in ns, regular files of
-    which neither was asked for, and all else."""
+    """Names in a directory, unsorted: regular files with size in bytes and modification time in ns, regular files for
+    which these were not requested, and all others."""
 
     sized: list[tuple[str, int, int]]
     regular: list[str]
@@ -137,7 +137,7 @@ def file_stat(path: str, facts: os.stat_result, attributes: tuple[tuple[str, byt
 
 
 def attributes_of(target: str | int) -> tuple[tuple[str, bytes], ...]:
-    """ACL and security label of a path or descriptor, those that there are."""
+    """Return the existing ACL and security labels of a path or descriptor."""
     try:
         names = os.listxattr(target)
     except OSError as error:

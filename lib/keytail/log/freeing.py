@@ -1,8 +1,8 @@
-"""Unlinks at once and frees later: the blocks and cached pages of a large file are given back in a thread.
+"""Unlinks large files at once and frees their blocks and cached pages later, in a thread.
 
-A file whose name is gone keeps what it takes as long as somebody has it open. Giving back a gigabyte of cached pages
-takes a fifth of a second, in which the next group can be replaced; what is on disk by name, and in which order, is
-the same. Small files are not worth a thread.
+An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of
+a second, in which the next group can be replaced; the names on disk, and the order of their changes, are the same.
+For small files a thread does not pay off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LARGE_BYTES = 8 << 20  # takes about 2 ms to free
 
 
 class Freeing:
-    """For as long as a `with` block, at whose end all is free."""
+    """A context manager for deferred freeing; all is freed when the block ends."""
 
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
@@ -35,12 +35,12 @@ class Freeing:
                 one.result()
 
     def unlink(self, path: str) -> None:
-        """Remove the name of a file now."""
+        """Remove the name of a file immediately."""
         fd = None
         try:
             if self._fs.stat(path).size_bytes >= LARGE_BYTES:
                 fd = self._fs.open_read(path)
-        except OSError:  # no reason to keep the name
+        except OSError:  # unlink it nevertheless
             pass
         if fd is None:
             self._fs.unlink(path)

@@ -1,13 +1,13 @@
-"""The one module that touches log dirs: every read, and every operation that changes something.
+"""The only module that accesses log dirs: it contains every read, and every operation that changes something.
 
 Every path is resolved to a descriptor of its directory, without following links below a log dir (`paths.py`), and its
-last name is then used relative to that. So whoever owns a log dir cannot redirect an operation of root to another
-place. What is created gets the owner of its directory, and never a mode with more than read and write.
+last name is then used relative to that. So the owner of a log dir cannot redirect an operation of root to another
+place. New files and directories get the owner of their directory, and never a mode with more than read and write.
 
-Each operation passes one of two private hooks, of those that change something and of those that do not, so that a
-subclass can record it, stop before it, drop it or let it fail. Errors are the system's own OSError with the path
-in them, and in words what was being done; only a file that cannot be given its owner is `Refused`. Which operations
-to do, and in which order, is left to the callers.
+Each operation passes through one of two private hooks, one for operations that change something and one for the
+others, so that a subclass can record it, stop before it, drop it or make it fail. Errors are the system's own OSError
+with the path and a description of the operation; only a file that cannot be given its owner raises `Refused`. The
+callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from keytail.log.paths import DIRECTORY, READABLE_DIRECTORY, open_directory, spl
 
 T = TypeVar("T")
 
-# Of a file that is read whole. An index of 2^31 bytes of log, an entry each 100 bytes, has half of that.
+# Limit for a file that is read whole. The index of a log of 2^31 bytes, with an entry each 100 bytes, has half of it.
 MOST_SMALL_BYTES = 1 << 29
 
-# Of `link`: the file system has no hard links, or no more of this file; or it joins several, and has none between them.
+# Errors of `link`: the file system has no hard links, or no more for this file, or both names are on different ones.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
-# Without O_NONBLOCK the opening of a FIFO waits for the other end.
+# Without O_NONBLOCK, opening a FIFO waits for the other end.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _READ_AND_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
@@ -58,7 +58,7 @@ _ACL_HEADER = struct.Struct("<I")
 _ACL_ENTRY = struct.Struct("<HHI")
 _ACL_EXECUTE = 1
 
-# In words, for errors.
+# Descriptions for errors.
 _DOING = {
     "scan": "listing it",
     "stat": "looking at it",
@@ -93,23 +93,24 @@ class FileSystem:
         self._path_of: dict[int, str] = {}
 
     def _change(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """The hook that every mutating operation passes; `action` is what really does it."""
+        """Hook of every operation that changes something; `action` performs it."""
         return self._told(operation, arguments, action)
 
     def _look(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """The hook of operations that change nothing."""
+        """Hook of operations that change nothing."""
         return self._told(operation, arguments, action)
 
     def _told(self, operation: str, arguments: tuple[Any, ...], action: Callable[[], T]) -> T:
-        """The system's errors do not say what was being done, nor of a descriptor which file it is; ours do."""
+        """Perform `action` and complete its error: the system's errors contain neither the operation nor the path of
+        a descriptor."""
         try:
             return action()
         except OSError as error:
             subject = arguments[0]
             if isinstance(subject, int):
                 error.filename = error.filename or self._path_of.get(subject)
-            elif not isinstance(error, SymbolicLink):  # which says where the link is
-                error.filename = subject  # the system was given a descriptor and the last name
+            elif not isinstance(error, SymbolicLink):  # which already has the path of the link
+                error.filename = subject  # the system received a descriptor and the last name
                 if error.filename2 is not None:
                     error.filename2 = arguments[1]
             if error.strerror:
@@ -119,63 +120,66 @@ class FileSystem:
     # Reading
 
     def scan(self, path: str) -> list[DirEntry]:
-        """The names in a directory, unsorted; names that vanish meanwhile are left out."""
+        """List a directory, unsorted; names that vanish meanwhile are omitted."""
         return self._look("scan", (path,), lambda: _of_directory(path, scan, READABLE_DIRECTORY))
 
     def scan_names(self, path: str) -> list[DirName]:
-        """The names in a directory, unsorted. No file is looked at, where the file system tells what a name is of."""
+        """List the names in a directory, unsorted. Does not stat files if the file system reports the type of each
+        name."""
         return self._look("scan", (path,), lambda: _of_directory(path, scan_names, READABLE_DIRECTORY))
 
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
-        """The names in a directory, with size and modification time of regular files that end with `suffix` only.
+        """List a directory, with size and modification time only for regular files that end with `suffix`.
 
-        A fourth of the cost of `scan` where most names are of other files. Names that vanish meanwhile are left out.
+        Costs a fourth of `scan` if most names have other suffixes. Names that vanish meanwhile are omitted.
         """
         return self._look(
             "scan", (path,), lambda: _of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
         )
 
     def stat(self, path: str) -> FileStat:
-        """Facts of a file or directory; SymbolicLink for a link, unless to a directory and to be followed."""
+        """Return the attributes of a file or directory; SymbolicLink for a link, unless it leads to a directory and
+        may be followed."""
         return self._look("stat", (path,), lambda: _in_directory(path, lambda at, name: _stat(path, at, name)))
 
     def size(self, path: str) -> int:
-        """Bytes of a file, and no more of it: half of the cost of `stat`. SymbolicLink for a link."""
+        """Return the size of a file in bytes, at half of the cost of `stat`. SymbolicLink for a link."""
         return self._look("stat", (path,), lambda: _size(path))
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a name, whatever it leads to. An error that says neither yes nor no is raised."""
+        """Whether the name exists, whatever it refers to. Raises any error that leaves this undecided."""
         return self._look("exists", (path,), lambda: _exists(path))
 
     def open_read(self, path: str) -> int:
-        """A descriptor of a regular file; never blocks on a FIFO.
+        """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        SymbolicLink and NotRegular for anything else, ForeignFile where root would read another user's file for the
-        owner of the directory.
+        Raises SymbolicLink or NotRegular for anything else, ForeignFile if root would read another user's file for
+        the owner of the directory.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, _READ))
 
     def open_write(self, path: str) -> int:
-        """A descriptor of a regular file that exists, for `write_at` and `truncate`; reads as well."""
+        """Open an existing regular file for `write_at` and `truncate`, and for reading; return its descriptor."""
         return self._look("open_write", (path,), lambda: self._open_regular(path, _READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
-        """A read-only view of the first `size_bytes` (at least 1) of an index file; it outlives the descriptor.
+        """Return a read-only mapping of the first `size_bytes` (at least 1) of an index file; it outlives the
+        descriptor.
 
-        What `write_at` writes is seen at once. Whoever else cuts the file kills a process that looks behind its
-        end, so files that another process may cut are read, not mapped.
+        Bytes written by `write_at` are visible at once. If another process truncates the file, reading beyond its end
+        kills this process, so files that others may truncate are read, not mapped.
         """
         return self._look(
             "map_read", (fd, size_bytes), lambda: mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
         )
 
     def read_into(self, fd: int, buffer: Any, position: int) -> int:
-        """Fills `buffer` (bytes-like, writable) from byte `position`; fewer bytes only at the end of file."""
+        """Fill `buffer` (bytes-like, writable) from byte `position`; returns fewer bytes only at the end of file."""
         view = memoryview(buffer).cast("B")
         return self._look("read_into", (fd, view, position), lambda: self._read_into(fd, view, position))
 
     def read_at(self, path: str, position: int, length_bytes: int) -> bytes:
-        """Up to `length_bytes` bytes from byte `position`, for the few bytes of a tail or a header."""
+        """Return up to `length_bytes` bytes from byte `position`; meant for a few bytes such as a header."""
         fd = self.open_read(path)
         try:
             buffer = bytearray(length_bytes)
@@ -184,7 +188,7 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """A whole small file. `whole`: an OSError where it ends before the size that it had when it was opened."""
+        """Read a whole small file. `whole`: raise OSError if it ends before the size that it had when it was opened."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -196,42 +200,43 @@ class FileSystem:
             self.close(fd)
 
     def fd_stat(self, fd: int) -> FileStat:
-        """Like `stat`, of an open descriptor (without extended attributes)."""
+        """Like `stat` for an open descriptor, without extended attributes."""
         return self._look("fd_stat", (fd,), lambda: file_stat(self._path_of.get(fd, ""), os.fstat(fd), ()))
 
     def fd_size(self, fd: int) -> int:
-        """Like `size`, of an open descriptor."""
+        """Like `size` for an open descriptor."""
         return self._look("fd_stat", (fd,), lambda: os.fstat(fd).st_size)
 
     def close(self, fd: int) -> None:
-        """The descriptor is gone afterwards, whatever is raised."""
+        """Close the descriptor; it is closed even if an error is raised."""
         path = self._path_of.pop(fd, None)
         self._look("close", (path,), lambda: os.close(fd))
 
     def free_bytes(self, path: str) -> int:
-        """What an unprivileged process may still write on the file system of `path`."""
+        """Return the bytes that an unprivileged process may still write on the file system of `path`."""
         facts = self._look("free_bytes", (path,), lambda: _of_directory(path, os.statvfs))
         return facts.f_bavail * facts.f_frsize
 
     def is_read_only(self, path: str) -> bool:
-        """Whether the file system of `path` is mounted so."""
+        """Whether the file system of `path` is mounted read-only."""
         return bool(self._look("is_read_only", (path,), lambda: _of_directory(path, os.statvfs)).f_flag & os.ST_RDONLY)
 
     def file_system_type(self, path: str) -> str:
-        """What the kernel calls the file system that holds `path` ("ext4", "nfs4"); "" where it does not tell."""
+        """Return the kernel's name of the file system that contains `path` ("ext4", "nfs4"); "" if it does not report
+        it."""
         device, mount_of_it = _of_directory(path, lambda fd: (os.fstat(fd).st_dev, self._proc(f"fdinfo/{fd}")))
         number = f"{os.major(device)}:{os.minor(device)}"
         found = re.search(r"^mnt_id:\s*(\d+)$", mount_of_it, re.MULTILINE)
         for line in self._proc("mountinfo").splitlines():
             mount, _, kind = line.partition(" - ")
             mount_id, _, device_number, *_ = mount.split(" ")
-            # A subvolume of btrfs has a device number of its own, which no mount has.
+            # A subvolume of btrfs has its own device number, which no mount has.
             if device_number == number or (found is not None and mount_id == found[1]):
                 return kind.split(" ")[0]
         return ""
 
     def _proc(self, name: str) -> str:
-        """What the kernel says of this process; empty where it does not."""
+        """Return a file of /proc/self; empty if it cannot be read."""
         try:
             return self.read_bytes(f"/proc/self/{name}").decode(errors="surrogateescape")
         except OSError:
@@ -240,74 +245,74 @@ class FileSystem:
     # Changing
 
     def create(self, path: str, like: FileStat | None) -> int:
-        """A new empty file, open for appending; FileExistsError when the name is taken.
+        """Create a new empty file, open for appending; FileExistsError if the name exists.
 
-        It takes owner, group, mode and access ACL (both without execute bits) and security label of `like`; Refused,
-        with nothing left behind, when that is not allowed. In a user's directory root gives a file to that user
-        only: of a `like` of another user the mode is taken, and nothing else.
+        The file gets owner, group, mode and access ACL (both without execute bits) and security label of `like`;
+        Refused, with nothing left behind, if that is not permitted. In a user's directory, root gives a file only to
+        that user: if `like` belongs to another user, only its mode is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
     def mkdir(self, path: str, like: FileStat) -> None:
-        """A new directory with owner, group, mode, access ACL and security label of the directory `like`.
+        """Create a directory with owner, group, mode, access ACL and security label of the directory `like`.
 
-        Refused where, before it had its owner, something else took its name.
+        Raises Refused if something else took its name before it got its owner.
         """
         self._change("mkdir", (path,), lambda: _in_directory(path, lambda at, name: _mkdir(path, at, name, like)))
 
     def open_lock_file(self, path: str, like: FileStat) -> tuple[int, bool]:
-        """A read-write descriptor of a lock file, and whether this call made the file."""
+        """Return a read-write descriptor of a lock file, and whether this call created the file."""
         try:
             return self.open_write(path), False
         except FileNotFoundError:
             return self.create(path, like), True
 
     def write(self, fd: int, buffer: Any) -> int:
-        """Appends all of `buffer` (contiguous, bytes-like); the number of bytes."""
+        """Append all of `buffer` (contiguous, bytes-like); return the number of bytes."""
         view = memoryview(buffer).cast("B")
         return self._change("write", (fd, view), lambda: self._write(fd, view))
 
     def write_at(self, fd: int, buffer: Any, position: int) -> int:
-        """Puts all of `buffer` at byte `position` of a file of `open_write`; the number of bytes."""
+        """Write all of `buffer` at byte `position` of a file opened by `open_write`; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         return self._change("write_at", (fd, view, position), lambda: self._write_at(fd, view, position))
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        """Cuts an open file back to `size_bytes`, or lengthens it with zeros that take no space.
+        """Truncate an open file to `size_bytes`, or extend it with zeros that take no space.
 
-        What `write` writes next goes to the new end.
+        The next `write` appends at the new end.
         """
         self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
     def fsync(self, fd: int) -> None:
-        """Makes contents and metadata of an open file durable (not its name)."""
+        """Make contents and metadata of an open file durable (not its name)."""
         self._change("fsync", (fd,), lambda: os.fsync(fd))
 
     def fsync_dir(self, path: str) -> None:
-        """Makes the names of a directory durable."""
+        """Make the names of a directory durable."""
         self._change("fsync_dir", (path,), lambda: _of_directory(path, os.fsync, READABLE_DIRECTORY))
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic; replaces `target`."""
+        """Rename atomically; replaces `target`."""
         self._change("rename", (source, target), lambda: _rename(source, target))
 
     def link(self, source: str, target: str) -> None:
-        """A second name of a file, on the same file system; FileExistsError when the name is taken."""
+        """Create a second name of a file, on the same file system; FileExistsError if the name exists."""
         self._change("link", (source, target), lambda: _link(source, target))
 
     def unlink(self, path: str) -> None:
         self._change("unlink", (path,), lambda: _in_directory(path, lambda at, name: os.unlink(name, dir_fd=at)))
 
     def rmdir(self, path: str) -> None:
-        """Removes an empty directory."""
+        """Remove an empty directory."""
         self._change("rmdir", (path,), lambda: _in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        """Of a regular file, as `open_read` opens it."""
+        """Set the modification time of a regular file, opened as by `open_read`."""
         self._change("set_mtime_ns", (path, mtime_ns), lambda: _set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
-        """A new file with these contents, durable but for its name. Where that fails the file goes again."""
+        """Create a file with these contents, durable except for its name. On failure the file is removed."""
         fd = self.create(path, like)
         try:
             try:
@@ -316,14 +321,14 @@ class FileSystem:
             finally:
                 self.close(fd)
         except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to be told
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self.unlink(path)
             raise
 
     def put_file(self, path: str, data: Any, like: FileStat | None, temporary: str) -> None:
-        """Puts a file with these contents in the place of `path`: durable as `temporary` first, then renamed.
+        """Replace `path` by a file with these contents: durable as `temporary` first, then renamed.
 
-        Where that fails `path` is as it was and `temporary` is gone. The name is not durable yet.
+        On failure `path` is unchanged and `temporary` is removed. The name is not durable yet.
         """
         self.write_file(temporary, data, like)
         try:
@@ -334,7 +339,7 @@ class FileSystem:
             raise
 
     def refuse_unless_like(self, like: FileStat) -> None:
-        """Refused when this process cannot make a file with owner and group of `like`: ask before writing."""
+        """Raise Refused if this process cannot create a file with owner and group of `like`. Call it before writing."""
         user, groups = os.geteuid(), {os.getegid(), *os.getgroups()}
         if user == 0 or (user == like.uid and like.gid in groups):
             return
@@ -386,11 +391,11 @@ class FileSystem:
         return done
 
     def _write_some(self, fd: int, view: memoryview, position: int | None = None) -> int:
-        """One call of the system, which may write less; without a position it appends."""
+        """Make one system call, which may write less; without a position it appends."""
         return os.write(fd, view) if position is None else os.pwrite(fd, view, position)
 
     def _read_some(self, fd: int, view: memoryview, position: int) -> int:
-        """One call of the system, which may read less."""
+        """Make one system call, which may read less."""
         return os.preadv(fd, [view], position)
 
 
@@ -398,7 +403,7 @@ LOCAL = FileSystem()
 
 
 def _in_directory(path: str, act: Callable[[int, str], T]) -> T:
-    """What `act` gives of a descriptor of the directory in which the path's last name is, and that name."""
+    """Return the result of `act` for a descriptor of the directory of the path's last name, and that name."""
     directory, name = split(path)
     at = open_directory(directory)
     try:
@@ -408,7 +413,7 @@ def _in_directory(path: str, act: Callable[[int, str], T]) -> T:
 
 
 def _of_directory(path: str, act: Callable[[int], T], flags: int = DIRECTORY) -> T:
-    """What `act` gives of a descriptor of this directory."""
+    """Return the result of `act` for a descriptor of this directory."""
     fd = open_directory(path, flags)
     try:
         return act(fd)
@@ -425,7 +430,7 @@ def _exists(path: str) -> bool:
 
 
 def _stat(path: str, at: int, name: str) -> FileStat:
-    """Through /proc, since a descriptor that is good for extended attributes needs the right to read."""
+    """Stat through /proc: a descriptor that supports extended attributes would need read permission."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         facts = os.fstat(fd)
@@ -500,7 +505,8 @@ def _link(source: str, target: str) -> None:
 
 
 def _read_all(fd: int) -> bytes:
-    """OSError for a file that is no small one: a sparse file has any size and takes no room but our memory."""
+    """Read to the end. Raise OSError for a file that is too large: a sparse file can have any size without using disk
+    space, but would fill memory."""
     chunks: list[bytes] = []
     size_bytes = os.fstat(fd).st_size
     while size_bytes <= MOST_SMALL_BYTES and (chunk := os.read(fd, 1 << 20)):
@@ -525,10 +531,11 @@ def _create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
-    """Root gives what it creates in a user's directory to that user, never to a third one or with a third one's labels.
+    """Root gives files that it creates in a user's directory to that user, never to a third one or with a third one's
+    labels.
 
-    In a directory of root only root can have put the file that `like` is of. A process that root started and that works
-    as another user makes all files for that user, also beside files of root's.
+    In a directory of root, only root can have created the file of `like`. A process that root started and that works
+    as another user creates all files for that user, even next to files of root.
     """
     if is_another() and like.uid == 0:
         return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())
@@ -538,8 +545,8 @@ def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
 
 
 def _mkdir(path: str, at: int, name: str, like: FileStat) -> None:
-    """Whoever owns the directory can put another one in the place of the new one: only an empty one of ours is given
-    away."""
+    """Create the directory. Its parent's owner can exchange it, so only an empty directory of this process's user is
+    given away."""
     os.mkdir(name, 0o700, dir_fd=at)
     try:
         fd = os.open(name, READABLE_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
@@ -562,7 +569,8 @@ def _exchanged(path: str) -> Refused:
 
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
-    """Owner first: a change of owner clears mode bits. ACL before mode: both write the group bits, alike."""
+    """Apply owner, attributes and mode of `like`. Owner first: changing it clears mode bits. ACL before mode: both
+    set the group bits, to the same value."""
     try:
         now = os.fstat(fd)
         if (now.st_uid, now.st_gid) != (like.uid, like.gid):
@@ -573,7 +581,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
             wanted[ACCESS_ACL] = _without_execute(wanted[ACCESS_ACL])
         present = dict(attributes_of(fd))
         for name in present.keys() - wanted.keys():
-            if name == ACCESS_ACL:  # a directory's default ACL gave it; a label only ever gets replaced
+            if name == ACCESS_ACL:  # inherited from a directory's default ACL; a label is only ever replaced
                 os.removexattr(fd, name)
         for name, value in wanted.items():
             if present.get(name) != value:
@@ -589,7 +597,7 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
 
 
 def _without_execute(acl: bytes) -> bytes:
-    """The kernel's form of an ACL: a version, then entries of tag, permissions and id."""
+    """Remove the execute bits of an ACL in the kernel's form: a version, then entries of tag, permissions and id."""
     entries = _ACL_ENTRY.iter_unpack(acl[_ACL_HEADER.size :])
     kept = [_ACL_ENTRY.pack(tag, bits & ~_ACL_EXECUTE, who) for tag, bits, who in entries]
     return acl[: _ACL_HEADER.size] + b"".join(kept)

@@ -1,4 +1,4 @@
-"""The record that an import leaves in a partition's directory, by which later runs know what it wrote."""
+"""The record that an import writes to a partition's directory, from which later runs learn what was imported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Progress = Literal["begun", "done"]
 
 @dataclass(frozen=True, slots=True)
 class ImportRecord:
-    """What a partition directory remembers of its last import: the offsets of [base_offset, end_offset).
+    """The last import into a partition directory: the offsets [base_offset, end_offset).
 
-    `first_crc` is the checksum of the first batch. "begun" stands before the commit, "done" after all of it.
+    `first_crc` is the checksum of the first batch. `progress` is "begun" before the commit, "done" after all of it.
     """
 
     import_id: str
@@ -43,7 +43,7 @@ class ImportRecord:
 
 
 def parse_record(data: bytes) -> ImportRecord:
-    """ValueError for anything that `ImportRecord.encode` does not give."""
+    """Parse the output of `ImportRecord.encode`; ValueError for anything else."""
     try:
         fields = parse_object(data)
         if fields["version"] != _VERSION or fields["progress"] not in ("begun", "done"):

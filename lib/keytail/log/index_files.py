@@ -1,7 +1,7 @@
-"""The index files of one segment as structures: looked up in place, appended to while the segment is active.
+"""The index files of one segment: looked up in place, and appended to while the segment is active.
 
-What the entries mean, when a batch earns one, and what a look-up may conclude from them stands in
-format/INDEX.md. Whether an entry is true of its log is not known here: `sanity_check` knows the file alone.
+format/INDEX.md defines the meaning of the entries, when a batch gets one, and what a look-up may conclude from them.
+`sanity_check` checks a file by itself; whether its entries match the log is not checked here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from keytail.log.fs import FileStat, FileSystem
 
 
 class OffsetEntry(NamedTuple):
-    """The batch that ends with `offset` begins at byte `position`. `slot` -1 stands before the first entry."""
+    """The batch that ends with `offset` begins at byte `position`. `slot` is -1 before the first entry."""
 
     slot: int
     offset: int
@@ -34,7 +34,8 @@ class OffsetEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """Up to the batch that ends with `offset` no timestamp is above this one. `slot` -1: before the first entry."""
+    """Up to the batch that ends with `offset`, no timestamp is larger than this one. `slot` is -1 before the first
+    entry."""
 
     slot: int
     timestamp_ms: int
@@ -42,7 +43,7 @@ class TimeEntry(NamedTuple):
 
 
 class OffsetIndex(PresizedIndex):
-    """The `.index` of the segment with `base_offset`: from an offset to a batch not behind it."""
+    """The `.index` of the segment with `base_offset`: maps an offset to a batch at or before it."""
 
     _kind = "offset index"
     _layout = struct.Struct(">ii")
@@ -50,14 +51,14 @@ class OffsetIndex(PresizedIndex):
     _dtype = OFFSET_ENTRY
 
     def entry(self, slot: int) -> OffsetEntry:
-        """That of a slot from 0 on; that of -1 is the begin of the segment."""
+        """Return the entry of a slot; slot -1 stands for the start of the segment."""
         if slot < 0:
             return OffsetEntry(-1, self.base_offset, 0)
         relative, position = self._fields(slot)
         return OffsetEntry(slot, self.base_offset + relative, position)
 
     def lookup(self, offset: int) -> OffsetEntry:
-        """The entry with the largest offset not above this one; (base offset, 0) before the first."""
+        """Return the entry with the largest offset not above `offset`; (base offset, 0) before the first entry."""
         return self.entry(self._floor(offset - self.base_offset))
 
     @property
@@ -69,7 +70,8 @@ class OffsetIndex(PresizedIndex):
         return self._count >= self._max_entries
 
     def append(self, offset: int, position: int) -> None:
-        """Note that the batch which ends with `offset` begins at `position`. Refused when full or not increasing."""
+        """Add an entry: the batch that ends with `offset` begins at `position`. Raises an error when full or not
+        increasing."""
         self._refuse_read_only()
         if self.is_full:
             self._refuse_full(offset)
@@ -80,7 +82,7 @@ class OffsetIndex(PresizedIndex):
         self._append(relative, position)
 
     def entries(self) -> np.ndarray:
-        """A copy, as `format.index.parse_offset_index` gives it."""
+        """Return a copy in the form of `format.index.parse_offset_index`."""
         return parse_offset_index(self._view[: self._count * self._layout.size])
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +94,7 @@ class OffsetIndex(PresizedIndex):
 
 
 class TimeIndex(PresizedIndex):
-    """The `.timeindex` of the segment with `base_offset`: from a time to an offset not behind it."""
+    """The `.timeindex` of the segment with `base_offset`: maps a time to an offset at or before it."""
 
     _kind = "time index"
     _layout = struct.Struct(">qi")
@@ -100,14 +102,15 @@ class TimeIndex(PresizedIndex):
     _dtype = TIME_ENTRY
 
     def entry(self, slot: int) -> TimeEntry:
-        """That of a slot from 0 on; that of -1 is the begin of the segment, of no time."""
+        """Return the entry of a slot; slot -1 stands for the start of the segment, with timestamp -1."""
         if slot < 0:
             return TimeEntry(-1, -1, self.base_offset)
         timestamp_ms, relative = self._fields(slot)
         return TimeEntry(slot, timestamp_ms, self.base_offset + relative)
 
     def lookup(self, timestamp_ms: int) -> TimeEntry:
-        """The entry with the largest timestamp not above this one; (-1, base offset) before the first."""
+        """Return the entry with the largest timestamp not above `timestamp_ms`; (-1, base offset) before the first
+        entry."""
         return self.entry(self._floor(timestamp_ms))
 
     @property
@@ -116,14 +119,14 @@ class TimeIndex(PresizedIndex):
 
     @property
     def is_full(self) -> bool:
-        """The last slot is kept for the entry that closes the segment."""
+        """The last slot is reserved for the entry that closes the segment."""
         return self._count >= self._max_entries - 1
 
     def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
-        """Write the entry if its timestamp is larger than the last one's; whether it was.
+        """Write the entry if its timestamp is larger than the last one; return whether it was written.
 
-        Refused when full, unless it is the `closing` entry of the segment, and where timestamp or offset lie
-        below the last entry's.
+        Raises an error when full, unless it is the `closing` entry of the segment, and if the timestamp or offset is
+        below that of the last entry.
         """
         self._refuse_read_only()
         if self.is_full and not closing:
@@ -141,7 +144,7 @@ class TimeIndex(PresizedIndex):
         return True
 
     def entries(self) -> np.ndarray:
-        """A copy, as `format.index.parse_time_index` gives it."""
+        """Return a copy in the form of `format.index.parse_time_index`."""
         return parse_time_index(self._view[: self._count * self._layout.size])
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -165,14 +168,14 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionIndex:
-    """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker lies in it.
+    """The `.txnindex` of the segment with `base_offset`: the transactions whose ABORT marker is in the segment.
 
-    Read whole, since it is small and never longer than its entries. The file is made with the first entry, like
-    `like`; without that the index is for look-ups only.
+    The file is read as a whole, since it is small and never presized. It is created with the first entry, with the
+    attributes of `like`; without `like` the index is for look-ups only.
     """
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int, like: FileStat | None = None) -> None:
-        """Reads the file, if there is one."""
+        """Read the file if it exists."""
         self.path = path
         self.base_offset = base_offset
         self._fs = fs
@@ -183,18 +186,18 @@ class TransactionIndex:
         return len(self._data) // TXN_ENTRY.itemsize
 
     def entries(self) -> np.ndarray:
-        """A copy, as `format.index.parse_txn_index` gives it."""
+        """Return a copy in the form of `format.index.parse_txn_index`."""
         return parse_txn_index(bytes(self._data))
 
     @property
     def last_offset(self) -> int:
-        """Of the last entry; -1 where there is none."""
+        """Last offset of the last entry; -1 if there is none."""
         end = len(self) * TXN_ENTRY.itemsize
         last = parse_txn_index(bytes(self._data[max(end - TXN_ENTRY.itemsize, 0) : end]))
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Add the transaction of the marker that was appended last, at the end of the file."""
+        """Add the transaction of the marker that was appended last to the end of the file."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
@@ -207,9 +210,10 @@ class TransactionIndex:
         self._data[len(self) * TXN_ENTRY.itemsize :] = entry
 
     def collect(self, fetch_from: int, upper: int) -> tuple[list[AbortedTransaction], bool]:
-        """The aborted transactions that a consumer needs to know of for the offsets `fetch_from` .. `upper` - 1.
+        """Return the aborted transactions that a consumer needs for the offsets `fetch_from` .. `upper` - 1.
 
-        And whether that is all: if not, the search goes on in the next segment (format/INDEX.md, "Look-ups").
+        Also return whether they are complete: if not, the search continues in the next segment (format/INDEX.md,
+        "Look-ups").
         """
         entries = self.entries()
         beyond = np.flatnonzero(entries["last_stable_offset"] >= upper)
@@ -219,7 +223,7 @@ class TransactionIndex:
         return [AbortedTransaction(*entry[1:]) for entry in needed.tolist()], bool(len(beyond))
 
     def truncate_to(self, offset: int) -> None:
-        """Forget the transactions that end at `offset` or above."""
+        """Remove the transactions that end at `offset` or above."""
         keep = int(np.searchsorted(self.entries()["last_offset"], offset)) * TXN_ENTRY.itemsize
         if keep < len(self._data):
             self._change(lambda fd: self._fs.truncate(fd, keep))
@@ -231,7 +235,7 @@ class TransactionIndex:
             self._change(self._fs.fsync)
 
     def sanity_check(self) -> None:
-        """Raise CorruptLog at the first slot that cannot be of this segment or follow the one before."""
+        """Raise CorruptLog at the first slot that cannot belong to this segment or cannot follow the one before."""
         entries = self.entries()
         last = entries["last_offset"]
         bad = (entries["version"] != 0) | (last < self.base_offset) | (entries["first_offset"] > last)
@@ -249,7 +253,7 @@ class TransactionIndex:
         )
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         last = self.entries()["last_offset"]
         assert np.all(np.diff(last) > 0)
         assert bytes(self._data) == (self._fs.read_bytes(self.path) if self._fs.exists(self.path) else b"")

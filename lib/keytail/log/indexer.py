@@ -1,7 +1,7 @@
 """Builds the offset and time index of one segment from the tables of its batches, in order.
 
-Entries follow format/INDEX.md, "When an entry is written", and the entry that closes a segment; the same
-bytes as a broker's own recovery would give.
+Entries follow format/INDEX.md, "When an entry is written", and the entry that closes a segment; the bytes are the
+same as those of a broker's own recovery.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from keytail.kernels import index as kernels
 
 
 class SegmentIndexer:
-    """Index entries of the segment with `base_offset`; give it every batch once, in order, then `close` it.
+    """Collects the index entries of the segment with `base_offset`: add every batch once, in order, then `close` it.
 
-    With `part` it gets the batches of a part of the segment, from one on that is believed to earn an offset
-    entry, to be joined to the indexer of what lies in front; it is then small enough to be sent to another host.
+    With `part` it receives the batches of a part of the segment, starting with one that is assumed to get an offset
+    entry, and is later joined to the indexer of the preceding batches; it is small enough to be sent to another host.
     """
 
     stored_fields = ("_base", "_interval", "_max_offset_entries", "_max_time_entries", "_state", "_offsets", "_times")
@@ -35,7 +35,7 @@ class SegmentIndexer:
         self._times: list[np.ndarray] = []
 
     def add(self, table: np.ndarray) -> int:
-        """Note batches (BATCH_TABLE rows) that go into the segment, until an index is full; how many were noted."""
+        """Add batches (BATCH_TABLE rows) of the segment until an index is full; return how many were added."""
         n = len(table)
         offsets, times = np.empty((n, 2), np.int64), np.empty((n, 2), np.int64)
         out = np.zeros(4, np.int64)
@@ -51,45 +51,45 @@ class SegmentIndexer:
         return self._state.copy(), len(self._offsets)
 
     def take_back(self, mark: tuple[np.ndarray, int]) -> None:
-        """Forget everything added since `mark`."""
+        """Remove everything added since `mark`."""
         self._state = mark[0].copy()
         del self._offsets[mark[1] :], self._times[mark[1] :]
 
     @property
     def size_bytes(self) -> int:
-        """Of both index files, if they were closed now."""
+        """Size of both index files if they were closed now."""
         offsets, times = int(self._state[kernels.OFFSET_ENTRIES]), int(self._state[kernels.TIME_ENTRIES])
         return offsets * OFFSET_ENTRY.itemsize + (times + 1) * TIME_ENTRY.itemsize
 
     @property
     def next_earns_an_entry(self) -> bool:
-        """Whether the batch behind those so far, if there is one, gets an offset entry."""
+        """Whether the next batch, if there is one, gets an offset entry."""
         return bool(self._state[kernels.SINCE_LAST] > self._interval)
 
     @property
     def last_entry_position(self) -> int:
-        """Byte position of the batch that got the last offset entry; -1 where none did."""
+        """Byte position of the batch with the last offset entry; -1 without one."""
         last = next((entries[-1] for entries in reversed(self._offsets) if len(entries)), None)
         return -1 if last is None else int(last[1])
 
     def meets(self, part: SegmentIndexer) -> bool:
-        """Whether the last offset entry so far is one of `part`'s: from there on both write the same offset entries."""
+        """Whether the last offset entry so far is also in `part`: from there on both write the same offset entries."""
         positions = _joined(part._offsets)[:, 1]
         at = np.searchsorted(positions, self.last_entry_position)
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
 
     def join(self, part: SegmentIndexer) -> None:
-        """Go on with the entries of `part` that lie behind the last one so far, and with its state.
+        """Continue with the entries of `part` after the last one so far, and with its state.
 
-        Its first batch lies behind all of those so far and earns an entry (`next_earns_an_entry`), or the last
-        offset entry so far is one of its own (`meets`).
+        The first batch of `part` must follow all batches so far and get an entry (`next_earns_an_entry`), or the last
+        offset entry so far must be in `part` (`meets`).
         """
         offsets, times = _joined(part._offsets), _joined(part._times)
         offsets = offsets[offsets[:, 1] > self.last_entry_position]
-        # The part did not know what lies in front: of its time entries those count that pass the largest time so far.
+        # The part does not know the preceding batches: only its time entries above the largest time so far count.
         largest, largest_offset = (int(self._state[i]) for i in (kernels.MAX_TIMESTAMP, kernels.MAX_TIMESTAMP_OFFSET))
         later = times[times[:, 0] > largest]
-        # A largest time that has no entry yet gets it with the next offset entry, unless it is passed there.
+        # If the largest time has no entry yet, it gets one with the next offset entry, unless it is exceeded there.
         waits = len(offsets) and largest > self._state[kernels.LAST_TIME_ENTRY]
         if waits and not (len(later) and later[0, 1] <= offsets[0, 0]):
             later = np.concatenate([[[largest, largest_offset - self._base]], later])
@@ -105,13 +105,14 @@ class SegmentIndexer:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether parts joined have more entries than the indexes may; one slot of times is kept for the last one."""
+        """Whether joined parts have more entries than the indexes may; one slot of times is reserved for the closing
+        entry."""
         too_many_offsets = self._state[kernels.OFFSET_ENTRIES] > self._max_offset_entries
         times = self._state[kernels.TIME_ENTRIES]
         return bool(too_many_offsets or (times and times > self._max_time_entries - 1))
 
     def close(self) -> tuple[bytes, bytes]:
-        """The whole `.index` and `.timeindex`, with the closing time entry."""
+        """Return the complete `.index` and `.timeindex`, with the closing time entry."""
         times = _joined(self._times)
         if self._state[kernels.MAX_TIMESTAMP] > self._state[kernels.LAST_TIME_ENTRY]:
             closing = [

@@ -1,4 +1,4 @@
-"""Hashes the keys of opened strides a part at a time, numbered, in buffers used again: what pass 1 maps."""
+"""Hashes and numbers the keys of opened strides for pass 1, a part at a time, in reused buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.stride import OpenedRows, Stride
 
-# Those of a stride of records of 64 bytes: waking the thread that finds them takes as long as finding thousands.
+# About the keys of a stride with records of 64 bytes: waking the thread that looks them up takes as long as looking
+# up thousands.
 _KEYS = 1 << 17
 _RECORDS_AT_ONCE = 1 << 10  # with their bytes they stay in a core's own cache
 
@@ -25,10 +26,10 @@ class _Columns:
 
 @dataclass
 class KeyChunk:
-    """The hashed keys of the records in the opened ones of rows `first_row` .. `end_row` of a stride.
+    """The hashed keys of the records in the opened rows among `first_row` .. `end_row` of a stride.
 
-    `ordinals[i]` is `first_ordinal` of the record's row and its number in the batch, -1 where it is not to be put:
-    it has no key, or lies below the offset from which on it counts. `keyless` records behind that have no key, the
+    `ordinals[i]` is `first_ordinal` of the record's row plus its number in the batch, or -1 if it is not to be put
+    into the map: it has no key, or is below the start offset. `keyless` records from that offset on have no key, the
     first of them at `first_keyless_offset`. The chunk after the next one overwrites the arrays.
     """
 
@@ -44,11 +45,12 @@ class KeyChunk:
     first_keyless_offset: int
 
     def row_of(self, ordinal: int) -> int:
-        """The row that holds the record of an ordinal."""
+        """Return the row that contains the record of an ordinal."""
         return int(np.searchsorted(self.first_ordinal, ordinal, side="right")) - 1
 
     def records_up_to(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """The records (RECORD_TABLE) of the chunk's opened rows up to `row`, that included, and the ordinal of each."""
+        """Return the records (RECORD_TABLE) of the chunk's opened rows up to and including `row`, and the ordinal of
+        each."""
         stride, opened = self.stride, self.opened
         rows = slice(self.first_row, row + 1)
         is_open = opened.where[rows] != record_kernels.CLOSED
@@ -64,7 +66,7 @@ class KeyChunk:
 
 
 class KeyScanner:
-    """Keys of opened strides; hold one a task."""
+    """Produces the hashed keys of opened strides; use one per task."""
 
     def __init__(self, seed: int, chunk_keys: int = _KEYS, records_at_once: int = _RECORDS_AT_ONCE) -> None:
         self._seed = np.uint64(seed)
@@ -81,9 +83,10 @@ class KeyScanner:
         nulls: np.ndarray,
         first_batch: int,
     ) -> Iterator[KeyChunk]:
-        """Every row of `opened`, in order; the last chunk ends with it. Sets the bit in `nulls` of each batch with one.
+        """Yield all rows of `opened`, in order; the last chunk ends with it. Sets the bit in `nulls` of each batch
+        that contains a null value.
 
-        Raises CorruptLog at a batch whose records do not parse.
+        Raises CorruptLog at a batch whose records cannot be parsed.
         """
         stride, first_ordinal = opened.of(stride), opened.from_here(first_ordinal)
         row, no_bits = opened.first, np.full(len(stride.table), -1, np.int64)
@@ -97,7 +100,7 @@ class KeyScanner:
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != record_kernels.OK:
                 stride.fail_record(code, bad_row)
-            if next_row == row:  # a batch of more records than there is room for
+            if next_row == row:  # a batch with more records than fit
                 self._make_room(int(stride.table["record_count"][row]))
                 continue
             self._columns.reverse()

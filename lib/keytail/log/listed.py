@@ -1,4 +1,4 @@
-"""Reading segments as they were listed: a broker that runs cleans and removes them, and writes to the last."""
+"""Reads segments as they were listed, although a running broker cleans and removes them and appends to the last one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ATTEMPTS = 3
 
 
 def again_beside_a_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
-    """What `look` gives, which lists and then reads. A few times where a broker may run and it raises KeytailError or
-    OSError: segments may be rolled, cleaned or deleted between the two. Raises what it raised the last time."""
+    """Return the result of `look`, which lists and then reads. If a broker may be running, retry on KeytailError or
+    OSError: segments may be rolled, cleaned or deleted between the two. Raises the error of the last attempt."""
     for left in reversed(range(1 if clean_shutdown else _ATTEMPTS)):
         try:
             return look()
@@ -34,8 +34,8 @@ def again_beside_a_broker(look: Callable[[], T], *, clean_shutdown: bool) -> T:
 def unchanged(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], *, is_last: bool = True
 ) -> Iterator[None]:
-    """Refused where segments are not the files that were listed, before and after: a broker that runs may have cleaned
-    or removed them. The active one, the last with `is_last`, may have grown."""
+    """Raise Refused if, before or after the block, segments are not the files that were listed: a running broker may
+    have cleaned or removed them. The active segment, which is the last one if `is_last`, may have grown."""
     _refuse_changed(fs, partition_path, segments, is_last)
     try:
         yield
@@ -66,9 +66,10 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
 
 
 def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) -> int:
-    """Where the whole batches of the active segment end: a broker that writes, or has crashed, leaves part of one.
+    """Return where the whole batches of the active segment end: a broker that writes, or has crashed, leaves an
+    incomplete one.
 
-    CorruptLog where they end before `end_offset`, which they are known to reach.
+    Raises CorruptLog if they end before `end_offset`, which they had reached when listed.
     """
     end = log_end(fs, path, base_offset)
     if end.next_offset < end_offset:

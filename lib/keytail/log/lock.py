@@ -1,11 +1,12 @@
-"""Kafka's `.lock` of log dirs: while it is held, no broker starts on them and no other keytail changes them.
+"""Holds Kafka's `.lock` file of log dirs, so that no broker starts on them and no other keytail run changes them.
 
-Open-file-description locks, which conflict with Java's and, unlike `lockf`'s, are not lost when another
-descriptor of the file is closed. They hold on one host only; storage that others mount is the caller's worry.
+Uses open-file-description locks, which conflict with Java's locks and, unlike those of `lockf`, are not lost when
+another descriptor of the file is closed. They protect against processes on the same host only; on storage that other
+hosts mount, the caller must prevent concurrent use.
 
-A lock is of a file, not of its name: once somebody removes the name, the next process makes and locks another file. So
-the file is never removed here, and before each change that a run commits, `refuse_lost` compares the two. A broker does
-remove it: when it stops, it first unlocks the file and then unlinks it, and between the two this process may lock it.
+A lock belongs to a file, not to its name: if the name is removed, the next process creates and locks another file. So
+keytail never removes the file, and `refuse_lost` compares the two before each change that a run commits. A broker
+does remove it: when it stops, it unlocks the file and then unlinks it, and between the two this process may lock it.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from keytail.errors import Refused, SymbolicLink
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 
-# struct flock of 64-bit Linux: type, whence, start, length (0: whole file), pid (0 asked for by OFD locks).
+# struct flock of 64-bit Linux: type, whence, start, length (0: whole file), pid (must be 0 for OFD locks).
 _FLOCK = struct.Struct("@hhqqi4x")
-_OF_A_DESCRIPTION = -1  # what the kernel answers as pid for a lock that no process owns
+_OF_A_DESCRIPTION = -1  # the pid that the kernel returns for a lock that no process owns
 _ATTEMPTS = 20
 
-# Of each log dir that this process holds, by every path that names it: the descriptor, and the path of the lock file.
+# Descriptor and lock file path of each log dir that this process holds, by every path that names the log dir.
 _held: dict[str, tuple[int, str]] = {}
 
 
 class LockLost(Refused):
-    """The name `.lock` leads to another file than the one that is locked, or to none."""
+    """The name `.lock` refers to another file than the locked one, or to none."""
 
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
-    """Holds the lock of every log dir, all or none. Refused when one is taken.
+    """Holds the lock of every log dir, all or none. Raises Refused when one is already locked.
 
-    The lock file stays, whoever made it: removed while a broker that starts has it open, it would let that broker lock
-    a file without a name beside the next run. A file that is made belongs to the owner of the log dir. A process that
-    dies loses the lock.
+    The lock file is never removed, whoever created it: removing it while a starting broker has it open would let that
+    broker lock a file without a name while the next run locks another. A new lock file gets the owner of the log dir.
+    If the process dies, the lock is released.
     """
     by_directory: dict[str, list[str]] = {}
     for log_dir in log_dirs:
@@ -52,8 +53,8 @@ def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:
 
 
 def refuse_lost(fs: FileSystem, path: str) -> None:
-    """LockLost where this process holds the lock of the log dir that `path` is, or lies in, and the name of its lock
-    file no longer leads to the file that is locked. Call it right before a change is committed."""
+    """Raise LockLost if this process holds the lock of the log dir that is `path` or contains it, and the name of the
+    lock file no longer refers to the locked file. Call it right before a change is committed."""
     holding = _holding(os.path.abspath(path)) or _holding(os.path.realpath(path))
     if holding is not None and not _is_at(fs, *holding):
         raise LockLost(
@@ -66,7 +67,7 @@ def refuse_lost(fs: FileSystem, path: str) -> None:
 
 
 def _holding(path: str) -> tuple[int, str] | None:
-    """Of the log dir that is `path` or is above it."""
+    """Return the entry of `_held` for the log dir that is `path` or contains it."""
     while path not in _held:
         above = os.path.dirname(path)
         if above == path:
@@ -76,22 +77,23 @@ def _holding(path: str) -> tuple[int, str] | None:
 
 
 def is_held(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Whether someone, mostly a broker, holds the lock now; asks without taking it, and makes nothing.
+    """Whether any process, usually a broker, holds the lock now. Neither takes the lock nor creates the file.
 
-    Also True where it cannot be asked: no rights to the file, or a system that does not tell.
+    Also True where this cannot be determined: no permission to open the file, or no support by the system.
     """
     return _asked(os.path.join(log_dir, names.LOCK), fs) is not False
 
 
 def can_be_asked(log_dir: str, fs: FileSystem = LOCAL) -> bool:
-    """Whether the system tells who holds locks in this directory; makes nothing. True where it has no file to ask."""
+    """Whether the system can report lock holders in this directory; creates nothing. True where there is no file to
+    test with."""
     candidates = (os.path.join(log_dir, name) for name in (names.LOCK, names.META_PROPERTIES, names.CLEAN_SHUTDOWN))
     path = next((candidate for candidate in candidates if fs.exists(candidate)), None)
     return path is None or _asked(path, fs) is not None
 
 
 def _asked(path: str, fs: FileSystem) -> bool | None:
-    """Whether the file is locked, False of one that is not there. None: it cannot be asked."""
+    """Whether the file is locked; False if it does not exist, None if this cannot be determined."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -111,7 +113,7 @@ def _asked(path: str, fs: FileSystem) -> bool | None:
 
 @contextlib.contextmanager
 def _hold_one(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[None]:
-    """`given`: other paths of the same directory."""
+    """Hold the lock of one log dir; `given` are other paths of the same directory."""
     path = os.path.join(log_dir, names.LOCK)
     fd = _acquire(path, log_dir, fs)
     try:
@@ -124,17 +126,17 @@ def _hold_one(log_dir: str, given: Sequence[str], fs: FileSystem) -> Iterator[No
 
 
 def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
-    """A locked descriptor whose file still has the name: a broker that stops unlinks the one it locked."""
+    """Return a locked descriptor whose file still has the name: a broker that stops unlinks the file that it locked."""
     for _ in range(_ATTEMPTS):
         like = fs.stat(log_dir)
         if not fs.exists(path):
-            fs.refuse_unless_like(like)  # before a file is made
+            fs.refuse_unless_like(like)  # before a file is created
         try:
             fd, _ = fs.open_lock_file(path, like)
-        except FileExistsError:  # someone made it between our two looks
+        except FileExistsError:  # created since the check above
             continue
         except PermissionError as error:
-            fs.refuse_unless_like(like)  # which says whom to run as
+            fs.refuse_unless_like(like)  # names the user to run as
             raise Refused(
                 "the lock of the log dir cannot be opened for writing",
                 path=path,
@@ -171,7 +173,7 @@ def _is_at(fs: FileSystem, fd: int, path: str) -> bool:
 
 
 def _try_lock(fd: int) -> str | None:
-    """None when the lock is ours now, else who has it."""
+    """Try to take the lock; return None on success, else a description of the holder."""
     wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):
@@ -186,7 +188,7 @@ def _try_lock(fd: int) -> str | None:
 
 
 def _holder(fd: int, wanted: bytes) -> str:
-    """Java locks by process, keytail by open file: the kernel tells which."""
+    """Describe the holder: Java locks by process, keytail by open file, and the kernel reports which of the two."""
     if not hasattr(fcntl, "F_OFD_GETLK"):
         return "a running broker or another keytail run"
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))
@@ -194,6 +196,6 @@ def _holder(fd: int, wanted: bytes) -> str:
         return "a broker or keytail run that ended just now"
     if pid == _OF_A_DESCRIPTION:
         return "another keytail run"
-    if pid <= 0:  # as seen from another process id namespace, or from another host
+    if pid <= 0:  # as seen from another PID namespace, or from another host
         return "a process of another container or host, by a lock as a running broker takes it"
     return f"process {pid}, by a lock as a running broker takes it"

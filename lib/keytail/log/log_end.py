@@ -1,4 +1,4 @@
-"""Where a log file ends: header after header, from the last that its index knows. No record is looked at."""
+"""Finds the end of a log file by its batch headers, from the last one in its index. Reads no records."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where a log file's whole batches end."""
+    """The end of the whole batches of a log file."""
 
     next_offset: int
     end_position: int
     tail_bytes: int  # bytes after the last whole batch
-    last_position: int = field(default=-1, compare=False)  # of the last whole batch; -1 where there is none
+    last_position: int = field(default=-1, compare=False)  # of the last whole batch; -1 if there is none
 
 
 def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | None = None) -> LogEnd:
-    """The end of a log file: headers from its last index entry to the end of the file.
+    """Find the end of a log file by reading headers from its last index entry to the end of the file.
 
-    The index (by default the one beside the log) only saves reading: an entry that does not point at a batch from
-    which on the log reaches the entry's offset makes the walk begin at the start of the file. A last batch that is not
-    whole, or bytes that are no batch, are reported as `tail_bytes`.
+    The index (by default the one of this log) only saves reading: if its entry does not point to a batch from which
+    the log reaches the entry's offset, headers are read from the start of the file. An incomplete last batch, or
+    bytes that are no batch, are reported as `tail_bytes`.
     """
     if index_path is None:
         index_path = os.path.join(os.path.dirname(log_path), names.segment_file(base_offset, names.INDEX))
@@ -54,7 +54,7 @@ def log_end(fs: FileSystem, log_path: str, base_offset: int, index_path: str | N
 
 
 def _last_index_entry(fs: FileSystem, path: str) -> tuple[int, int] | None:
-    """Relative offset and position."""
+    """Relative offset and position of the last entry; None without one."""
     try:
         fd = fs.open_read(path)
     except FileNotFoundError:
@@ -78,8 +78,9 @@ def _walk(
     *,
     named_offset: int | None = None,
 ) -> LogEnd | None:
-    """Header to header. None when the first batch begins above the offset that the index entry names, or all end below
-    it: an entry may name the end of a later batch than the one at its position (format/INDEX.md, 8)."""
+    """Follow the headers from `position`. Return None if the first batch begins above the offset that the index entry
+    names, or all end below it: an entry may name the end of a later batch than the one at its position
+    (format/INDEX.md, 8)."""
     window, window_at, got = bytearray(min(_WALK_WINDOW_BYTES, size_bytes - position)), 0, 0
     next_offset, first, last_position = base_offset, True, -1
     while position + LENGTH_PREFIX_BYTES + MIN_RECORD_OVERHEAD_BYTES <= size_bytes:

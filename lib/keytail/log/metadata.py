@@ -1,8 +1,8 @@
-"""The cluster metadata that a log dir holds: topics and configs, from the newest snapshot and the log after it.
+"""Reads the cluster metadata of a log dir: topics and configs, from the latest snapshot and the log after it.
 
-Read-only, and beside a live broker too. What cannot be read to the end is Refused with the place and the
-reason, never guessed at; what is read may be newer than what the cluster has committed, which `Values` allow
-for. Which config holds is left to `config/`.
+Read-only, also while a broker runs. Metadata that cannot be read to the end raises Refused with place and reason;
+nothing is guessed. The records read may be newer than what the cluster has committed, which `Values` accounts for.
+`config/` decides which config applies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from keytail.log.stride import SegmentReader
 
 METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
-# Replicas of the metadata log apply what a majority has; so many records at most may still be cut off again.
+# Replicas of the metadata log apply committed records; at most this many records may still be truncated.
 UNCOMMITTED_RECORDS = 1000
 _STRIDE_BYTES = 1 << 20
 _ATTEMPTS = 3
@@ -43,22 +43,22 @@ _RESTORE = "Restore it from another controller or a backup; without it give topi
 
 @dataclass(frozen=True)
 class ClusterMetadata:
-    """What the metadata log said when it was read. Configs: only those asked for, by the names of the log."""
+    """The contents of the metadata log when it was read. Only the requested configs, by their names in the log."""
 
     path: str
     topics: Mapping[str, Topic]
     topic_configs: Mapping[str, Mapping[str, Values]]
     cluster_configs: Mapping[str, Values]  # dynamic defaults of all brokers
-    broker_configs: Mapping[str, Values]  # dynamic ones of the broker asked for
-    as_of_offset: int  # of the last record read; -1 when there is none
+    broker_configs: Mapping[str, Values]  # dynamic configs of the requested broker
+    as_of_offset: int  # of the last record read; -1 if there is none
     as_of_ms: int  # when that record was written
     features: Mapping[str, int] = field(default_factory=dict)  # levels by name, metadata.version among them
-    uncertain_topics: Mapping[str, str] = field(default_factory=dict)  # by name, why nothing is certain about it
-    unknown_types: tuple[int, ...] = ()  # of records that were passed over though nothing is known about them
+    uncertain_topics: Mapping[str, str] = field(default_factory=dict)  # by name, why their settings are uncertain
+    unknown_types: tuple[int, ...] = ()  # of records that were skipped because their type is unknown
 
 
 def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
-    """The directory of the metadata log; Refused when there are several, on which no broker starts."""
+    """Return the directory of the metadata log. Raises Refused if there are several, with which no broker starts."""
     paths = [os.path.join(log_dir, METADATA_DIR) for log_dir in dict.fromkeys(log_dirs)]
     found = [path for path in paths if fs.exists(path)]
     if len(found) > 1:
@@ -70,7 +70,8 @@ def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
 
 
 def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
-    """The topic id that a partition directory carries; None without its file, CorruptLog if it is malformed."""
+    """Return the topic id of a partition directory; None without its file. Raises CorruptLog if the file is
+    malformed."""
     path = os.path.join(partition_path, names.PARTITION_METADATA)
     try:
         return parse_topic_id(fs.read_bytes(path))
@@ -81,10 +82,10 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
-    """The metadata as broker `broker` would know it with all records in the directory `path` applied.
+    """Return the metadata that broker `broker` would have with all records in the directory `path` applied.
 
-    Refused, naming place and reason, when anything of it is missing or cannot be read. A directory that a
-    live broker changes meanwhile is read again.
+    Raises Refused, with place and reason, if anything is missing or cannot be read. If a live broker changes the
+    directory meanwhile, it is read again.
     """
     try:
         listing = _list(fs, path)
@@ -173,7 +174,7 @@ def _read(fs: FileSystem, listing: _Listing, broker: int, kept_configs: Collecti
 
 
 def _refuse_uncertain_broker(replay: Replay, path: str, broker: int) -> None:
-    """Settings of brokers are the defaults of every topic."""
+    """Raise Refused if settings of the broker are uncertain: they are the defaults of every topic."""
     for name, why in replay.newer(ResourceType.BROKER).items():
         if name in ("", str(broker)):
             whose = f"broker {name}" if name else "all brokers"
@@ -195,7 +196,8 @@ class _Batch:
 
 
 def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
-    """The time in ms of the last record that the snapshot stands for. It must be whole: header to footer."""
+    """Load the snapshot, which must be complete from header to footer; return the time in ms of the last record that
+    it covers."""
     last_ms: int | None = None
     next_offset, ended = 0, False
     for batch in _batches(reader, snapshot.path, snapshot.size_bytes):
@@ -220,7 +222,7 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
 
 
 def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, replay: Replay) -> tuple[int, int | None]:
-    """Replay what the log has from `start_offset` on; the offset after the last record, and that record's time."""
+    """Replay the log from `start_offset` on; return the offset after the last record, and that record's time in ms."""
     segments = _segments_from(listing, start_offset)
     next_offset, last_ms = segments[0][0], None
     open_to_doubt: deque[_Batch] = deque()
@@ -247,7 +249,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
 
 
 def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int], ...]:
-    """The segments from the one with `start_offset` on."""
+    """Return the segments from the one that contains `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
         raise CorruptLog("the metadata log has no segment", path=listing.path, remedy=_RESTORE)
@@ -302,7 +304,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
 
 
 def _replay(batch: _Batch, replay: Replay, *, settled: bool) -> None:
-    """Control batches (leaders, voters, snapshots) say nothing about topics."""
+    """Apply the batch. Control batches (leaders, voters, snapshots) contain nothing about topics."""
     if batch.control:
         return
     try:

@@ -1,4 +1,4 @@
-"""How much this process has read of logs so far, and in which phase of its work it is: for whoever shows progress."""
+"""Counts the bytes of logs that this process has read, and records the phase of its work, to show progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Meter:
-    """Counted by log/fs.py; what several threads read at the same instant may be missed."""
+    """Updated by log/fs.py; concurrent reads of several threads may be missed."""
 
     read_bytes: int = 0
     phase: str = ""

@@ -1,4 +1,4 @@
-"""The facts of one partition from its directory alone: what else a survey takes from the log dir, the caller says."""
+"""Surveys one partition from its directory alone; the caller supplies the values of the log dir's checkpoints."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def survey(
     log_start_offset: int = 0,
     fs: FileSystem = LOCAL,
 ) -> PartitionFacts:
-    """Facts of the partition in the directory `path`, with what the log dir's checkpoints would say of it.
+    """Return the facts of the partition in the directory `path`, with the given checkpoint values.
 
-    The log dir is not looked at: it counts as one that was not shut down cleanly, without a cleaner checkpoint.
-    Refused where the directory's name is no partition's.
+    The log dir is not read: it is treated as not cleanly shut down and without a cleaner checkpoint. Raises Refused
+    if the directory's name is not that of a partition.
     """
     log_dir, name = os.path.split(os.path.abspath(path))
     parsed = names.parse_partition_dir(name)

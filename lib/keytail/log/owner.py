@@ -1,4 +1,4 @@
-"""Whose the log dirs are, and how a process that was started as root becomes that user before it touches them."""
+"""Determines the owner of the log dirs, and lets a process that was started as root become that user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE_AT_A_TIME = (
 
 
 class Owner(NamedTuple):
-    """Numbers of the user and group that own `path`."""
+    """User id and group id of the owner of `path`."""
 
     uid: int
     gid: int
@@ -28,11 +28,11 @@ class Owner(NamedTuple):
 
 
 def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[str] = ()) -> None:
-    """Started as root, work as the user that owns `log_dirs`, in all of this process, and say so.
+    """If started as root, make the whole process work as the user that owns `log_dirs`, and print this.
 
-    Nothing changes for any other caller, and where root owns them. Of `also_read`, directories that are only read, some
-    may be root's. UsageProblem for one of `log_dirs` that does not exist; others are left to the caller. Refused
-    where there are several owners, or where the owner cannot read a directory.
+    Nothing changes for other callers, or if root owns them. Some of `also_read`, directories that are only read, may
+    belong to root. Raises UsageProblem if one of `log_dirs` does not exist; other directories are left to the caller.
+    Raises Refused if there are several owners, or if the owner cannot read a directory.
     """
     if not acting_user.is_root():
         return
@@ -46,7 +46,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
 
 
 def _uid(fs: FileSystem, path: str) -> int | None:
-    """The owner's; None where there is nothing."""
+    """User id of the owner; None if the path does not exist."""
     try:
         return fs.stat(path).uid
     except (FileNotFoundError, NotADirectoryError):
@@ -54,13 +54,14 @@ def _uid(fs: FileSystem, path: str) -> int | None:
 
 
 def _refuse_absent(path: str) -> NoReturn:
-    """Whose it is was not known when it was asked for: it may be there the next moment, and another user's."""
+    """Raise UsageProblem: the owner was unknown when it was determined, and the path may appear later as another
+    user's."""
     raise UsageProblem("no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them")
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
-    """As `work_as_owner`, of files that are read, by the directories that they are in: whoever owns one of these may
-    have put a link there. In a directory of root's, which others may share, the name's own owner counts."""
+    """Do the same as `work_as_owner` for files that are read. The owner of the directory of each file counts, since
+    that user may have put a link there; in a directory of root, which others may share, the file's own owner counts."""
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
@@ -68,8 +69,8 @@ def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
 
 
 def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
-    """The user that a process should work as that only reads these log dirs: their owner where this process is root,
-    else its own. Refused where there are several."""
+    """Return the user that a process that only reads these log dirs should work as: their owner if this process is
+    root, else its own user. Raises Refused if there are several owners."""
     if os.geteuid() != 0:
         return acting_user.current()
     owner = one_owner((), [owner for path in log_dirs for owner in _owner_of_dir(fs, path)])
@@ -77,8 +78,8 @@ def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
 
 
 def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
-    """The one user other than root that owns all of `changed` and, beside root, of `read`; None: root owns all.
-    Refused where there are several."""
+    """Return the one user other than root that owns all of `changed` and, apart from root, all of `read`; None if
+    root owns all. Raises Refused if there are several."""
     changed = list(changed)
     others = [owner for owner in (*changed, *read) if owner.uid != 0]
     for owner in changed if others else ():
@@ -99,7 +100,8 @@ def _several(one: Owner, other: Owner) -> Refused:
 
 
 def _owner_of_dir(fs: FileSystem, path: str) -> Iterator[Owner]:
-    """None where it does not exist. Of a directory of root's the owner of the partitions in it."""
+    """Yield the owner; nothing if the directory does not exist. For a directory of root, yield the owners of the
+    partitions in it."""
     try:
         facts = fs.stat(path)
         owner = Owner(facts.uid, facts.gid, path)
@@ -164,7 +166,7 @@ def _become(owner: Owner | None, directories: Sequence[str]) -> None:
 
 
 def refuse_unreachable(path: str, user: User) -> None:
-    """Refused where the user that this process works as cannot list the directory `path`."""
+    """Raise Refused if the user that this process works as cannot list the directory `path`."""
     try:
         os.scandir(path).close()
     except PermissionError as error:
@@ -173,7 +175,7 @@ def refuse_unreachable(path: str, user: User) -> None:
             path=path,
             remedy="Let that user search all directories above it (chmod o+x or setfacl) and read it",
         ) from error
-    except OSError:  # the caller explains it
+    except OSError:  # reported by the caller
         return
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing at no more than so many bytes a second."""
+"""Limits reading and writing to a number of bytes per second."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from keytail.log.fs import FileSystem
 
-# After a rest nothing is made up for: more than this is never done at full speed.
+# Idle time is not made up for: at most this much work is done at full speed.
 _BURST_S = 0.1
 
 
 class Pace:
-    """Call `spend` after each piece of work, from any thread: it sleeps until the bytes so far are due."""
+    """A rate limit. Call `spend` after each piece of work, from any thread: it sleeps until the bytes are due."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Pace:
 
 
 class PacedFileSystem(FileSystem):
-    """The real file system, at the pace given; what the page cache gives counts like the disk."""
+    """The real file system with a rate limit; reads from the page cache count like reads from disk."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""What is on disk in log dirs, without reading log data: listings, sizes, checkpoints, tails of indexes.
+"""Reads what is on disk in log dirs without reading log data: listings, sizes, checkpoints, last index entries.
 
-`survey_log_dirs` lists log dirs, `survey_partition` turns one partition directory into the facts that
-planning needs. States that keytail does not act on become `problems`, sentences for a report; nothing is
-changed.
+`survey_log_dirs` lists log dirs, `survey_partition` collects the facts of one partition directory that planning
+needs. States that keytail does not process are returned as `problems`, sentences for a report; nothing is changed.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 
 class SegmentFacts(NamedTuple):
-    """One segment by its listing. An index that does not exist has None bytes. Plans make millions: a dataclass takes
-    three times as long."""
+    """One segment as listed. The size of an index that does not exist is None. A NamedTuple because plans create
+    millions: a dataclass takes three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -51,13 +50,13 @@ class SegmentFacts(NamedTuple):
     index_bytes: int | None
     time_index_bytes: int | None
     txn_index_bytes: int | None
-    largest_timestamp_ms: int  # last time index entry's; the log's mtime where that is missing or negative
-    first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 when there is none
+    largest_timestamp_ms: int  # of the last time index entry; the log's mtime where that is missing or negative
+    first_batch_timestamp_ms: int  # max timestamp of the first batch; -1 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """A partition as planning sees it. With `problems` it must be left alone, and numbers may be 0."""
+    """The facts of a partition for planning. If it has `problems`, it must not be processed, and numbers may be 0."""
 
     topic: str
     partition: int
@@ -67,18 +66,18 @@ class PartitionFacts:
     snapshots: tuple[int, ...]
     log_start_offset: int
     log_end_offset: int
-    high_watermark: int | None  # None: no checkpoint, or no entry in it
+    high_watermark: int | None  # None: no checkpoint file, or no entry in it
     recovery_point: int
     clean_shutdown: bool
     cleaner_checkpoint: int | None
     problems: tuple[str, ...]
-    leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not a problem by themselves
-    tail_bytes: int = 0  # of the active segment, after its last whole batch: a write that was cut off
+    leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
+    tail_bytes: int = 0  # of the active segment, after its last whole batch: an incomplete write
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionEntry:
-    """A partition directory of a log dir's listing, with what the other directories say against it."""
+    """A partition directory of a log dir, with the problems found in the listings of all log dirs."""
 
     topic: str
     partition: int
@@ -89,26 +88,26 @@ class PartitionEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogDirFacts:
-    """One log dir: its partitions, its checkpoints, and what stops a broker from starting on it."""
+    """One log dir: its partitions, its checkpoints, and anything that keeps a broker from starting on it."""
 
     path: str
     partitions: tuple[PartitionEntry, ...]
-    skipped: tuple[str, ...]  # directories that are not ours to touch, by name
+    skipped: tuple[str, ...]  # names of directories that keytail does not process
     clean_shutdown: bool
     cleaner_checkpoint: Offsets
     recovery_points: Offsets
     log_starts: Offsets
     high_watermarks: Offsets
-    problems: tuple[str, ...] = ()  # of the whole dir; every partition in it has them too
+    problems: tuple[str, ...] = ()  # of the whole log dir; every partition in it has them too
 
 
-# A name in a log dir, and which partition's it is.
+# A name in a log dir, and the partition that it stands for.
 _Named: TypeAlias = tuple[DirName, PartitionDir | None]
 
 
 @dataclass
 class _Listing:
-    """The files of one partition directory, sorted by what their names say."""
+    """The files of one partition directory, classified by their names."""
 
     files: dict[int, dict[str, DirEntry]] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
@@ -117,7 +116,7 @@ class _Listing:
 
 
 def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts]:
-    """Lists log dirs and reads their checkpoints, and judges them together, as the dirs of one broker.
+    """List log dirs, read their checkpoints and check them together as the log dirs of one broker.
 
     Raises UsageProblem for a path that is no log dir.
     """
@@ -136,7 +135,7 @@ def survey_log_dirs(fs: FileSystem, log_dirs: Sequence[str]) -> list[LogDirFacts
 
 
 def hosted(log_dirs: Sequence[LogDirFacts]) -> set[tuple[str, int]]:
-    """The partitions that these dirs hold, for `checkpoint.update_offset`."""
+    """The partitions in these log dirs, for `checkpoint.update_offset`."""
     return {(entry.topic, entry.partition) for facts in log_dirs for entry in facts.partitions}
 
 
@@ -165,7 +164,7 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
 
 
 def _is_partition(fs: FileSystem, path: str, entry: DirName, parsed: PartitionDir | None) -> bool:
-    """By its name and by what it holds: names such as `gtk-2` are common elsewhere."""
+    """Check both name and contents, because names such as `gtk-2` are common elsewhere."""
     if not entry.is_dir or parsed is None or parsed.kind != "normal":
         return False
     return any(names.parse_file_name(file.name).kind != "other" for file in fs.scan(os.path.join(path, entry.name)))
@@ -219,17 +218,17 @@ def _log_dir_facts(
 
 
 def foreign_dirs(entries: Sequence[DirEntry]) -> list[str]:
-    """Of a log dir's listing, the directories on which no broker starts."""
+    """Return the directories in a log dir's listing that keep a broker from starting."""
     return sorted(e.name for e in entries if _is_foreign(e) and names.parse_partition_dir(e.name) is None)
 
 
 def _is_foreign(entry: DirEntry | DirName) -> bool:
-    """Of an entry whose name is no partition's."""
+    """Whether an entry whose name is not a partition's keeps a broker from starting."""
     return entry.is_dir and entry.name != names.REMOTE_INDEX_CACHE_DIR
 
 
 def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts:
-    """The facts of one partition; whatever speaks against touching it is in `problems`, never raised."""
+    """Return the facts of one partition; anything that forbids processing it is in `problems`, never raised."""
     listing = _Listing()
     segments: tuple[SegmentFacts, ...] = ()
     end = LogEnd(0, 0, 0)
@@ -250,11 +249,11 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
-    """As `survey_partition`, but of its segments only what a listing of the logs says: no index is known, and the time
-    of a file stands for the timestamps in it.
+    """Do the same as `survey_partition` with a listing of the logs only: all index sizes are None, and a file's
+    modification time stands for the timestamps in it.
 
-    Takes a tenth of the operations. None where something speaks against touching the partition, or waits to be
-    resolved: `survey_partition` says what.
+    Takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to resolve;
+    `survey_partition` returns the details.
     """
     if entry.problems:
         return None
@@ -375,7 +374,7 @@ def _segment_facts(
 
 
 def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, int] | None:
-    """Timestamp in ms and relative offset of a time index's last whole entry."""
+    """Return timestamp in ms and relative offset of the last whole entry of a time index, or None."""
     count = size_bytes // _TIME_INDEX_ENTRY.size
     if count == 0:
         return None
@@ -384,7 +383,8 @@ def last_time_entry(fs: FileSystem, path: str, size_bytes: int) -> tuple[int, in
 
 
 def max_timestamp_ms(header: bytes) -> int:
-    """Of a batch of any magic, by its header; -1 where there is none (magic 0, or fewer bytes than a header)."""
+    """Return the largest timestamp of a batch of any magic from its header; -1 if there is none (magic 0, or a header
+    that is not complete)."""
     if len(header) <= _MAGIC_AT:
         return -1
     at = {1: _TIMESTAMP_V1_AT, 2: _MAX_TIMESTAMP_AT}.get(header[_MAGIC_AT])
@@ -394,7 +394,8 @@ def max_timestamp_ms(header: bytes) -> int:
 
 
 def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: int) -> None:
-    """Refused when a segment is not the file that was planned with: another host's view, or a writer at work."""
+    """Raise Refused if a segment is not the file that was planned with: this host sees other files, or something
+    writes to it."""
     facts = fs.stat(log_path) if fs.exists(log_path) else None
     if facts is None or (facts.size_bytes, facts.mtime_ns) != (log_bytes, log_mtime_ns):
         seen = f"{facts.size_bytes} bytes, mtime {facts.mtime_ns} ns" if facts else "no such file"

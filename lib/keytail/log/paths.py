@@ -1,9 +1,9 @@
-"""Opens directories for `fs.py` without following symbolic links that another user may have put there.
+"""Opens directories for `fs.py` without following symbolic links that another user may have created.
 
-Usually one system call opens a path without following any link (openat2, Linux 5.6). Where a link is in the way, or the
-kernel has no openat2, the path is walked name by name, and `_may_follow` decides about each link: the log dirs and
-other directories that the caller names may be reached through links, and nothing below a log dir is. An opened
-directory stays the same directory, whatever happens to its name.
+Usually one system call opens a path without following any link (openat2, Linux 5.6). If the path contains a link, or
+the kernel has no openat2, the path is walked name by name, and `_may_follow` decides about each link: log dirs and
+other directories that the caller names may be reached through links, but no link below a log dir is followed. An
+opened directory remains the same directory, whatever happens to its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat as stat_bits
 from keytail.errors import SymbolicLink
 from keytail.format import names
 
-DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # not for reading: names below it can be opened
+DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # cannot be read, but names below it can be opened
 READABLE_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _OF_A_LOG_DIR = (
@@ -26,9 +26,9 @@ _OF_A_LOG_DIR = (
     names.LOG_START_CHECKPOINT,
     names.HIGH_WATERMARK_CHECKPOINT,
 )
-_MOST_LINKS = 40  # as Linux
+_MOST_LINKS = 40  # the limit of Linux
 
-_OPENAT2 = 437  # its number on all architectures
+_OPENAT2 = 437  # the same on all architectures
 _AT_FDCWD = -100
 _RESOLVE_NO_SYMLINKS = 4
 
@@ -47,32 +47,32 @@ _HOW_BYTES = ctypes.sizeof(_OpenHow)
 
 
 def split(path: str) -> tuple[str, str]:
-    """The directory that holds the name, and the name; "." where the path is "/" or a relative name."""
+    """Return the directory part and the last name of a path; the directory is "." for a name without one."""
     directory, slash, name = path.rpartition("/")
     return directory or slash or ".", name or (path and ".")
 
 
 def open_directory(path: str, flags: int = DIRECTORY) -> int:
-    """A descriptor of a directory; `flags` is DIRECTORY or READABLE_DIRECTORY.
+    """Return a descriptor of a directory; `flags` is DIRECTORY or READABLE_DIRECTORY.
 
-    SymbolicLink for a link that is not followed, NotADirectoryError for any other file.
+    Raises SymbolicLink for a link that is not followed, NotADirectoryError for any other file.
     """
     encoded = os.fsencode(path)
-    if b"\0" in encoded:  # C would take what is before it for the path
+    if b"\0" in encoded:  # C would end the path there
         raise ValueError("embedded null byte")
     while True:
         fd: int = _system_call(_OPENAT2, _AT_FDCWD, encoded, _HOW[flags], _HOW_BYTES)
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):  # a link; no such call, or a container forbids it
+        if number in (errno.ELOOP, errno.ENOSYS, errno.EPERM):  # a link; no openat2, or a container forbids it
             return _walk(path, flags)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
 
 
 def _walk(path: str, flags: int) -> int:
-    """As `open_directory`, name by name: where links are followed, and on kernels without openat2."""
+    """Do the same as `open_directory`, name by name: for paths with links, and for kernels without openat2."""
     at = os.open("/" if path.startswith("/") else ".", DIRECTORY)
     try:
         waiting, links = path.split("/")[::-1], 0
@@ -104,11 +104,11 @@ def _walk(path: str, flags: int) -> int:
 
 
 def _may_follow(link: os.stat_result, directory_fd: int) -> bool:
-    """Whether a link in this directory can be trusted to lead where the caller wanted to go.
+    """Whether a link in this directory can be trusted to lead where the caller intended.
 
-    Never in a log dir. For root, link and directory must be root's: the owner of a directory can put another link
-    there at any moment. For other users the system checks what they may do; a link must not be a third user's, which is
-    what Linux requires in /tmp.
+    Never in a log dir. For root, link and directory must both belong to root: the owner of a directory can replace a
+    link at any moment. For other users the system checks permissions; the link must not belong to a third user, which
+    is what Linux requires in /tmp.
     """
     user, directory = os.geteuid(), os.fstat(directory_fd)
     if user == 0 and not link.st_uid == directory.st_uid == 0:

@@ -1,8 +1,8 @@
-"""A record block of more bytes or records than memory is for, as pieces that hold whole records.
+"""Splits a record block of too many bytes or records for memory into pieces of whole records.
 
-A piece is about as large as a stride, or one record. Kafka's cleaner takes such blocks, a record at a time: a batch of
-some KiB may open to gigabytes. A single record is held as a whole, by Kafka too; beyond `max_record_bytes` it is
-refused.
+A piece is about as large as a stride, or one record. Kafka's cleaner processes such blocks one record at a time: a
+batch of some KiB may decompress to gigabytes. A single record is held as a whole, as in Kafka; records of more than
+`max_record_bytes` are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keytail.format.compression import LARGER_REMEDY, Buffer
 from keytail.kernels import pieces as kernels
 from keytail.limits import max_record_bytes
 
-# A batch that opens to more bytes, or has more records, is taken in pieces.
+# A batch with more decompressed bytes or more records is processed in pieces.
 WHOLE_BLOCK_BYTES = 32 << 20
 WHOLE_BLOCK_RECORDS = 1 << 18
 
@@ -30,9 +30,10 @@ _NO_DELTA = 2**31
 
 @dataclass(frozen=True)
 class Piece:
-    """`block[:n_bytes]` holds records number `first` up to `first + count` of a batch; the last has `last_delta`.
+    """`block[:n_bytes]` contains the records `first` to `first + count` (exclusive) of a batch; the last has
+    `last_delta`.
 
-    The last piece has whatever is left of block and count, also where these do not agree.
+    The last piece has the rest of block and count, even if these do not agree.
     """
 
     block: np.ndarray
@@ -44,16 +45,16 @@ class Piece:
 
 
 class RecordStream:
-    """The records of one block, in parts that are asked for one after the other, in two arenas in turn.
+    """The records of one block, returned in consecutive parts, alternating between two arenas.
 
-    `arenas` (two arrays of uint8, replaced by larger ones as needed) hold a part until the part after the next.
+    `arenas` (two arrays of uint8, replaced by larger ones as needed) keep a part until the part after the next one.
     """
 
     def __init__(self, codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> None:
         self._parts = decompressed(codec, data)
         self._part, self._part_at = np.empty(0, np.uint8), 0
         self._arenas = arenas
-        self._used = self._filled = 0  # of the arena in use: bytes handed out, and bytes there
+        self._used = self._filled = 0  # of the arena in use: bytes returned, and bytes available
         self._out = np.zeros(5, np.int64)
         self.left = records
         self.last_delta = -1
@@ -61,11 +62,11 @@ class RecordStream:
     def take(
         self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA
     ) -> tuple[np.ndarray, int, int]:
-        """(block, its bytes, records): the next whole records, at most `most`, as many as `room_bytes` hold, or one;
-        none where the next one is behind `up_to_delta`, is no record, or is cut.
+        """Return (block, its bytes, records): the next whole records, at most `most`, as many as fit into
+        `room_bytes`, or one; none if the next one is after `up_to_delta`, is no record, or is incomplete.
 
-        `last_delta` is the largest offset delta so far. ValueError for what the codec refuses, and for offsets that go
-        back; Refused for a record of more than `max_record_bytes`.
+        `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block,
+        and for decreasing offsets; Refused for a record of more than `max_record_bytes`.
         """
         self._turn()
         self._fill(room_bytes)
@@ -77,7 +78,7 @@ class RecordStream:
                 break
             if wanted > max_record_bytes():
                 if not self._has(wanted):
-                    break  # a length that is none: the block ends within the record
+                    break  # an invalid length: the block ends within the record
                 raise Refused(
                     f"a record of {wanted} bytes; of one at most {max_record_bytes()} are held in memory",
                     remedy=LARGER_REMEDY,
@@ -94,14 +95,15 @@ class RecordStream:
         return arena, end, count
 
     def rest(self) -> tuple[np.ndarray, int]:
-        """(block, its bytes) taken last, with what follows it, as far as it is at hand: a byte at least, if any."""
+        """Return (block, its bytes) of the last `take`, with the bytes available after it: at least one, if any are
+        left."""
         self._fill(self._filled + 1 if self._used == self._filled else self._filled)
         self._used = self._filled
         return self._arenas[0], self._filled
 
     def take_last(self) -> tuple[np.ndarray, int, int, bool]:
-        """`take`, and whether these are the last; then with whatever is left of block and count, also where these do
-        not agree."""
+        """Do the same as `take`, and return whether these are the last; if so, with the rest of block and count, even
+        if these do not agree."""
         block, n_bytes, count = self.take(PIECE_RECORDS, PIECE_BYTES)
         is_last = not self.left or not count
         if is_last:
@@ -118,14 +120,15 @@ class RecordStream:
         return len(self._part) - self._part_at
 
     def _has(self, n_bytes: int) -> bool:
-        """Whether the block has so many bytes from the next record on; those beyond the arena are passed, not held."""
+        """Whether the block has this many bytes from the next record on; bytes beyond the arena are skipped, not
+        kept."""
         n = self._filled
         while n < n_bytes and (there := self._peek()):
             n, self._part_at = n + there, len(self._part)
         return n >= n_bytes
 
     def _turn(self) -> None:
-        """What is left of one arena to the front of the other."""
+        """Move the rest of one arena to the start of the other."""
         left = self._filled - self._used
         self._arenas.reverse()
         if len(self._arenas[0]) < max(left, PIECE_BYTES):
@@ -134,7 +137,7 @@ class RecordStream:
         self._used, self._filled = 0, left
 
     def _fill(self, n_bytes: int) -> None:
-        """Let the arena hold `n_bytes`, if the block has as many."""
+        """Fill the arena up to `n_bytes`, if the block has as many."""
         arena = self._arenas[0]
         if len(arena) < n_bytes:
             self._arenas[0] = np.empty(n_bytes, np.uint8)
@@ -147,7 +150,7 @@ class RecordStream:
 
 
 def pieces(codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> Iterator[Piece]:
-    """The block `data` of `records` records. Raises as `RecordStream.take`."""
+    """Split the block `data` of `records` records. Raises the same errors as `RecordStream.take`."""
     stream, first, is_last = RecordStream(codec, data, records, arenas), 0, False
     while not is_last:
         block, n_bytes, count, is_last = stream.take_last()

@@ -1,6 +1,6 @@
-"""One producer as a broker keeps it, and what each of its batches changes. Nothing is refused here.
+"""The state of one producer as a broker keeps it, and how each of its batches changes it. Nothing is refused here.
 
-Who replays a log (producers.py) and who appends to one (log/append/live_producers.py) go by these rules; they stand in
+Both replay (producers.py) and append (log/append/live_producers.py) follow these rules; they are described in
 format/SNAPSHOT.md, "Replay".
 """
 
@@ -19,7 +19,7 @@ SEQUENCES = 2**31  # 0 follows the largest int32
 
 @dataclass(frozen=True)
 class SentBatch:
-    """A data batch of a producer that is in the log."""
+    """A producer's data batch in the log."""
 
     first_sequence: int
     last_sequence: int
@@ -28,7 +28,7 @@ class SentBatch:
 
     @classmethod
     def of(cls, row: np.void) -> SentBatch:
-        """Of a row of BATCH_TABLE."""
+        """Create one from a row of BATCH_TABLE."""
         first, last = int(row["base_offset"]), int(row["last_offset"])
         sequence = int(row["base_sequence"])
         last_sequence = NO_SEQUENCE if sequence == NO_SEQUENCE else (sequence + last - first) % SEQUENCES
@@ -40,7 +40,7 @@ NOTHING_SENT = SentBatch(NO_SEQUENCE, NO_SEQUENCE, -1, -1)
 
 @dataclass(frozen=True)
 class Producer:
-    """What is known of a producer id; -1 stands for "none". `sent`: batches of this epoch, the newest last."""
+    """The state of a producer id; -1 means "none". `sent`: batches of this epoch, the latest last."""
 
     epoch: int = -1
     timestamp_ms: int = -1
@@ -60,7 +60,7 @@ class Producer:
         )
 
     def entry(self, producer_id: int) -> ProducerEntry:
-        """What a snapshot holds of it: the newest batch alone."""
+        """Return its snapshot entry, which contains the latest batch only."""
         newest = self.newest
         return ProducerEntry(
             producer_id,
@@ -78,7 +78,8 @@ class Producer:
         return self.sent[-1] if self.sent else NOTHING_SENT
 
     def after_data(self, row: np.void, keep: int = 1) -> Producer:
-        """A data batch came, which may open a transaction. `sent` has the newest `keep` batches then."""
+        """Return the state after a data batch, which may open a transaction. `sent` then has the latest `keep`
+        batches."""
         batch = SentBatch.of(row)
         opens = self.txn_first_offset < 0 and row["attributes"] & TRANSACTIONAL
         epoch = int(row["producer_epoch"])
@@ -92,7 +93,7 @@ class Producer:
         )
 
     def after_marker(self, row: np.void) -> Producer:
-        """A marker came, which ends the transaction that is open. A new epoch makes the batches forgotten."""
+        """Return the state after a marker, which ends the open transaction. A new epoch clears the batches."""
         epoch = int(row["producer_epoch"])
         return replace(
             self,
@@ -105,7 +106,7 @@ class Producer:
 
 
 def not_idle(entries: Iterable[ProducerEntry], *, expiration_ms: int, now_ms: int) -> Iterator[ProducerEntry]:
-    """The entries of a snapshot that a broker takes over when it loads it at `now_ms`."""
+    """Yield the entries of a snapshot that a broker keeps when it loads the snapshot at `now_ms`."""
     for entry in entries:
         if entry.current_txn_first_offset >= 0 or now_ms - entry.timestamp_ms < expiration_ms:
             yield entry

@@ -1,7 +1,7 @@
-"""The producers of a partition: what a broker knows of each, and which transactions are not settled.
+"""The producers of a partition: the state that a broker keeps of each, and which transactions are not settled.
 
-The state is that of the newest good producer snapshot at or below the log end, with the batches behind it
-replayed, and idle producers forgotten, as a broker does when it loads the log (format/SNAPSHOT.md).
+The state is that of the latest valid producer snapshot at or below the log end, with the batches after it replayed
+and idle producers removed, as a broker does when it loads the log (format/SNAPSHOT.md).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from keytail.log.stride import SegmentReader
 
 @dataclass
 class ProducerStates:
-    """All producers of a partition, up to some offset, and the transactions completed on the way there."""
+    """All producers of a partition up to some offset, and the transactions completed up to there."""
 
-    states: dict[int, Producer] = field(default_factory=dict)  # of what each sent, the newest batch
+    states: dict[int, Producer] = field(default_factory=dict)  # by producer id; with the latest batch of each
     completed: list[tuple[int, int]] = field(default_factory=list)  # first offset, marker's offset
 
     @classmethod
@@ -34,12 +34,12 @@ class ProducerStates:
         return cls({entry.producer_id: Producer.of(entry) for entry in entries})
 
     def entries(self) -> list[ProducerEntry]:
-        """What a snapshot of this state holds, by producer id."""
+        """Return the entries of a snapshot of this state, sorted by producer id."""
         return [producer.entry(producer_id) for producer_id, producer in sorted(self.states.items())]
 
     def replay(self, table: np.ndarray, start: int, end: int) -> None:
-        """Batches from the one that holds `start` on, up to `end`, as a follower takes them (format/SNAPSHOT.md,
-        "Replay")."""
+        """Apply batches from the one that contains `start` up to `end` (exclusive) as a follower does
+        (format/SNAPSHOT.md, "Replay")."""
         rows = table[(table["producer_id"] >= 0) & (table["last_offset"] >= start) & (table["last_offset"] < end)]
         for row in rows[_rows_that_count(rows)]:
             producer_id = int(row["producer_id"])
@@ -53,18 +53,19 @@ class ProducerStates:
             self.states[producer_id] = producer
 
     def earliest_unsettled(self, high_watermark: int) -> tuple[int, int] | None:
-        """First offset and producer id (-1: it has ended) of the earliest transaction that is open, or whose
-        marker is not below the high watermark."""
+        """First offset and producer id (-1 if it has ended) of the earliest transaction that is open or whose marker
+        is not below the high watermark."""
         unsettled = [(s.txn_first_offset, i) for i, s in self.states.items() if s.txn_first_offset >= 0]
         unsettled += [(first, -1) for first, marker in self.completed if marker >= high_watermark]
         return min(unsettled, default=None)
 
 
 def _rows_that_count(rows: np.ndarray) -> np.ndarray:
-    """Numbers of the rows (ascending) after which the state is the same as after all of them.
+    """Return the ascending numbers of the rows that suffice to reach the same state as all of them.
 
-    Of a producer's data batches between two of its control batches, the last one and the transactional ones
-    behind others: each batch takes the place of the one before, but for the transaction that it may open.
+    These are, of a producer's data batches between two of its control batches, the last one and each transactional
+    one that comes first or follows one that is not transactional: each batch replaces the one before, except for the
+    transaction that it may open.
     """
     if not len(rows):
         return np.empty(0, np.int64)
@@ -82,7 +83,7 @@ def _rows_that_count(rows: np.ndarray) -> np.ndarray:
 def newest_snapshot(
     fs: FileSystem, partition_path: str, snapshots: Sequence[int], log_end_offset: int
 ) -> tuple[int, list[ProducerEntry]] | None:
-    """Offset and entries of the newest snapshot at or below `log_end_offset` whose checksum is right."""
+    """Return offset and entries of the latest snapshot at or below `log_end_offset` with a valid checksum, or None."""
     for offset in sorted(snapshots, reverse=True):
         if offset <= log_end_offset:
             path = os.path.join(partition_path, names.segment_file(offset, names.SNAPSHOT))
@@ -90,7 +91,7 @@ def newest_snapshot(
             try:
                 return offset, parse_snapshot(data)
             except ValueError:
-                continue  # a broker deletes a damaged snapshot and takes the one before it
+                continue  # a broker deletes a damaged snapshot and uses the one before it
     return None
 
 
@@ -107,12 +108,11 @@ def load_producers(
     expiration_ms: int,
     now_ms: int,
 ) -> ProducerStates:
-    """The state a broker would have after loading the log at `now_ms`. Without a `reader` one is made if it is needed:
-    its buffers cost more than all else where the newest snapshot is that of the log end.
-    """
+    """Return the state that a broker would have after loading the log at `now_ms`. Without a `reader`, one is created
+    only if it is needed: allocating its buffers costs more than the rest if the latest snapshot is at the log end."""
     found = newest_snapshot(fs, partition_path, snapshots, log_end_offset)
     if found is None and clean_shutdown:
-        return ProducerStates()  # a broker starts with no producers then, whatever the log holds
+        return ProducerStates()  # as a broker does, whatever the log contains
     start, entries = found if found is not None else (log_start_offset, [])
     producers = ProducerStates.of(not_idle(entries, expiration_ms=expiration_ms, now_ms=now_ms))
     for number, segment in enumerate(segments):
@@ -129,7 +129,7 @@ def load_producers(
 
 @dataclass(frozen=True)
 class Unstable:
-    """From `offset` on transactions are not settled; `why` names the earliest of them."""
+    """Transactions are not settled from `offset` on; `why` describes the earliest of them."""
 
     offset: int
     why: str
@@ -138,10 +138,10 @@ class Unstable:
 def first_unstable(
     fs: FileSystem, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
 ) -> Unstable | None:
-    """Where the earliest transaction begins that is open, or whose marker is not below the high watermark.
+    """Return the start of the earliest transaction that is open or whose marker is not below the high watermark.
 
-    None: every transaction is settled. Without a high watermark the log end stands for it. As for a broker that
-    starts, a transaction that ended before the newest snapshot was taken is settled, wherever its marker lies.
+    None if all transactions are settled. Without a high watermark, the log end is used. As for a broker that starts,
+    a transaction that ended before the latest snapshot was taken is settled, wherever its marker is.
     """
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
@@ -176,7 +176,8 @@ def first_unstable(
 
 
 def _batch_at_or_after(reader: SegmentReader, facts: PartitionFacts, offset: int) -> int:
-    """Base of the first batch that does not end below `offset`, as a broker looks an offset up; else `offset`."""
+    """Return the base offset of the first batch that does not end below `offset`, as a broker looks up an offset;
+    else `offset`."""
     for number, segment in enumerate(facts.segments):
         is_last = number + 1 == len(facts.segments)
         if is_last or facts.segments[number + 1].base_offset > offset:

@@ -1,4 +1,4 @@
-"""Up to which offset a partition's log may be read, as a consumer would be served it: from files alone."""
+"""Determines from files alone up to which offset a consumer may read a partition's log."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts
 from keytail.log.producers import first_unstable
 
-_NEVER_IDLE_MS = 2**62  # producers without a transaction hold nothing back
+_NEVER_IDLE_MS = 2**62  # producers without an open transaction have no effect on the result
 
 
 @dataclass(frozen=True)
 class Readable:
-    """Offsets below `end_offset` may be read; `notes` are sentences that say what that rests on, or what ends it."""
+    """Offsets below `end_offset` may be read; `notes` are sentences about the assumptions made, or what ends the
+    range."""
 
     end_offset: int
     notes: tuple[str, ...] = ()
 
 
 def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end: bool, now_ms: int) -> Readable:
-    """Up to the high watermark that the broker has checkpointed, or to the log end where that is said; with `committed`
-    to the last stable offset at most, which is where the earliest open transaction begins (`now_ms` tells its age).
+    """Return the end of the readable range: the high watermark that the broker has checkpointed, or with `log_end`
+    the log end; with `committed` at most the last stable offset, where the earliest open transaction begins (`now_ms`
+    serves to report its age).
 
-    Raises Refused where there is no high watermark and the log end is not said to do, and where segments are being
-    replaced, or were when something was stopped: what is listed is then not the whole log. CorruptLog where the log
-    ends in what is no batch though a broker stopped cleanly, or before its high watermark.
+    Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
+    replacement was interrupted: the listed segments may then not be the whole log. Raises CorruptLog if the log ends
+    with bytes that are no batch although the broker stopped cleanly, or before its high watermark.
     """
     _refuse_half_replaced(facts)
     notes = []
@@ -49,7 +51,7 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
         limit = max(min(limit, facts.high_watermark), facts.log_start_offset)
     if not committed:
         return Readable(limit, tuple(notes))
-    # Without a snapshot a broker that stopped cleanly takes no transaction for open; the log may know better.
+    # Without a snapshot, a broker that stopped cleanly assumes that no transaction is open; the log may show one.
     believed = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
     unstable = first_unstable(fs, believed, expiration_ms=_NEVER_IDLE_MS, now_ms=now_ms)
     if unstable is not None and unstable.offset < limit:
@@ -70,7 +72,7 @@ def _refuse_half_replaced(facts: PartitionFacts) -> None:
 
 
 def _refuse_damaged_end(facts: PartitionFacts) -> None:
-    """What lies behind would be left out without a word."""
+    """Raise CorruptLog: data after the damage would be left out silently."""
     ends_early = facts.high_watermark is not None and facts.high_watermark > facts.log_end_offset
     if not ends_early and not (facts.clean_shutdown and facts.tail_bytes):
         return

@@ -1,7 +1,7 @@
-"""The records of opened batches as columns: numbers as views, keys, values and headers gathered on request.
+"""The records of opened batches as columns: numbers as views; keys, values and headers are gathered on request.
 
-What dump, export and the Spark source share. A table lies over the buffers of a stride, which the next stride
-overwrites; a gathered column is its own.
+Shared by dump, export and the Spark source. A table refers to the buffers of a stride, which the next stride
+overwrites; a gathered column is a copy.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from keytail.kernels.records import IN_ARENA
 
 @dataclass(frozen=True)
 class RecordTable:
-    """`records` (RECORD_TABLE rows) with what their spans lie in: `raw` or `arena`, by `where` of their batch.
+    """`records` (RECORD_TABLE rows) with the buffers of their spans: `raw` or `arena`, depending on `where` of their
+    batch.
 
-    `batches` are the rows of BATCH_TABLE that `records["row"]` counts in.
+    `batches` are the BATCH_TABLE rows that `records["row"]` indexes.
     """
 
     batches: np.ndarray
@@ -33,7 +34,7 @@ class RecordTable:
 
     @property
     def in_arena(self) -> np.ndarray:
-        """Bool a record: whether its spans lie in `arena`."""
+        """Whether the spans of each record are in `arena` (bool array)."""
         return np.asarray(self.where[self.records["row"]] == IN_ARENA)
 
     @property
@@ -42,7 +43,7 @@ class RecordTable:
 
     @property
     def headers_start(self) -> np.ndarray:
-        """Where the number of headers stands, with the headers behind it up to `body_end`."""
+        """Position of the header count, which the headers follow up to `body_end`."""
         return np.asarray(self.value_start + np.maximum(self.records["value_bytes"], 0))
 
     @property

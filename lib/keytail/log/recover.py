@@ -1,6 +1,6 @@
-"""Resolves what an interrupted replacement of segments left, ours or a broker's.
+"""Resolves an interrupted replacement of segments, by keytail or by a broker.
 
-SWAP.md beside this file tabulates the states on disk, and what becomes of each. The caller holds the locks.
+SWAP.md in this directory lists the states on disk and the result of each. The caller holds the locks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from keytail.log.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a recovery finishes as one replacement: its `.log.swap` files, and its span of offsets."""
+    """A replacement that recovery finishes: the bases of its `.log.swap` files, and the end of its offset range."""
 
     bases: tuple[int, ...]
     end: int
 
 
 def recover(fs: FileSystem, partition_path: str) -> list[str]:
-    """Resolves what an interrupted replacement left, ours or Kafka's; a sentence for each thing done.
+    """Resolve the leftovers of an interrupted replacement by keytail or Kafka; return one sentence for each action
+    taken.
 
-    Scratch goes, and every `.swap` that a standing `.cleaned` makes void; every other one is finished, then `.deleted`
-    files go. Killed at any moment, it can be run again. Raises Refused or CorruptLog, before
-    anything is changed, where a broker would lose data or not start. The scratch of every run goes: call it
-    before tasks write. LockLost, with nothing changed, where the log dir's lock is not this process's any more.
+    Scratch files are removed, and so is every `.swap` that a `.cleaned` file makes void; every other `.swap` is
+    finished, then `.deleted` files are removed. If killed at any moment, it can be run again. Raises Refused or
+    CorruptLog, before anything is changed, where a broker would lose data or not start. The scratch files of all runs
+    are removed: call it before tasks write. Raises LockLost, with nothing changed, if this process no longer holds
+    the lock of the log dir.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
     _refuse_unresolvable(files, partition_path)
     swapped = _committed(fs, partition_path, files)
-    done = _remove(fs, partition_path, [file for file in files if file.kind == "scratch"])  # gives room to the rest
+    done = _remove(fs, partition_path, [file for file in files if file.kind == "scratch"])  # frees space for the rest
     done += _discard(fs, partition_path, files)
     for left in reversed(swapped):  # the guard of one makes all above it void
         done += _finish_left(fs, partition_path, left)
@@ -70,7 +72,8 @@ def _is_log_swap(file: FileName) -> bool:
 
 
 def _void(files: list[FileName]) -> set[str]:
-    """Names of the `.swap` files at or above the lowest `.cleaned`: of a replacement that was not committed."""
+    """Names of the `.swap` files at or above the lowest `.cleaned`: they belong to a replacement that was not
+    committed."""
     cleaned = [file.base_offset for file in files if file.kind == "cleaned" and file.base_offset is not None]
     if not cleaned:
         return set()
@@ -79,10 +82,10 @@ def _void(files: list[FileName]) -> set[str]:
 
 
 def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
-    """The replacements that are to be finished, ascending.
+    """Return the replacements to finish, in ascending order.
 
-    Each is finished within its own span. A broker takes all `.log.swap` files as one span and deletes whatever
-    lies between; for the outputs of one replacement that is right.
+    Each is finished within its own offset range. A broker treats all `.log.swap` files as one range and deletes
+    everything in between, which is right for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
@@ -92,8 +95,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
         base = file.base_offset
         assert base is not None
         end = _swap_end(fs, path, base)
-        # It goes on where the one before it was closed. Any other begins where its first source does, which is there
-        # until the output has its final name.
+        # This output continues the previous one. Any other output begins at its first source, which exists until the
+        # output has its final name.
         if found and base not in live and base not in deleted:
             _refuse_half_renamed(path, live, deleted, found[-1], base)
             found[-1] = _Left((*found[-1].bases, base), max(found[-1].end, end))
@@ -103,7 +106,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
 
 
 def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _Left, base: int) -> None:
-    """A broker renames in any order. Killed at it, it leaves an output that looks like a source in a gap."""
+    """Raise Refused where a broker was killed while it renamed, which it does in any order: an output may then look
+    like a source in a gap."""
     first = before.bases[0]
     between = [log for log in live if before.end <= log < base]
     if between and first not in live and first not in deleted:
@@ -131,8 +135,8 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
-    """Void `.swap` files first, and for good: the `.cleaned` that voids them must outlive them. The `.log.swap` files
-    are the last of them: a broker before 3.0 removes others only together with those."""
+    """Durably remove void `.swap` files first: the `.cleaned` that makes them void must be removed after them. The
+    `.log.swap` files are the last of them: a broker before 3.0 removes other `.swap` files only together with those."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -151,7 +155,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Finishes the replacement of everything in its span by its `.log.swap` files."""
+    """Replace everything in the offset range by its `.log.swap` files."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -160,7 +164,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
         swaps = [names.segment_file(base, suffix + names.SWAP) for suffix in NEEDED]
         if present.issuperset(swaps):
             continue
-        # A broker would go on with an index of zeros; without any index file it rebuilds all of them.
+        # A broker would use an index of zeros; without any index file it rebuilds all of them.
         for suffix in names.INDEX_SUFFIXES:
             swap = names.segment_file(base, suffix + names.SWAP)
             if swap in present:
@@ -181,8 +185,8 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
-    """Index files whose log has its final name already; without any log they index nothing, and beside those that a
-    broker before 3.0 rebuilt they may be of another log than today's."""
+    """Rename index files whose log already has its final name. Without a log they are removed; they are removed too
+    where a broker before 3.0 has rebuilt the indexes, because they may not match the current log."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}
@@ -192,7 +196,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
         for file in lone
         if file.suffix in names.INDEX_SUFFIXES
         and file.name.removesuffix(names.SWAP) in present
-        # What a broker from 3.0 on replaces by an empty segment keeps its indexes until they are replaced too.
+        # An empty segment that a broker from 3.0 on put in place keeps the old indexes until they are replaced too.
         and (log := names.segment_file(file.base_offset or 0, names.LOG)) in present
         and fs.size(os.path.join(path, log))
     }
@@ -202,7 +206,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
         if file.suffix in names.INDEX_SUFFIXES and file.base_offset in rebuilt:
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: a broker has rebuilt the indexes of its log")
-        # A snapshot may stand at the log end, where no segment begins.
+        # A snapshot may be at the log end, where no segment begins.
         elif names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
             fs.rename(os.path.join(path, file.name), os.path.join(path, live))
             done.append(f"gave {live} its final name")
@@ -213,7 +217,7 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """`.deleted` files, and before those what belongs to deleted segments: index files, snapshots."""
+    """Remove `.deleted` files, after the index files and snapshots that belong to deleted segments."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")
@@ -223,13 +227,13 @@ def _sweep(fs: FileSystem, path: str) -> list[str]:
         base = file.base_offset
         if file.kind != "live" or base is None or base not in gone:
             continue
-        # A snapshot at or above the newest segment may be the log end's: never that one.
+        # A snapshot at or above the last segment may be that of the log end: never remove it.
         if file.suffix in names.INDEX_SUFFIXES or (file.suffix == names.SNAPSHOT and base < newest):
             fs.unlink(os.path.join(path, file.name))
             done.append(f"removed {file.name}: its segment was replaced")
     if done:
-        fs.fsync_dir(path)  # what tells that they must go is removed next
-    # A `.deleted` without a number is nothing of Kafka's or ours.
+        fs.fsync_dir(path)  # the `.deleted` files, which identify these, are removed next
+    # A `.deleted` without a number belongs neither to Kafka nor to keytail.
     return done + _remove(fs, path, [f for f in files if f.kind == "deleted" and f.base_offset is not None])
 
 

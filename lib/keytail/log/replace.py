@@ -1,8 +1,7 @@
-"""Puts a group's finished outputs in the place of its source segments.
+"""Replaces a group's source segments by its finished outputs.
 
-At every instant a broker that starts, and `recover`, find either all sources or all outputs; SWAP.md
-beside this file tabulates the states on disk. Whether the outputs are right is left to the proof, which comes
-before; the caller holds the locks.
+At any instant a broker that starts, and `recover`, find either all sources or all outputs; SWAP.md in this directory
+lists the states on disk. The outputs are proven correct before this; the caller holds the locks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from keytail.log.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class CleanFile:
-    """One finished scratch file: which file of the segment it becomes, its name, size and digest."""
+    """One finished scratch file: the suffix of the segment file that it becomes, its name, size and digest."""
 
     suffix: str
     name: str
@@ -51,8 +50,8 @@ class SnapshotFile:
 class GroupOutput:
     """The segments that replace the sources of one group, both ascending.
 
-    The first has the base of the first source; the bases of the others lie above it, and below the segment
-    that follows the last source. `snapshots` come with them: those above the log end that was before.
+    The first has the base of the first source; the bases of the others are above it and below the segment that
+    follows the last source. `snapshots` are the new producer snapshots: those above the previous log end.
     """
 
     source_bases: tuple[int, ...]
@@ -71,13 +70,13 @@ def commit_group(
     unlink: Callable[[str], None] | None = None,
     directory: Directory | None = None,
 ) -> None:
-    """Replaces the group's sources by its outputs. The unlink of the guard is the commit.
+    """Replace the group's sources by its outputs. The unlink of the guard is the commit.
 
-    Outputs are replaced at once unless one begins where a source does: what comes before it is committed
-    first, as a group of its own. The scratch files must be durable and proven. Raises before anything is
-    changed when the directory or a scratch file is not as expected, or the lock of the log dir is lost; an OSError
-    later leaves a state that `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is
-    that of `fs`. For many groups of one partition give all the same `directory`: it is listed for the first one.
+    Outputs are replaced together unless one begins where a source does: those before it are committed first, as a
+    group of their own. The scratch files must be durable and proven. Raises before anything is changed if the
+    directory or a scratch file is not as expected, or if the lock of the log dir is lost; a later OSError leaves a
+    state that `recover` resolves. `unlink` removes the `.deleted` files of sources; by default it is that of `fs`.
+    For many groups of one partition pass the same `directory`: it is listed for the first one only.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)
@@ -88,11 +87,10 @@ def commit_group(
 
 
 def parts(group: GroupOutput) -> list[GroupOutput]:
-    """The group, divided at every output that begins where a source does.
+    """Divide the group at every output that begins where a source does.
 
-    Offsets do not overlap, so outputs below that place come of the sources below it, and of no other. What is
-    left together are outputs between which no source begins and no broker could; a recovery knows them
-    by that.
+    Offsets do not overlap, so outputs below that offset come only from the sources below it. In each part, no output
+    after the first begins where a source does; a recovery recognises by this which outputs belong together.
     """
     starts = [out.base_offset for out in group.segments if out.base_offset in group.source_bases]
     return [
@@ -108,12 +106,13 @@ def parts(group: GroupOutput) -> list[GroupOutput]:
 def _commit_part(
     directory: Directory, group: GroupOutput, end: int, unlink: Callable[[str], None] | None
 ) -> None:
-    """`end` is the highest next offset of the outputs. The guard has the lowest base, so that all are void."""
+    """Commit one part; `end` is the highest next offset of the outputs. The guard has the lowest base, so that it
+    makes all outputs void."""
     guard = names.guard_file(group.base_offset)
     source_log = os.path.join(directory.path, names.segment_file(group.base_offset, names.LOG))
     directory.make_empty(guard, directory.fs.stat(source_log))
     directory.fsync()
-    # Each `.log` first, and durable: a broker before 3.0 removes other void `.swap` files only together with it.
+    # Each `.log` first, and durably: a broker before 3.0 removes other void `.swap` files only together with it.
     for suffixes in ((names.LOG,), names.INDEX_SUFFIXES):
         for out in reversed(group.segments):
             by_suffix = {file.suffix: file.name for file in out.files}
@@ -131,14 +130,14 @@ def _commit_part(
 
 
 def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
-    """What must hold before the guard is made: after that, undoing is the recovery's work.
+    """Check the preconditions before the guard is created: after that, a recovery is needed to undo the replacement.
 
-    The next offset of each output, by its base.
+    Returns the next offset of each output, by its base.
     """
     fs, path = directory.fs, directory.path
     directory.refresh()
     sources, outputs = group.source_bases, tuple(out.base_offset for out in group.segments)
-    # Beside its `.log.deleted`, an output that goes on where another was closed is taken for one by itself.
+    # Beside its `.log.deleted`, an output that continues another would be taken for one that stands by itself.
     pending = [
         file.name
         for file in directory.unfinished()
@@ -172,7 +171,8 @@ def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
 
 
 def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, int]) -> None:
-    """Brokers before 3.0 replace by each output only what overlaps it: a source between two outputs would stay."""
+    """Raise KeytailError for a source between two outputs: brokers before 3.0 replace by each output only the
+    segments that overlap it, so that source would be retained."""
     for before, after in itertools.pairwise(out.base_offset for out in part.segments):
         end = max(ends[before], before + 1)
         for source in part.source_bases:
@@ -189,7 +189,7 @@ def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, i
 
 
 def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> int:
-    """Its next offset, which must not pass `below`, where the next segment begins."""
+    """Return the next offset of the output, which must not exceed `below`, the base of the next segment."""
     by_suffix = _check_files(fs, path, out)
     log_path = os.path.join(path, by_suffix[names.LOG].name)
     end = log_end(fs, log_path, out.base_offset, os.path.join(path, by_suffix[names.INDEX].name))
@@ -204,7 +204,7 @@ def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> 
 
 
 def _check_files(fs: FileSystem, path: str, out: OutputSegment) -> dict[str, CleanFile]:
-    """The output's files by suffix: all there, and of the size that their task saw."""
+    """Return the output's files by suffix; all must exist, with the size that their task reported."""
     by_suffix = {file.suffix: file for file in out.files}
     missing = [suffix for suffix in NEEDED if suffix not in by_suffix]
     if missing:

@@ -1,8 +1,8 @@
-"""Adds up records of the metadata log to topics and configs, as a broker that applies them does.
+"""Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
-A batch counts as a whole, a KRaft transaction when it ends. For each config it keeps which values held while
-the records were still open to being cut off, because any of them may be the one that brokers go by. Reading
-the records is left to `log/metadata.py`; a contradiction between them is ValueError.
+A batch is applied as a whole, a KRaft transaction when it ends. For each config the class also keeps the values that
+it had while the records could still be truncated, because a broker may use any of them. `log/metadata.py` reads the
+records; contradictory records raise ValueError.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from keytail.format.metadata import (
     TopicRecord,
 )
 
-# What a config may be, the newest value last; None where there is none.
+# Possible values of a config, the latest last; None stands for no value.
 Values: TypeAlias = tuple[str | None, ...]
 Resource: TypeAlias = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic that exists: its id, and the brokers that have a replica, by partition."""
+    """A topic that exists: its id, and the ids of the brokers with a replica, by partition."""
 
     topic_id: str
     replicas: Mapping[int, tuple[int, ...]]
@@ -48,7 +48,7 @@ class _Topic:
 
 
 class Replay:
-    """The state after the batches given so far. Of configs, only those with a name in `kept_configs` are kept."""
+    """The state after the batches applied so far. Only configs whose names are in `kept_configs` are kept."""
 
     def __init__(self, kept_configs: Collection[str]) -> None:
         self._kept = frozenset(kept_configs)
@@ -62,7 +62,8 @@ class Replay:
         self._transaction: list[MetadataRecord] | None = None
 
     def batch(self, records: Iterable[MetadataRecord], *, settled: bool) -> None:
-        """Take the records of one batch. `settled`: no later one can show that it was never committed."""
+        """Apply the records of one batch. `settled`: the batch is certainly committed and cannot be truncated any
+        more."""
         unit: list[MetadataRecord] = []
         for record in records:
             kind = record.record if isinstance(record, NewerRecord) else record
@@ -91,20 +92,20 @@ class Replay:
         return {name: Topic(topic.topic_id, dict(topic.replicas)) for name, topic in self._topics.items()}
 
     def newer(self, resource_type: ResourceType) -> dict[str, str]:
-        """The topics or brokers about which nothing is certain, and why: the version of one of their records is newer
-        than what is known here."""
+        """Topics or brokers whose settings are uncertain, with the reason: one of their records has a newer version
+        than this release supports."""
         return {name: why for (number, name), why in self._newer.items() if number == resource_type}
 
     def features(self) -> dict[str, int]:
-        """The cluster's levels of features by name, `metadata.version` among them."""
+        """The cluster's feature levels by name, including `metadata.version`."""
         return dict(self._features)
 
     def unknown_types(self) -> tuple[int, ...]:
-        """Types of records that are not known here at all: what they say, and about what, is not applied."""
+        """Record types that this release does not support at all; such records are not applied."""
         return tuple(sorted(self._unknown_types))
 
     def configs(self, resource_type: ResourceType, resource_name: str) -> dict[str, Values]:
-        """By config name, what may hold; a name that is absent certainly has no value."""
+        """Return the possible values by config name; a name that is absent certainly has no value."""
         resource = (resource_type.value, resource_name)
         now, earlier = self._configs.get(resource, {}), self._earlier.get(resource, {})
         return {name: (*earlier.get(name, ()), now.get(name)) for name in sorted(now.keys() | earlier.keys())}
@@ -134,16 +135,17 @@ class Replay:
                 resource = (record.resource_type, record.resource_name)
                 before.setdefault((resource, record.name), self._configs.get(resource, {}).get(record.name))
                 self._configure(resource, record)
-        self._newer |= newer  # a topic's first settings may stand in front of the record that creates it
+        self._newer |= newer  # a topic's first settings may precede the record that creates it
         if settled:
             return
         for (resource, name), value in before.items():
-            # Brokers make a topic's directory after its creation was committed, and with it its first configs.
+            # Brokers create a topic's directory after its creation, with its first configs, was committed.
             if resource not in created and value != self._configs.get(resource, {}).get(name):
                 self._earlier.setdefault(resource, {}).setdefault(name, []).append(value)
 
     def _apply_newer(self, newer: NewerRecord) -> dict[Resource, str]:
-        """Apply whether topics and partitions exist; what nothing else is certain about, and why."""
+        """Apply only whether topics and partitions exist; return the resource that is otherwise uncertain, with the
+        reason."""
         record = newer.record
         resource = self._resource_of(record)
         if isinstance(record, TopicRecord):

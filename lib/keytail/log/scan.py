@@ -1,6 +1,6 @@
-"""Walks the records of opened strides a chunk at a time: spans, and hashes of keys, in buffers used again.
+"""Walks the records of opened strides a chunk at a time: spans, and hashes of keys, in reused buffers.
 
-A chunk holds whole batches, about as many records as stay in a core's cache between one kernel and the next.
+A chunk contains whole batches, with about as many records as stay in a core's cache between two kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_BITS = np.zeros(1, np.uint8)
 
 
 class Columns:
-    """What a chunk's records lie in, and room for what the steps on it note of each."""
+    """The arrays of a chunk's records, and of the values that later steps store for each."""
 
     def __init__(self, n: int) -> None:
         self.records = np.empty(n, kernels.RECORD_TABLE)
@@ -34,7 +34,7 @@ class Columns:
 class Chunk:
     """Rows `first_row` .. `end_row` of a stride and the records of the opened ones among them (RECORD_TABLE).
 
-    The chunk after the next one overwrites them, and their `columns`: one may be worked on while the next is made.
+    The chunk after the next one overwrites them and their `columns`: one may be processed while the next is produced.
     """
 
     stride: Stride
@@ -46,12 +46,12 @@ class Chunk:
 
     @property
     def record_table(self) -> RecordTable:
-        """The same records with what their spans lie in, for columns of keys, values and headers."""
+        """The same records with the buffers of their spans, for columns of keys, values and headers."""
         stride, opened = self.stride, self.opened
         return RecordTable(stride.table, self.records, stride.raw, opened.arena, opened.where)
 
     def hash_keys(self, seed: int) -> None:
-        """Hashes of the records' keys into the columns `low` and `high`."""
+        """Write the hashes of the records' keys to the columns `low` and `high`."""
         kernels.hash_keys(
             self.stride.raw, self.opened.arena, self.opened.where, self.records, len(self.records),
             np.uint64(seed), self.columns.low, self.columns.high,
@@ -59,7 +59,7 @@ class Chunk:
 
 
 class RecordScanner:
-    """Chunks of opened strides; hold one a task."""
+    """Produces the chunks of opened strides; use one per task."""
 
     def __init__(self, chunk_records: int = CHUNK_RECORDS) -> None:
         self._columns = [Columns(chunk_records), Columns(chunk_records)]
@@ -72,9 +72,9 @@ class RecordScanner:
         bits: np.ndarray = _NO_BITS,
         first_bit: np.ndarray | None = None,
     ) -> Iterator[Chunk]:
-        """Every row of `opened`, in order. Raises CorruptLog at a batch whose records do not parse.
+        """Yield all rows of `opened`, in order. Raises CorruptLog at a batch whose records cannot be parsed.
 
-        Of rows with a `first_bit` (int64 a row, else -1) only the records whose bit is set are taken.
+        In rows with a `first_bit` (int64 per row, else -1), only records whose bit is set are included.
         """
         row, stride = opened.first, opened.of(stride)
         first_bit = np.full(len(stride.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)
@@ -87,7 +87,7 @@ class RecordScanner:
             next_row, n, code, bad_row = (int(x) for x in self._out)
             if code != kernels.OK:
                 stride.fail_record(code, bad_row)
-            if next_row == row:  # a batch of more records than there is room for
+            if next_row == row:  # a batch with more records than fit
                 self._columns[0] = Columns(int(stride.table["record_count"][row]))
                 continue
             self._columns.reverse()

@@ -1,7 +1,8 @@
-"""Parts of a partition's log for many tasks: byte ranges of segments that begin at a batch, cut by the offset indexes.
+"""Divides a partition's log into slices for many tasks: byte ranges of segments that begin at a batch, chosen by the
+offset indexes.
 
-Each is read by itself, and together they are read exactly once: a slice ends where the next one begins, and reading it
-fails if its last batch does not end there.
+Each slice is read by itself, and together they are read exactly once: a slice ends where the next one begins, and
+reading it fails if its last batch does not end there.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from keytail.log.stride import SegmentReader, Stride, check_ends_below, refuse_u
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Bytes `start` .. `stop` of a segment, of which offsets from `from_offset` to below `end_offset` are wanted.
+    """Bytes `start` .. `stop` of a segment, of which the offsets from `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; `is_last`: it is the active one. What lies behind the slice begins at offset
-    `next_offset` or above it (None: nothing does).
-    `aborted` are entries of transaction indexes (TXN_ENTRY, native) by producer and first offset: all that concern the
-    slice, or None where aborted data counts as any other.
+    `segment` is the file as it was listed; `is_last`: it is the active one. The data after the slice begins at offset
+    `next_offset` or above (None: there is none). `aborted` are all entries of transaction indexes (TXN_ENTRY, native)
+    that concern the slice, sorted by producer and first offset, or None if aborted data is treated as any other.
     """
 
     partition_path: str
@@ -64,10 +64,10 @@ def slices_of(
     slice_bytes: int,
     aborted: np.ndarray | None = None,
 ) -> list[LogSlice]:
-    """Slices of about `slice_bytes` that cover all batches with offsets of the range, in the order of the log.
+    """Return slices of about `slice_bytes` that cover all batches with offsets of the range, in log order.
 
-    Where an index is missing, or names a byte at which its batch does not begin, its segment is one slice. `aborted`:
-    as `read_aborted` gives it.
+    If an index is missing, or names a byte at which its batch does not begin, its segment is one slice. `aborted` is
+    the result of `read_aborted`.
     """
     slices: list[LogSlice] = []
     if from_offset >= end_offset:
@@ -103,13 +103,13 @@ def _cuts(
     end_offset: int,
     slice_bytes: int,
 ) -> list[tuple[int, int, int, int]]:
-    """(first byte, byte behind the last, lowest offset, offset above all) of each, of the first `n_bytes`."""
+    """Return (first byte, byte after the last, lowest offset, offset above all) of slices of the first `n_bytes`."""
     whole = [(0, n_bytes, segment.base_offset, _NO_OFFSET)]
     if n_bytes <= slice_bytes and from_offset <= segment.base_offset:
         return whole
     offsets, positions = _index(fs, partition_path, segment, n_bytes)
     first = int(np.searchsorted(offsets, from_offset, side="right")) - 1
-    # The entry with the first batch that ends at or above the end may hold offsets below it; the next one does not.
+    # The entry with the first batch that ends at or above the end may cover offsets below it; the next one does not.
     behind = int(np.searchsorted(offsets, end_offset)) + 1
     cuts = [first] if first >= 0 else []
     last = int(positions[behind]) if behind < len(positions) else n_bytes
@@ -130,7 +130,7 @@ def _cuts(
         begins.insert(0, (0, segment.base_offset))
     if behind >= len(positions):
         begins.append((n_bytes, _NO_OFFSET))
-    # What is below a cut is below the last offset of the batch that begins there.
+    # Offsets before a cut are below the last offset of the batch that begins there.
     return [(a[0], b[0], begins[0][1] if i == 0 else begins[i - 1][1], b[1])
             for i, (a, b) in enumerate(pairwise(begins))]  # fmt: skip
 
@@ -138,7 +138,8 @@ def _cuts(
 def _index(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, n_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and positions of the entries that ascend and lie in the file: none behind those of a presized file."""
+    """Return offsets and positions of the entries that ascend and are in the file, without the unused ones of a
+    presized file."""
     if not segment.index_bytes:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     data = fs.read_bytes(os.path.join(partition_path, names.segment_file(segment.base_offset, names.INDEX)))
@@ -154,8 +155,8 @@ def _index(
 def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
-    """The last offset of the batch at each position, by the header there; None where one is no batch, or begins above
-    the offset of its entry, which may be that of a later batch (format/INDEX.md, 8)."""
+    """Return the last offset of the batch at each position, from the header there; None if one is no batch, or begins
+    above the offset of its entry, which may be that of a later batch (format/INDEX.md, 8)."""
     found: list[int] = []
     if not len(offsets):
         return found
@@ -178,14 +179,14 @@ def _ends_of_batches(
 
 
 def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
-    """Those with offsets in low .. high - 1, by producer and first offset."""
+    """Return the entries with offsets in low .. high - 1, sorted by producer and first offset."""
     found = aborted[(aborted["last_offset"] >= low) & (aborted["first_offset"] < high)]
     return found[np.lexsort((found["first_offset"], found["producer_id"]))]
 
 
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Stride]:
-    """Strides of the slice; of their rows some may lie outside of the wanted offsets. CorruptLog at what is damaged,
-    Refused where the file is not, or no longer, the one that was listed."""
+    """Yield strides of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
+    damage, Refused if the file is not, or no longer, the one that was listed."""
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         yield from _strides(reader, piece)
@@ -200,7 +201,7 @@ def _strides(reader: SegmentReader, piece: LogSlice) -> Iterator[Stride]:
 
 
 def _check_begins(stride: Stride, piece: LogSlice) -> None:
-    """CorruptLog for a batch below its segment: the offset of a batch has no checksum."""
+    """Raise CorruptLog for a batch below its segment: the offset of a batch is not covered by a checksum."""
     first = stride.table[0]
     if first["base_offset"] < piece.segment.base_offset:
         raise CorruptLog(
@@ -214,8 +215,9 @@ def _check_begins(stride: Stride, piece: LogSlice) -> None:
 
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
-    """The records of producers with wanted offsets, some thousands at a time; a table is of use until the next is asked
-    for. Raises as `batches` does, and CorruptLog where the transaction index lacks what the log aborts."""
+    """Yield the producers' records with wanted offsets, some thousands at a time; a table is valid until the next is
+    requested. Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that
+    the log aborts."""
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         for stride in _strides(reader, piece):
@@ -238,7 +240,8 @@ def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
 
 
 def _aborted(stride: Stride, piece: LogSlice, entries: np.ndarray) -> np.ndarray:
-    """Bool a row: data of a transaction that the entries have as aborted, as a consumer leaves it out."""
+    """Return for each row (bool) whether it is data of a transaction that is aborted by the entries, which a consumer
+    skips."""
     table = stride.table
     out = np.zeros(len(table), np.uint8)
     special = (table["attributes"] & (CONTROL | TRANSACTIONAL)) != 0
@@ -253,7 +256,8 @@ def _aborted(stride: Stride, piece: LogSlice, entries: np.ndarray) -> np.ndarray
 
 
 def _refuse_unlisted(stride: Stride, piece: LogSlice, entries: np.ndarray, aborted: np.ndarray) -> None:
-    """CorruptLog where an ABORT marker ends data of this stride that no entry has: it would be read as committed."""
+    """Raise CorruptLog if an ABORT marker ends data of this stride that no entry covers: it would be read as
+    committed."""
     table = stride.table
     is_control = (table["attributes"] & CONTROL) != 0
     is_abort = is_control & (table["control_type"] == ControlType.ABORT)

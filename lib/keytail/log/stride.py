@@ -1,9 +1,8 @@
 """Reads a segment in strides: about 8 MiB of whole batches, as a table of batches over an array of bytes.
 
-A stride is what every step hands to the next. Its headers and checksums are checked when it is read; record
-blocks are opened on request, because a dead batch is never decompressed again. Log files are read by
-`preadv` through `log/fs.py` into buffers that are used again, never mapped: a file cut under a map would
-kill the process.
+Strides are passed from each processing step to the next. Headers and checksums are checked when a stride is read;
+record blocks are opened on request, because a dead batch is never decompressed again. Log files are read by `preadv`
+through `log/fs.py` into reused buffers, never mapped: truncating a mapped file would kill the process.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from keytail.log.ahead import one_ahead
 from keytail.log.fs import FileSystem
 from keytail.log.pieces import WHOLE_BLOCK_BYTES, WHOLE_BLOCK_RECORDS, Piece, pieces
 
-# Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s where 32 MiB took 0.97 s.
+# Small enough to stay in the cache from checksum to copy: on one machine 8 MiB took 0.81 s, 32 MiB 0.97 s.
 STRIDE_BYTES = 8 << 20
-# Decompressed bytes opened at a time: they stay in the cache from there to the walk and the copy.
+# Decompressed bytes opened at a time: they stay in the cache until they are walked and copied.
 ARENA_BYTES = 4 << 20
 _FIRST_ROWS = 1 << 12
 
@@ -58,9 +57,10 @@ _RECORD_ERRORS = {
 
 @dataclass
 class Stride:
-    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte lies at `position`.
+    """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw`, whose first byte is at byte `position` of
+    the file.
 
-    Both are views into buffers that the stride after the next one of the same reader overwrites.
+    Both are views of buffers that the reader overwrites with the stride after the next one.
     """
 
     path: str
@@ -72,7 +72,7 @@ class Stride:
         return self.table["attributes"] & CODEC_MASK
 
     def check(self) -> None:
-        """Assert that the table covers the bytes without gap or overlap, in growing offsets."""
+        """Assert that the table covers the bytes without gap or overlap, in increasing offsets."""
         sizes = self.table["size_bytes"].astype(np.int64)
         assert int(sizes.sum()) == len(self.raw)
         assert np.array_equal(
@@ -93,13 +93,13 @@ class Stride:
 
 @dataclass
 class OpenedRows:
-    """Rows `first` .. `end` of a stride with the record blocks of the wanted ones at hand.
+    """Rows `first` .. `end` of a stride, with the record blocks of the wanted ones available.
 
-    Per row of the whole stride: `where` says CLOSED, IN_RAW or IN_ARENA; `start` and `size` say which bytes.
+    For each row of the whole stride, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` give the bytes.
 
-    A block that is too large to be held is there a piece at a time, each as an OpenedRows of that row alone. `table`
-    is the stride's, but for the count and the last offset of that row, which are those of the piece's records;
-    `records_before` of the batch were in earlier pieces, and more of them are to come unless `is_end`.
+    A block that is too large for memory is returned in pieces, each as an OpenedRows of that row alone. `table` is
+    that of the stride, except that record count and last offset of the row are those of the piece; `records_before`
+    of the batch were in earlier pieces, and more follow unless `is_end`.
     """
 
     first: int
@@ -117,11 +117,11 @@ class OpenedRows:
         return self.table is not None
 
     def of(self, stride: Stride) -> Stride:
-        """The stride with the rows as they are here."""
+        """Return the stride with the rows as they are in this object."""
         return stride if self.table is None else replace(stride, table=self.table)
 
     def from_here(self, first: np.ndarray) -> np.ndarray:
-        """`first` (one item a row: the number of its first record) with that of the first record that is here."""
+        """Return `first` (per row: the number of its first record) with that of the first record in this piece."""
         if not self.records_before:
             return first
         first = first.copy()
@@ -130,7 +130,7 @@ class OpenedRows:
 
 
 class _Buffers:
-    """What one stride lies in: bytes, and the rows of its table."""
+    """The buffers of one stride: bytes, and the rows of its table."""
 
     def __init__(self, stride_bytes: int) -> None:
         self.raw = np.empty(stride_bytes, np.uint8)
@@ -138,12 +138,12 @@ class _Buffers:
 
 
 class _Large(Exception):
-    """A block is to be opened in pieces."""
+    """Raised for a block that must be opened in pieces."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the blocks of a stride's rows lie, as OpenedRows says."""
+    """The positions of the blocks of a stride's rows, as in OpenedRows."""
 
     stride: Stride
     where: np.ndarray
@@ -154,7 +154,7 @@ class _Layout:
         return OpenedRows(first, end, arena, self.where, self.start, self.size)
 
     def raw_start(self, row: int) -> tuple[int, int]:
-        """Where a row's block begins in the stride, and how many bytes it has there."""
+        """Return the position of a row's block in the stride, and its number of bytes there."""
         batch = self.stride.table[row]
         at = int(batch["position"]) - self.stride.position + HEADER_BYTES
         return at, int(batch["size_bytes"]) - HEADER_BYTES
@@ -170,7 +170,7 @@ class _Layout:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, two sets in turn; hold one a task."""
+    """Reads segments into its own buffers, alternating between two sets; use one per task."""
 
     def __init__(
         self, fs: FileSystem, stride_bytes: int = STRIDE_BYTES, arena_bytes: int = ARENA_BYTES
@@ -184,21 +184,21 @@ class SegmentReader:
         self._made_decoders: opening.Decoders | None = None
 
     def strides(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Stride]:
-        """`unhurried_strides`, the next one read and checked in a thread while one is worked on."""
+        """Iterate like `unhurried_strides`, but prefetch and check the next stride in a thread."""
         strides = self.unhurried_strides(path, log_bytes, start=start, torn_tail=torn_tail)
         return one_ahead(strides) if self.is_longer_than_a_stride(log_bytes - start) else strides
 
     def is_longer_than_a_stride(self, n_bytes: int) -> bool:
-        """Whether there is anything to read ahead: starting a thread takes as long as a tenth of a stride."""
+        """Whether prefetching pays off: starting a thread takes as long as a tenth of a stride."""
         return n_bytes > self._stride_bytes
 
     def unhurried_strides(
         self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False
     ) -> Generator[Stride, None, None]:
-        """Strides of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
+        """Yield strides of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
-        Raises CorruptLog at the first byte that is no valid batch, and at a last batch that is cut; with
-        `torn_tail` it ends there instead (the part of a log that a broker would cut at its next start).
+        Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch; with
+        `torn_tail` it ends there instead (at the part of a log that a broker would truncate at its next start).
         """
         if start >= log_bytes:
             return
@@ -254,7 +254,7 @@ class SegmentReader:
                 return None
             what = old_problem or HEADER_ERRORS.get(code, "")
             self._fail(path, position, what, needed, last_offset, log_bytes)
-        # Good rows in front of a bad batch are handed out first: the next read begins at it and says so.
+        # Valid rows before a bad batch are returned first: the next read begins at that batch and raises.
         return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
     def _index(self, buffers: _Buffers, n: int, position: int, last_offset: int, out: np.ndarray) -> None:
@@ -282,12 +282,12 @@ class SegmentReader:
         )
 
     def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
-        """Open the record blocks of the rows that `wanted` (bool) names, in parts that cover all rows in order.
+        """Open the record blocks of the rows that `wanted` (bool) selects, in parts that cover all rows in order.
 
-        Decompressed blocks, and those of messages of magic 0 and 1 turned into v2 records, lie in an arena that
-        the part after the next one overwrites; a part holds about `arena_bytes`, or one block of at most
-        WHOLE_BLOCK_BYTES, or a piece of a larger one. Raises CorruptLog for a block that its codec refuses, Refused
-        for a record, or a message of magic 0 and 1, of more than `max_record_bytes`.
+        Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
+        after the next one overwrites; a part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
+        piece of a larger one. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
+        or a message of magic 0 and 1, of more than `max_record_bytes`.
         """
         table = stride.table
         n = len(table)
@@ -310,7 +310,7 @@ class SegmentReader:
         yield from self._open_span(layout, first, n, packed, floor)
 
     def reopen(self, stride: Stride, opened: OpenedRows) -> Iterator[OpenedRows]:
-        """Once more all pieces of the batch that `opened` is the last piece of."""
+        """Yield all pieces again of the batch whose last piece is `opened`."""
         row, n = opened.first, len(stride.table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
         opening.lay_out(stride.table, np.arange(n) == row, stride.position, where, start, size)
@@ -319,8 +319,8 @@ class SegmentReader:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Rows `row` .. `end`, none of which has more than WHOLE_BLOCK_RECORDS; the first `floor` bytes of an arena are
-        messages of magic 0 and 1."""
+        """Open rows `row` .. `end`, none of which has more than WHOLE_BLOCK_RECORDS; the first `floor` bytes of an
+        arena are messages of magic 0 and 1."""
         stride, where, start, size = layout.stride, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
@@ -332,7 +332,7 @@ class SegmentReader:
                 )  # fmt: skip
                 if row == end:
                     break
-                # One that is not plain, is damaged or old, or does not fit: into an empty arena, or one at a time.
+                # Old, damaged, not in plain framing, or too large for the rest: into an empty arena, or by itself.
                 block, is_large = None, False
                 if used - floor <= self._arena_bytes // 2:
                     try:
@@ -361,7 +361,7 @@ class SegmentReader:
             yield layout.part(first, end, self._arenas[0])
 
     def _open_pieces(self, layout: _Layout, row: int) -> Iterator[OpenedRows]:
-        """The records of one row of magic 2, a piece at a time."""
+        """Open the records of one row of magic 2 in pieces."""
         stride, batch = layout.stride, layout.stride.table[row]
         at, n_bytes = layout.raw_start(row)
         codec = int(batch["attributes"]) & CODEC_MASK
@@ -388,7 +388,7 @@ class SegmentReader:
 
 
 def _open_row(stride: Stride, row: int, start: int, n_bytes: int) -> Buffer | np.ndarray:
-    """The records of one compressed batch; CorruptLog where its codec refuses them."""
+    """Return the records of one compressed batch; CorruptLog if its codec cannot decompress them."""
     codec = int(stride.table["attributes"][row]) & CODEC_MASK
     try:
         if stride.table["magic"][row] < 2:
@@ -403,7 +403,7 @@ def _open_row(stride: Stride, row: int, start: int, n_bytes: int) -> Buffer | np
 
 
 def _transcode_row(stride: Stride, row: int) -> np.ndarray:
-    """The records of a compressed message of magic 0 or 1 as a record block of v2."""
+    """Convert the records of a compressed message of magic 0 or 1 to a v2 record block."""
     batch = stride.table[row]
     position = int(batch["position"]) - stride.position
     base, base_timestamp = int(batch["base_offset"]), int(batch["base_timestamp_ms"])
@@ -435,7 +435,8 @@ def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) 
 def _complete_old(
     path: str, buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
 ) -> tuple[int, int, str]:
-    """Check and complete the rows of magic 0 and 1: how many rows and bytes are good, and what is wrong behind."""
+    """Check and complete the rows of magic 0 and 1; return how many rows and bytes are valid, and the problem after
+    them."""
     try:
         summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, max_record_bytes())
     except LegacyProblem as problem:
@@ -447,7 +448,7 @@ def _complete_old(
 
 
 def check_ends_below(stride: Stride, next_base: int | None) -> None:
-    """Raise CorruptLog for a batch that reaches the offsets of the segment behind, which begins at `next_base`."""
+    """Raise CorruptLog for a batch that reaches into the next segment, which begins at `next_base`."""
     if next_base is None or int(stride.table["last_offset"][-1]) < next_base:
         return
     row = stride.table[int(np.searchsorted(stride.table["last_offset"], next_base))]
@@ -461,7 +462,7 @@ def check_ends_below(stride: Stride, next_base: int | None) -> None:
 
 
 def refuse_unsupported(stride: Stride) -> None:
-    """Raise Refused for control batches of which nobody can tell what they end."""
+    """Raise Refused for a control batch whose type cannot be read."""
     control = (stride.table["attributes"] & CONTROL) != 0
     if not control.any():
         return

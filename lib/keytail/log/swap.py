@@ -1,5 +1,5 @@
-"""What replacing segments and recovering have in common: the way from committed `.swap` files to the final state.
-SWAP.md beside this file has its order, and why."""
+"""The steps from committed `.swap` files to the final state, shared by replacement and recovery. SWAP.md in this
+directory has their order and the reasons."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def finish(
     replaced: Iterable[int],
     unlink: Callable[[str], None] | None = None,
 ) -> None:
-    """From committed `.log.swap` files to the final state; `replaced` are the bases of the sources.
+    """Complete a replacement from committed `.log.swap` files on; `replaced` are the bases of the sources.
 
-    A recovery that knows the outputs only, a broker's or ours, keeps sources at or above `end`. Those must go
-    in order, one after the other: what a later one deletes stays deleted only while the earlier ones are gone.
+    A recovery that knows only the outputs, a broker's or keytail's, retains sources at or above `end`. They must be
+    removed in order, one after the other: records that a later source deletes remain deleted only if the earlier
+    sources are already removed.
     """
     bases = sorted({*outputs, *replaced})
     _set_sources_aside(directory, bases, outputs, end)
@@ -54,15 +55,15 @@ def _set_sources_aside(directory: Directory, bases: Sequence[int], outputs: Sequ
         if base not in late:
             set_aside(directory, base, names.SEGMENT_SUFFIXES)
     directory.fsync()
-    for base in late:  # the log first, and alone: while it is live, its indexes must be
+    for base in late:  # the log first, and alone: while it is live, its indexes must be too
         set_aside(directory, base, (names.LOG,))
         directory.fsync()
         set_aside(directory, base, names.INDEX_SUFFIXES)
 
 
 def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
-    """Files of a source to `.deleted`. Where there is one already, the live file is a final name that a stopped run
-    gave to the output: it is removed."""
+    """Rename files of a source to `.deleted`. If the `.deleted` file already exists, the live file is a final name
+    that an interrupted run gave to the output: it is removed."""
     for suffix in suffixes:
         live = names.segment_file(base, suffix)
         if live + names.DELETED in directory and live in directory:
@@ -72,12 +73,12 @@ def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
 
 
 def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
-    """Each output its final names beside its `.swap` names, by hard links, durable. False, with nothing changed, on a
-    file system without hard links.
+    """Give each output its final names beside its `.swap` names, by hard links, durably. Return False, with nothing
+    changed, on a file system without hard links.
 
-    A broker that finds both removes the final names within the span of the outputs and renames the `.swap` files. Files
-    of an empty output, and snapshots, may be outside of that span: a rename of one link over another does nothing, so
-    they are copied.
+    A broker that finds both removes the final names within the offset range of the outputs and renames the `.swap`
+    files. Files of an empty output, and snapshots, may be outside of that range: renaming one link over another does
+    nothing, so they are copied.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
@@ -94,7 +95,7 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
                     raise
                 for name in given:
                     directory.unlink(name)
-                # Beside a `.log` with its final name they would pass for indexes that a broker has rebuilt.
+                # Beside a `.log` with its final name they would be taken for indexes that a broker has rebuilt.
                 directory.fsync()
                 return False
         given.append(live)
@@ -103,8 +104,8 @@ def _give_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
 
 
 def _void_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
-    """Removes the `.swap` names under a guard, each `.log.swap` last: a broker before 3.0 removes other `.swap` files
-    only together with their `.log.swap`."""
+    """Remove the `.swap` names under a guard, the `.log.swap` names last: a broker before 3.0 removes other `.swap`
+    files only together with their `.log.swap`."""
     swaps = _swap_files(directory, outputs)
     log = names.segment_file(outputs[0], names.LOG)
     directory.make_empty(names.guard_file(outputs[0]), directory.stat(log))
@@ -118,13 +119,14 @@ def _void_swap_names(directory: Directory, outputs: Sequence[int]) -> None:
 
 
 def _rename_to_final_names(directory: Directory, outputs: Sequence[int]) -> None:
-    """Without links. A broker before 3.0 that starts between the renames leaves `.index.swap` files (SWAP.md)."""
-    # A broker deletes what lies between the `.log.swap` files that are left: ascending, and one after the
-    # other, the final ones always lie below.
+    """Rename the `.swap` files where there are no hard links. A broker before 3.0 that starts between the renames
+    leaves `.index.swap` files (SWAP.md)."""
+    # A broker deletes everything between the remaining `.log.swap` files: in ascending order, one after the other,
+    # the final files are always below them.
     for base in outputs:
         _promote(directory, names.segment_file(base, names.LOG + names.SWAP))
         directory.fsync()
-    # Only now the indexes: beside a `.log.swap`, an index with its final name counts as the source's.
+    # The indexes after that: beside a `.log.swap`, an index with its final name counts as the source's.
     for file in _swap_files(directory, outputs):
         _promote(directory, file.name)
 
@@ -135,7 +137,7 @@ def _promote(directory: Directory, swap: str) -> None:
 
 
 def _swap_files(directory: Directory, outputs: Sequence[int]) -> list[FileName]:
-    """The `.swap` files of these outputs, and all snapshots that come with them."""
+    """Return the `.swap` files of these outputs and of all snapshots."""
     return [
         file
         for file in directory.unfinished()

@@ -1,8 +1,8 @@
-"""The transactions of a partition, settled before anything is rewritten: aborted data, unneeded markers.
+"""Determines the transactions of a partition before anything is rewritten: aborted data and unneeded markers.
 
-One ordered pass over checked batch headers and control records feeds a tracker; what it leaves is small and
-says for any batch, in any order, whether it may be discarded (format/CLEANING.md, "Transactions"). Aborted
-transactions come from the `.txnindex` files as far as the log does not say otherwise.
+One ordered pass over checked batch headers and control records feeds a tracker; its small result determines for any
+batch, in any order, whether it may be discarded (format/CLEANING.md, "Transactions"). Aborted transactions are taken
+from the `.txnindex` files unless the log contradicts them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NATIVE_ENTRY = TXN_ENTRY.newbyteorder("=")
 
 
 class Contradiction(Exception):
-    """The log says of aborted transactions, first of the one that ends at `offset`, other than the entries that it
-    was followed with. It must be followed again, with `entries`."""
+    """The log contradicts the entries of aborted transactions that it was followed with, first for the transaction
+    that ends at `offset`. It must be followed again, with `entries`."""
 
     def __init__(self, offset: int, entries: np.ndarray) -> None:
         super().__init__(offset)
@@ -35,9 +35,10 @@ class Contradiction(Exception):
 def read_aborted(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], log_start_offset: int
 ) -> np.ndarray:
-    """All entries (TXN_ENTRY, native) that end at or above the log start offset, by first offset.
+    """Return all entries (TXN_ENTRY, native byte order) that end at or above the log start offset, sorted by first
+    offset.
 
-    What cannot be an entry at all is left out: whether one is missing, or wrong, the log says.
+    Values that cannot be an entry are omitted: the log shows whether one is missing or wrong.
     """
     found = [np.empty(0, NATIVE_ENTRY)]
     for segment in segments:
@@ -51,14 +52,15 @@ def read_aborted(
 
 
 def sorted_entries(entries: np.ndarray, log_start_offset: int) -> np.ndarray:
-    """Those that end at or above the log start offset, by first offset; what lies below it is not served."""
+    """Return the entries that end at or above the log start offset, sorted by first offset; lower offsets are not
+    served."""
     entries = entries[entries["last_offset"] >= log_start_offset]
     return entries[np.lexsort((entries["last_offset"], entries["first_offset"]))]
 
 
 @dataclass(frozen=True)
 class Transactions:
-    """What the pass over the log left. Intervals are sorted by producer id and first offset."""
+    """The result of the pass over the log. Intervals are sorted by producer id and first offset."""
 
     entries: np.ndarray
     interval_producer: np.ndarray
@@ -70,27 +72,28 @@ class Transactions:
     kept_entries: np.ndarray
 
     def aborted(self, table: np.ndarray) -> np.ndarray:
-        """For each batch (BATCH_TABLE rows): does it hold data of an aborted transaction?"""
+        """Return for each batch (BATCH_TABLE rows) whether it contains data of an aborted transaction (bool array)."""
         out = np.zeros(len(table), np.uint8)
         if len(self.interval_producer):
             kernels.aborted_rows(table, self.interval_producer, self.interval_first, self.interval_end, out)
         return out.view(bool)
 
     def unneeded_markers(self, table: np.ndarray) -> np.ndarray:
-        """For each batch: is it a control batch whose transaction has no data left, nor an entry to keep?"""
+        """Return for each batch whether it is a control batch whose transaction has neither data left nor an entry to
+        keep."""
         out = np.zeros(len(table), np.uint8)
         if len(self.marker_offsets):
             kernels.marker_flags(table, self.marker_offsets, self.marker_discard, out)
         return out.view(bool)
 
     def index_bytes(self, from_offset: int, to_offset: int) -> bytes:
-        """The `.txnindex` of a segment that takes the markers of [from_offset, to_offset)."""
+        """Return the `.txnindex` of a segment that contains the markers of [from_offset, to_offset)."""
         a, b = np.searchsorted(self.kept_offsets, [from_offset, to_offset])
         return encode_txn_index(self.entries[self.kept_entries[a:b]])
 
 
 class TransactionTracker:
-    """Follows batches in the order of the log. Aborted transactions are `entries`, by first offset."""
+    """Follows batches in log order. `entries` are the aborted transactions, sorted by first offset."""
 
     def __init__(self, entries: np.ndarray, log_start_offset: int) -> None:
         self._entries = entries
@@ -114,7 +117,8 @@ class TransactionTracker:
         return np.array(numbers, np.int64)[inverse]
 
     def follow(self, table: np.ndarray) -> np.ndarray:
-        """The next batches of the log; for each (bool): aborted data, or a marker that nobody needs."""
+        """Process the next batches of the log; return for each (bool) whether it is aborted data or an unneeded
+        marker."""
         discard = np.zeros(len(table), np.uint8)
         self._places.look_up(table)
         special = (table["attributes"] & kernels.TRANSACTIONAL_OR_CONTROL) != 0
@@ -134,7 +138,7 @@ class TransactionTracker:
         return discard.view(bool)
 
     def finish(self) -> Transactions:
-        """What is known after the last batch of the log; Contradiction where its entries are not the right ones."""
+        """Return the result after the last batch of the log. Raises Contradiction if the entries are wrong."""
         aborts = _joined(self._aborts, kernels.ABORT_COLUMNS)
         right = self._right_entries(aborts)
         followed = ["producer_id", "first_offset", "last_offset"]
@@ -157,8 +161,8 @@ class TransactionTracker:
         )
 
     def _right_entries(self, aborts: np.ndarray) -> np.ndarray:
-        """The entries of these ABORT markers, by first offset: as they are where the log does not say otherwise
-        (format/CLEANING.md, "Where the indexes are wrong")."""
+        """Return the entries of these ABORT markers, sorted by first offset: unchanged where the log does not
+        contradict them (format/CLEANING.md, "Where the indexes are wrong")."""
         known, marker, data = self._entries, aborts[:, kernels.MARKER], aborts[:, kernels.DATA]
         entry_of = np.full(len(aborts), -1)
         if len(aborts):
@@ -168,12 +172,12 @@ class TransactionTracker:
             can_be &= (aborts[at, kernels.BEHIND] < first) & (first <= data[at])
             can_be &= ~self._places.taken(first, known["producer_id"])
             which = np.flatnonzero(can_be)[::-1]
-            entry_of[at[which]] = which  # of several, the first
+            entry_of[at[which]] = which  # the first of several
         is_known = entry_of >= 0
         known_of = np.zeros(len(aborts), NATIVE_ENTRY)
         known_of[is_known] = known[entry_of[is_known]]
         first = np.where(is_known, known_of["first_offset"], data)
-        # What ends behind a marker and began before it was open there.
+        # A transaction that ends after a marker and began before it was open there.
         still_open = int(self._state[: len(self._number_of), kernels.FIRST_DATA].min(initial=kernels.NO_OFFSET))
         earliest = np.minimum(aborts[:, kernels.SINCE], first)
         later = np.append(earliest[1:], min(still_open, int(self._cursor[kernels.EARLIEST])))[: len(aborts)]
@@ -190,7 +194,7 @@ class TransactionTracker:
 
 
 class _Places:
-    """What lies at offsets that the transaction indexes name: a batch, and whose, or nothing any more."""
+    """What is at the offsets that the transaction indexes name: a batch and its producer, or nothing any more."""
 
     def __init__(self, offsets: np.ndarray) -> None:
         self._offsets = np.unique(offsets)
@@ -198,7 +202,7 @@ class _Places:
         self._begins = np.full(len(self._offsets), -1)  # producer id of the transactional data that begins there
 
     def look_up(self, table: np.ndarray) -> None:
-        """The next batches of the log."""
+        """Record the next batches of the log."""
         if not len(table) or not len(self._offsets):
             return
         a = np.searchsorted(self._offsets, table["base_offset"][0])
@@ -213,8 +217,8 @@ class _Places:
         self._begins[a:b] = np.where(begins, rows["producer_id"], self._begins[a:b])
 
     def taken(self, offsets: np.ndarray, producer_ids: np.ndarray | None = None) -> np.ndarray:
-        """For each of the offsets given: does it lie in a batch, other than where transactional data of its producer
-        begins?"""
+        """Return for each given offset whether it is inside a batch, except where transactional data of its producer
+        begins."""
         at = np.searchsorted(self._offsets, offsets)
         taken = self._is_taken[at]
         return taken if producer_ids is None else taken & (self._begins[at] != producer_ids)

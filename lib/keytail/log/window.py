@@ -1,7 +1,7 @@
-"""A window that moves over a file, in reused buffers: for readers that walk batches of any size.
+"""A window that moves over a file, in reused buffers, for readers that walk batches of any size.
 
-Bounded by the file, never by what a batch says of its own size. While a window is looked at, a thread reads
-what lies behind it. What the bytes mean is the caller's.
+Its size is limited by the file, never by the size that a batch declares. While a window is processed, a thread reads
+the bytes after it. The caller interprets the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from keytail.errors import KeytailError
 from keytail.log.fs import FileSystem
 
 WINDOW_BYTES = 2 << 20
-_HEADROOM_BYTES = 256 << 10  # in front of what is read ahead: for the rest of the window before
+_HEADROOM_BYTES = 256 << 10  # before the prefetched bytes: room for the rest of the previous window
 
 
 class Window:
@@ -36,14 +36,14 @@ class Window:
         self.filled = 0
 
     def open(self, path: str, size_bytes: int) -> None:
-        """Look at the first `size_bytes` bytes of `path`, empty-handed so far."""
+        """Open the first `size_bytes` bytes of `path`; the window is empty at first."""
         self.close()
         self._fd = self._fs.open_read(path)
         self.path, self.size_bytes, self.position, self.filled, self._begin = path, size_bytes, 0, 0, 0
 
     def close(self) -> None:
         if self._coming is not None:
-            self._coming.exception()  # only waited for: nobody will look at these bytes
+            self._coming.exception()  # only wait for it: the bytes are not used
             self._coming = None
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -57,11 +57,11 @@ class Window:
     @property
     def bytes(self) -> np.ndarray:
         view = self._buffer[self._begin :]
-        view.flags.writeable = False  # so that windows and decompressed blocks are of one kind
+        view.flags.writeable = False  # so that windows and decompressed blocks have one type
         return view
 
     def advance(self, used: int, wanted_bytes: int) -> None:
-        """Drop the first `used` bytes and read on: `wanted_bytes` at least, or up to the end."""
+        """Drop the first `used` bytes and read on, to at least `wanted_bytes` or the end."""
         rest = self._buffer[self._begin + used : self._begin + self.filled]
         self.position += used
         wanted_bytes = min(wanted_bytes, self.size_bytes - self.position)
@@ -76,7 +76,7 @@ class Window:
         self._read_ahead()
 
     def _take_coming(self) -> int:
-        """How many bytes lie ready behind the headroom of `_ahead`."""
+        """Return how many bytes are ready after the headroom of `_ahead`."""
         if self._coming is None:
             return 0
         count, wanted = self._coming.result(), self._coming_bytes
@@ -86,7 +86,8 @@ class Window:
         return count
 
     def _refill(self, rest: np.ndarray, ahead: int, wanted_bytes: int) -> None:
-        """The slow way: at the begin of a file, and for a batch that is larger than a window."""
+        """Fill the window synchronously: at the start of a file, and for a batch larger than a
+        window."""
         filled = min(max(wanted_bytes, self._window_bytes), self.size_bytes - self.position)
         buffer = self._buffer
         if len(rest) or len(buffer) < _HEADROOM_BYTES + filled:

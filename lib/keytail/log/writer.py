@@ -1,8 +1,8 @@
-"""Writes new segments under scratch names: log, offset index, time index, durable and with their times.
+"""Writes new segments under scratch names: log, offset index and time index, durable and with modification times.
 
-`OutputWriter` takes the surviving batches of source after source and closes an output wherever a limit is
-reached, if it can at the boundary of a source. Scratch files end in `.clean`, carry the run and the attempt
-in their names and are seen by no broker; giving them their final names is the business of `log/replace.py`.
+`OutputWriter` takes the surviving batches of consecutive sources and closes an output when a limit is reached, at the
+boundary of a source if possible. Scratch files end in `.clean`, have the run and the attempt in their names and are
+ignored by brokers; `log/replace.py` gives them their final names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_RELATIVE_OFFSET = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """When an output is full: `segment_bytes`, or an index that would pass `index_bytes`."""
+    """Limits of an output: `segment_bytes`, and `index_bytes` for each index."""
 
     segment_bytes: int
     index_bytes: int
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Source:
-    """A segment that batches come from; its time becomes that of an output it is the last source of."""
+    """A source segment; an output gets the modification time of its last source."""
 
     base_offset: int
     mtime_ms: int
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Mark:
-    """A state of a SegmentWriter that it can be taken back to."""
+    """A state of a SegmentWriter to which it can be reset."""
 
     size_bytes: int
     records: int
@@ -54,7 +54,7 @@ class Mark:
 
 
 class SegmentWriter:
-    """One new segment in the making: `append` batches in order, then `seal`."""
+    """One new segment: `append` batches in order, then `seal` it."""
 
     def __init__(
         self, fs: FileSystem, path_of: Callable[[str], str], base_offset: int, like: FileStat, limits: Limits
@@ -78,7 +78,7 @@ class SegmentWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of all its files, if it was sealed now."""
+        """Size of all its files if it were sealed now."""
         return self.size_bytes + self._indexer.size_bytes
 
     def _create(self, suffix: str) -> int:
@@ -89,20 +89,20 @@ class SegmentWriter:
         return fd
 
     def _close(self, fd: int) -> None:
-        self._open.discard(fd)  # first: an error of closing leaves it closed, and its number to others
+        self._open.discard(fd)  # first: closing releases the descriptor even if it raises an error
         self._fs.close(fd)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> int:
-        """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; how many were taken.
+        """Append the bytes of whole batches (BATCH_TABLE rows) until a limit is reached; return how many were taken.
 
-        The rows get their positions in this segment. Into an empty one a batch of any size is taken.
+        Sets the rows' positions in this segment. An empty segment takes a batch of any size.
         """
         ends = np.cumsum(table["size_bytes"], dtype=np.int64)
         fits = (self.size_bytes + ends <= self._max_bytes) & (
             table["last_offset"] - self.base_offset <= MAX_RELATIVE_OFFSET
         )
         taken = len(table) if fits.all() else int(np.argmin(fits))
-        # A batch larger than the limit makes a segment of its own; one beyond the span needs another base.
+        # A batch larger than the limit gets a segment of its own; one beyond the offset range needs another base.
         span = int(table["last_offset"][0]) - self.base_offset
         if taken == 0 and self.size_bytes == 0 and span <= MAX_RELATIVE_OFFSET:
             taken = 1
@@ -120,16 +120,16 @@ class SegmentWriter:
         return Mark(self.size_bytes, self.records, self._digest.copy(), self._indexer.mark())
 
     def take_back(self, mark: Mark) -> None:
-        """Forget everything appended since `mark`."""
+        """Remove everything appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
         self._digest = mark.digest
         self._indexer.take_back(mark.index)
 
     def seal(self, mtime_ms: int, txn_index: bytes) -> OutputSegment:
-        """Write the indexes, set all times to `mtime_ms`, make everything durable.
+        """Write the indexes, set all modification times to `mtime_ms` and make everything durable.
 
-        A `.txnindex` is made only of a `txn_index` with entries.
+        A `.txnindex` is written only if `txn_index` has entries.
         """
         files = [self._seal_file(self._fd, names.LOG, mtime_ms, self.size_bytes, self._digest.hexdigest())]
         offset_index, time_index = self._indexer.close()
@@ -153,20 +153,20 @@ class SegmentWriter:
         return CleanFile(suffix, os.path.basename(path), size_bytes, digest)
 
     def abandon(self) -> None:
-        """Let go of the files; they are for the caller to remove."""
+        """Close the files; the caller removes them."""
         while self._open:
             with contextlib.suppress(OSError):
                 self._fs.close(self._open.pop())
 
 
 class OutputWriter:
-    """All outputs of one partition and attempt, made of sources in ascending order.
+    """All outputs of one partition and attempt, written from sources in ascending order.
 
-    `start_output` where an output must begin; `start_source` where the batches of the next source begin;
-    `append`; at the end `finish`, or `discard`. `txn_index(from, to)` gives the transaction index of an output
-    that takes the offsets of [from, to). `splits` counts the outputs that had to end inside a source. The sources are
-    in `partition_path`, and what is written of them too, unless there is a `scratch_path`; it is made like `like_of`
-    has it of their paths.
+    Call `start_output` where an output must begin, `start_source` where the batches of the next source begin, and
+    `append`; at the end `finish` or `discard`. `txn_index(from, to)` returns the transaction index of an output with
+    the offsets [from, to). `splits` counts the outputs that had to end inside a source. The sources are in
+    `partition_path`; the outputs are too, unless `scratch_path` is given. New files get the attributes that `like_of`
+    returns for the paths of sources.
     """
 
     def __init__(
@@ -188,36 +188,36 @@ class OutputWriter:
         self._limits = limits
         self._txn_index = txn_index
         self._current: SegmentWriter | None = None
-        self._coming: SegmentWriter | None = None  # what is split off the current one
+        self._coming: SegmentWriter | None = None  # the output that is being split off the current one
         self._sources: list[Source] = []  # of the current output
-        self._mark: Mark | None = None  # where the last of them begins, if it is not the first
-        self._shares_source = False  # the current output goes on with the source the one before it ended in
+        self._mark: Mark | None = None  # the start of the last of them, unless it is the first
+        self._shares_source = False  # the current output continues the source in which the previous one ended
         self._groups: list[tuple[list[int], list[OutputSegment]]] = []
-        self._made: dict[str, None] = {}  # paths, in the order of their making
-        self._closed_bytes = 0  # of all files of the outputs that are closed
-        self._before = (0, 0, 0, 0)  # the numbers below, and bytes closed, when the group in the making began
+        self._made: dict[str, None] = {}  # paths in the order of creation
+        self._closed_bytes = 0  # of all files of closed outputs
+        self._before = (0, 0, 0, 0)  # the counters below, and closed bytes, at the start of the current group
         self.splits = 0
         self.size_bytes = 0
         self.records = 0
 
     @property
     def scratch_bytes(self) -> int:
-        """Of all files, if everything was closed now."""
+        """Size of all files if everything were closed now."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property
     def current_bytes(self) -> int:
-        """Of the `.log` of the output in the making."""
+        """Size of the `.log` of the current output."""
         return self._current.size_bytes if self._current else 0
 
     @property
     def complete_groups(self) -> int:
-        """Groups that nothing will be added to, whatever comes."""
+        """Number of groups to which nothing will be added."""
         return len(self._groups) - self._shares_source
 
     @property
     def current_sources(self) -> tuple[int, ...]:
-        """Base offsets of the sources of the output in the making; none as long as it has no bytes."""
+        """Base offsets of the sources of the current output; empty as long as it has no bytes."""
         if self._current is None or not self._current.size_bytes:
             return ()
         return tuple(source.base_offset for source in self._sources)
@@ -234,7 +234,7 @@ class OutputWriter:
         return SegmentWriter(self._fs, self._path_of(base_offset), base_offset, like, self._limits)
 
     def start_output(self, source: Source) -> None:
-        """End the output before, if any; the new one has the base of `source`, which is started with it."""
+        """Close the current output, if any; the new one has the base of `source`, which is also started."""
         self._close(source.base_offset)
         self._begin_group()
         self._current = self._open(source.base_offset, source.base_offset)
@@ -242,28 +242,29 @@ class OutputWriter:
         self._mark = None
 
     def start_source(self, source: Source) -> None:
-        """The batches that follow come from `source`."""
+        """Take the following batches as those of `source`."""
         assert self._current is not None
         self._mark = self._current.mark()
         self._sources.append(source)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Batches of the source last started (BATCH_TABLE rows over their bytes), in order."""
+        """Append batches of the last started source (BATCH_TABLE rows over their bytes), in order."""
         assert self._current is not None
         while len(table):
             taken = self._current.append(data, table)
             data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
             table = table[taken:]
             if len(table):
-                # At a source that comes first with anything only where none of it fits: an output of 0 bytes is left
-                # behind then. Otherwise sources without anything would lie between two outputs (SWAP.md, state 56).
+                # If the sources before this one gave no bytes, split at this source only if none of it fits, which
+                # leaves an output of 0 bytes: a split inside it would leave empty sources between two outputs
+                # (SWAP.md, state 56).
                 if self._mark is not None and (self._mark.size_bytes or not self._current.size_bytes):
                     self._split_at_source()
                 else:
                     self._split_inside_source(int(table["base_offset"][0]))
 
     def _split_at_source(self) -> None:
-        """Give the last source an output of its own, with what was appended of it so far."""
+        """Move the last source, with the batches appended so far, to an output of its own."""
         assert self._current is not None and self._mark is not None
         old, mark, source = self._current, self._mark, self._sources[-1]
         self._coming = new = self._open(source.base_offset, source.base_offset)
@@ -291,7 +292,7 @@ class OutputWriter:
         self._before = (self.splits, self.size_bytes, self.records, self._closed_bytes)
 
     def drop_group(self) -> int:
-        """Remove what was written of the group in the making; the base of its first source, to begin at again."""
+        """Remove the files of the current group; return the base of its first source, from which to start again."""
         assert self._current is not None
         first = self._sources[0].base_offset
         self._current.abandon()
@@ -330,29 +331,31 @@ class OutputWriter:
         self._current = None
 
     def finish(self, end_offset: int) -> tuple[GroupOutput, ...]:
-        """Everything written and durable: what `commit_group` takes, in ascending order."""
+        """Make everything durable; return the arguments for `commit_group`, in ascending order."""
         self._close(end_offset)
         return tuple(GroupOutput(tuple(bases), tuple(segments)) for bases, segments in self._groups)
 
     def discard(self) -> None:
-        """Remove every file that was made, as far as the disk lets us: why that is done is what is to be told."""
+        """Remove every created file as far as possible; errors are suppressed, since the cause of the discard is
+        reported."""
         for writer in (self._current, self._coming):
             if writer is not None:
                 writer.abandon()
                 self._made.update(dict.fromkeys(writer.made))
         self._current = self._coming = None
         for path in self._made:
-            with contextlib.suppress(OSError):  # of one that is gone already, too
+            with contextlib.suppress(OSError):  # also for a file that is already removed
                 self._fs.unlink(path)
         self._made.clear()
 
 
 def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
-    """As a broker that rolls, durable, the `.log` last: index files without one are removed by a broker that starts."""
+    """Create an empty segment as a broker does when it rolls, durably, the `.log` last: a broker that starts removes
+    index files without a log."""
     for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
         for suffix in suffixes:
             path = os.path.join(partition_path, names.segment_file(base_offset, suffix))
-            if fs.exists(path):  # of a run that was stopped here
+            if fs.exists(path):  # left by a run that was stopped here
                 fs.unlink(path)
             fs.write_file(path, b"", like)
         fs.fsync_dir(partition_path)

@@ -1,4 +1,4 @@
-"""The verb `lookup`: where an offset or a time lies in the chosen partitions, and how a broker finds it.
+"""The command `lookup`: find an offset or a time in the chosen partitions, and show how a broker finds it.
 
 Takes no lock, changes nothing and starts no Spark; works beside a live broker.
 """
@@ -30,8 +30,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class LookupRow:
     """One partition. `status`: `found`, `none`, `out-of-range`, or `corrupt` and `failed` with an `error`.
 
-    `key` and `value` are previews, null where the record's are; `byte_position` is that of the batch in the
-    segment file whose base offset is `segment`; `control` names what a broker wrote (`COMMIT`, `ABORT`, ...).
+    `key` and `value` are previews, null if the record's are; `byte_position` is that of the batch in the
+    segment file whose base offset is `segment`; `control` is the type of a control record (`COMMIT`, `ABORT`, ...).
     """
 
     topic: str
@@ -61,9 +61,9 @@ class LookupRow:
 
 
 def parse_time(text: str, flag: str = "--timestamp") -> int:
-    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time (UTC unless it says otherwise)."""
+    """Return milliseconds since 1970, given such a number or an ISO 8601 time (UTC unless it has a time zone)."""
     if re.fullmatch(r"-?\d+", text):
-        timestamp_ms = int(text) if len(text) < 20 else -1  # more digits than 2^63 has
+        timestamp_ms = int(text) if len(text) < 20 else -1  # 2^63 has 19 digits
     else:
         try:
             moment = datetime.fromisoformat(text)
@@ -73,7 +73,7 @@ def parse_time(text: str, flag: str = "--timestamp") -> int:
                 remedy="Give milliseconds since 1970, or a time such as 2023-11-14T22:13:20Z",
             ) from problem
         since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-        timestamp_ms = -(-since // timedelta(milliseconds=1))  # up, so that nothing before the time is found
+        timestamp_ms = -(-since // timedelta(milliseconds=1))  # rounded up, so that no earlier record is found
     if not 0 <= timestamp_ms < 2**63:
         raise UsageProblem(
             f"{flag} {text} is not a time from 1970 on",
@@ -85,7 +85,7 @@ def parse_time(text: str, flag: str = "--timestamp") -> int:
 def lookup(
     choice: Choice, *, offset: int | None, timestamp: str | None, explain: bool, fs: FileSystem = LOCAL
 ) -> list[LookupRow]:
-    """A row for each chosen partition, of one offset or one time."""
+    """Return a row for each chosen partition, for one offset or one time."""
     if (offset is None) == (timestamp is None):
         raise UsageProblem("Give one of --offset and --timestamp")
     timestamp_ms = parse_time(timestamp) if timestamp is not None else None
@@ -148,7 +148,7 @@ def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:
 
 
 def preview(data: bytes | None) -> str | None:
-    """The begin of a key or value as printable text; what is no text as \\x escapes. None of a null."""
+    """Return the beginning of a key or value as printable text, other bytes as \\x escapes; None for null."""
     if data is None:
         return None
     text = data[: 4 * _PREVIEW_CHARACTERS].decode("utf-8", "backslashreplace")
@@ -159,13 +159,13 @@ def preview(data: bytes | None) -> str | None:
 
 
 def exit_status(rows: Sequence[LookupRow]) -> int:
-    """0 when each partition gave an answer ("nothing" is one), 3 when some did, 1 when none."""
+    """Return 0 if each partition has an answer (including "none"), 3 if some have one, 1 if none has."""
     bad = sum(row.status in ("corrupt", "failed") for row in rows)
     return 0 if not bad else 1 if bad == len(rows) else 3
 
 
 def print_table(rows: Sequence[LookupRow]) -> None:
-    """A line for each partition; below it what is to be said of it, and the steps, numbered."""
+    """Print a line for each partition, then errors, reasons and notes, then the numbered steps."""
     console = show.output_console()
     table = Table(title="Looked up", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("partition", "status"):

@@ -1,6 +1,6 @@
-"""The steps of a look-up in a partition: which segment, which entries of its indexes, which batches and record.
+"""The steps of a lookup in a partition: which segment, which entries of its indexes, which batches and record.
 
-Each says what it did, with its numbers. Which steps to take is in steps.py beside this file; the rules are
+Each step reports what it did, with its numbers. steps.py beside this file decides which steps to take; the rules are
 those of format/INDEX.md.
 """
 
@@ -31,19 +31,19 @@ _STRIDE_BYTES = 256 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 class _WrongEntry(Exception):
-    """The batch that an offset index entry names is not where it says."""
+    """The batch of an offset index entry is not at the entry's position."""
 
 
 @dataclass(frozen=True)
 class FoundRecord:
-    """A record and the batch that it lies in. Key and value None are null."""
+    """A record and its batch. A key or value of None is null."""
 
     offset: int
     timestamp_ms: int
     leader_epoch: int
     key: bytes | None
     value: bytes | None
-    control: str  # "" of a record of a producer, else what the broker wrote: COMMIT, ABORT, ...
+    control: str  # "" for a record of a producer, else the type of control record: COMMIT, ABORT, ...
     segment: int  # base offset of the segment
     byte_position: int  # of the batch in its file
     batch_bytes: int
@@ -54,9 +54,9 @@ class FoundRecord:
 
 
 class Search:
-    """One search: what it reads with, and what it has to tell.
+    """One search: its readers, and the steps that it reports.
 
-    `believes`: the answer of a broker that starts on the files as they are; else as if bad indexes were rebuilt.
+    `believes`: search as a broker that starts on the files as they are; else as if invalid indexes were rebuilt.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
@@ -77,7 +77,7 @@ class Search:
         self.steps.append(step)
 
     def largest(self, number: int) -> tuple[int, str]:
-        """The largest timestamp of a segment, in ms, and where it is taken from (INDEX.md, section 4)."""
+        """Return the largest timestamp of a segment, in ms, and where it was read (INDEX.md, section 4)."""
         segment = self.facts.segments[number]
         file_time_ms = segment.log_mtime_ns // 1_000_000
         if self.indexes.is_written(number):
@@ -93,7 +93,7 @@ class Search:
         return largest_ms, source
 
     def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
-        """The last time index entry not above a time, or the begin of the segment."""
+        """Return the last time index entry not above a time, or the begin of the segment."""
         base = self.facts.segments[number].base_offset
         name = self.indexes.file(number, names.TIME_INDEX)
         index = self.indexes.sound_time_index(number)
@@ -114,7 +114,7 @@ class Search:
         return at
 
     def offset_floor(self, number: int, offset: int) -> OffsetEntry:
-        """The last offset index entry not above an offset, or the begin of the segment."""
+        """Return the last offset index entry not above an offset, or the begin of the segment."""
         name = self.indexes.file(number, names.INDEX)
         if self.indexes.is_rebuilt(number):
             self.say(f"{name} is missing: the segment is read from byte 0.")
@@ -140,7 +140,7 @@ class Search:
     def scan(
         self, number: int, floor: OffsetEntry, min_offset: int, min_timestamp_ms: int | None
     ) -> FoundRecord | None:
-        """The first record from `floor` on with this offset and, if given, this timestamp at least."""
+        """Return the first record from `floor` on with at least this offset and, if given, this timestamp."""
         try:
             return self._scan(number, floor, min_offset, min_timestamp_ms)
         except _WrongEntry:
@@ -193,7 +193,7 @@ class Search:
     def _record_of(
         self, number: int, stride: Stride, row: int, min_offset: int, min_timestamp_ms: int | None
     ) -> FoundRecord | None:
-        """The first record of a batch that fits."""
+        """Return the first matching record of a batch, or None."""
         batch = stride.table[row]
         wanted = np.zeros(len(stride.table), np.bool_)
         wanted[row] = True
@@ -225,9 +225,10 @@ class Search:
         return None
 
     def _strides(self, number: int, floor: OffsetEntry) -> Iterator[Stride]:
-        """Those of a segment from `floor` on; _WrongEntry unless a batch begins there, and not above its offset.
+        """Yield the strides of a segment from `floor` on; _WrongEntry unless a batch begins there, at or below its
+        offset.
 
-        The entry may name the end of a later batch (format/INDEX.md, 8).
+        The offset of the entry may be the end of a later batch (format/INDEX.md, 8).
         """
         segment = self.facts.segments[number]
         path = os.path.join(self.facts.path, self.indexes.file(number, names.LOG))
@@ -252,7 +253,7 @@ class Search:
         return OffsetEntry(-1, self.facts.segments[number].base_offset, 0)
 
     def _largest_of_tail(self, number: int) -> int:
-        """Of a segment that is being written: its last entries, and the batches that are newer than they."""
+        """Return the largest timestamp of a segment that is being written, from its last entries and later batches."""
         if self.indexes.is_rebuilt(number):
             return self._largest_from(number, self._begin(number))
         with self.indexes.open(OffsetIndex, number, names.INDEX) as offsets:
@@ -268,13 +269,13 @@ class Search:
             return max(largest_ms, index.last.timestamp_ms)
 
     def _largest_from(self, number: int, floor: OffsetEntry) -> int:
-        """Of all batches from `floor` on; -1 when none has a timestamp."""
+        """Return the largest timestamp of all batches from `floor` on; -1 if none has a timestamp."""
         strides = self._strides(number, floor)
         return max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=NO_TIMESTAMP)
 
 
 def spell_time(timestamp_ms: int) -> str:
-    """As `1700000000000 (2023-11-14T22:13:20.000Z)`; without the date where there is none."""
+    """Return `1700000000000 (2023-11-14T22:13:20.000Z)`; without a date for a negative or too large timestamp."""
     try:
         moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""How far the indexes of a partition's segments can be believed, and what a broker makes of those that cannot.
+"""Decides which indexes of a partition's segments are usable, and what a broker does with the others.
 
-By listings, sizes and the indexes themselves; whether they are true of their log, whoever reads it finds out. The
-rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
+The decision is based on listings, sizes and the indexes themselves; wrong entries are detected when the log is read.
+The rules are those of format/INDEX.md, "What a broker does with missing or bad index files".
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ IndexT = TypeVar("IndexT", OffsetIndex, TimeIndex)
 
 
 class SegmentIndexes:
-    """The indexes of a partition, segments by number from 0, and `notes` on what is wrong with those asked for.
+    """The indexes of a partition, segments by number from 0, and `notes` on problems with those that were used.
 
-    `believes`: as a broker takes them that starts on the files as they are; else as if bad ones were rebuilt.
+    `believes`: use them as a broker that starts on the files as they are; else as if invalid ones were rebuilt.
     """
 
     def __init__(self, fs: FileSystem, facts: PartitionFacts, *, believes: bool = False) -> None:
         self.facts = facts
         self.notes: list[str] = []
-        self.distrusted = False  # a time index was not believed
-        self.is_unknown = False  # what a broker makes of an entry that is wrong cannot be said
+        self.distrusted = False  # a time index was not trusted
+        self.is_unknown = False  # a broker's answer is unknown because of a wrong entry
         self._fs = fs
         self._believes = believes
 
@@ -42,11 +42,12 @@ class SegmentIndexes:
         return names.segment_file(self.facts.segments[number].base_offset, suffix)
 
     def is_written(self, number: int) -> bool:
-        """Whether a broker may be writing to the segment, or died doing so: zeros are behind its index entries."""
+        """Return whether a broker may be writing to the segment, or crashed while it did: zeros follow its index
+        entries."""
         return number == len(self.facts.segments) - 1 and not self.facts.clean_shutdown
 
     def is_rebuilt(self, number: int) -> bool:
-        """Whether a broker that starts makes all indexes of the segment anew, since it has no offset index."""
+        """Return whether a starting broker rebuilds all indexes of the segment because it has no offset index."""
         segment = self.facts.segments[number]
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
@@ -56,7 +57,8 @@ class SegmentIndexes:
         return segment.index_bytes is None
 
     def is_readable(self, number: int) -> bool:
-        """Whether the time index of a closed segment answers, by its listing: else its segment has to be read."""
+        """Return whether the time index of a closed segment is usable, by its listing; otherwise the segment must be
+        read."""
         if self.is_rebuilt(number):
             return False
         problem = _time_index_problem(self.facts.segments[number])
@@ -66,13 +68,13 @@ class SegmentIndexes:
         return self._believes and not self.is_recovered(number)
 
     def is_recovered(self, number: int) -> bool:
-        """Whether a broker that starts makes its indexes anew after an unclean shutdown, whatever they hold."""
+        """Return whether a starting broker rebuilds its indexes after an unclean shutdown, whatever their content."""
         bases = [segment.base_offset for segment in self.facts.segments[number + 1 :]]
         end = bases[0] if bases else self.facts.log_end_offset
         return not self.facts.clean_shutdown and end > self.facts.recovery_point
 
     def sound_time_index(self, number: int) -> TimeIndex | None:
-        """The time index, unless the search has to do without."""
+        """Return the time index, or None if it cannot be used."""
         segment = self.facts.segments[number]
         if self.is_rebuilt(number) or segment.time_index_bytes is None:
             return None
@@ -101,7 +103,7 @@ class SegmentIndexes:
 
 
 def _time_index_problem(segment: SegmentFacts) -> str:
-    """What is wrong with the time index of a closed segment, by its size and last entry alone; "" if nothing."""
+    """Return what is wrong with the time index of a closed segment, by its size and last entry only; "" if nothing."""
     if segment.time_index_bytes is None:
         return "is missing" if segment.log_bytes > 0 else ""
     entries = segment.time_index_bytes // TIME_ENTRY.itemsize

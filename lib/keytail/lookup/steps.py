@@ -1,8 +1,8 @@
-"""Where an offset or a time lies in a partition: found as a broker finds it, every step with its numbers.
+"""Finds an offset or a time in a partition as a broker does, and reports every step with its numbers.
 
-The rules are those of format/INDEX.md, "Look-ups". An index that is missing or full of zeros is not asked: its
-segment is read instead, as if the index had been rebuilt, and where a broker that starts on these files would
-answer otherwise, the result says so. Reads only.
+The rules are those of format/INDEX.md, "Look-ups". If an index is missing or full of zeros, its segment is read
+instead, as if the index had been rebuilt; if a broker that starts on these files would answer differently, the result
+reports that. Reads only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Lookup:
-    """The answer, and how it came about.
+    """The result of a lookup, and how it was found.
 
-    `reason` says why there is no record, or not the one asked for; `notes` what about the files is not as it
-    should be, and what a broker answers on them; `steps` are sentences in the order of the search.
+    `reason`: why there is no record, or not the requested one; `notes`: problems of the files, and what a broker
+    answers on them; `steps`: sentences in the order of the search.
     """
 
     status: Status
@@ -36,7 +36,7 @@ class Lookup:
 
 
 def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
-    """The first record at or behind `offset`, as a fetch from there finds it. CorruptLog where the way is damaged."""
+    """Find the first record at or after `offset`, as a fetch from there does. CorruptLog if damage is met."""
     search = Search(fs, facts)
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
@@ -62,9 +62,9 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
 
 
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
-    """The first record at or after a time (0 or more), as `offsetsForTimes` answers, and as it answers nothing.
+    """Find the first record at or after a time (0 or more), or none, as `offsetsForTimes` does.
 
-    That is by the largest timestamps that the time indexes state: CorruptLog where the way is damaged.
+    The segment is chosen by the largest timestamps that the time indexes state. CorruptLog if damage is met.
     """
     search = Search(fs, facts)
     record, reason = _by_time(search, timestamp_ms)
@@ -119,6 +119,6 @@ def _answer(search: Search, status: Status, reason: str, record: FoundRecord | N
 
 
 def _some(passed: list[str]) -> str:
-    """The last few of what was passed, since those before are like them."""
+    """Return the last _MOST_NAMED of the passed segments; the earlier ones are similar."""
     left_out = f"{len(passed) - _MOST_NAMED} more, then " if len(passed) > _MOST_NAMED else ""
     return left_out + "; ".join(passed[-_MOST_NAMED:])

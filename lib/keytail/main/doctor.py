@@ -1,4 +1,4 @@
-"""The command line of the verb about this machine: `doctor`."""
+"""The command line of `doctor`, which checks this machine."""
 
 from __future__ import annotations
 

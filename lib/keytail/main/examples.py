@@ -1,4 +1,4 @@
-"""Examples of each verb, for `--help` and the reference: a line each, most wanted first."""
+"""Examples of each command, for `--help` and the reference: one line each, most frequent first."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog(verb: str) -> str:
-    """What stands below the flags in `--help`; a paragraph there becomes a line."""
+    """Return the text below the flags in `--help`; each paragraph there is printed as a line."""
     return "\n\n".join(["[bold]Examples:[/]", *map(escape, EXAMPLES[verb])])

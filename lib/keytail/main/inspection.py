@@ -1,4 +1,4 @@
-"""The command lines of the verbs that only look: `verify`, `describe`, `lookup`, `dump`, `audit`."""
+"""The command lines of the commands that only read: `verify`, `describe`, `lookup`, `dump`, `audit`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The command line: `keytail VERB`, and the same verbs for jobs under spark-submit.
+"""The command line: `keytail VERB`, and the same commands for jobs under spark-submit.
 
-Each verb's flags are in a module of its group, what it does in one named after it. Exit statuses: 0 done, 3 partly,
-1 nothing or a finding, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
+Each command's flags are in a module of its group, its implementation in a module named after it. Exit statuses: 0 done,
+3 partly, 1 nothing or a finding, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
 
 import sys
 
-# `python -m` puts the current directory first: what lies there must not take the place of a package.
+# `python -m` puts the current directory first: files in it must not be imported instead of packages.
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]
 
@@ -62,14 +62,14 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None, *, submitted: bool = False) -> NoReturn:
-    """Run a command line and exit with its status. `submitted`: spark-submit has made the driver."""
+    """Run a command line and exit with its status. `submitted`: spark-submit started the driver."""
     program = "spark-submit jobs/" if submitted else "keytail"
     guard()
     die_quietly()
     try:
         app(args=arguments, prog_name=program, obj=SUBMITTED if submitted else None)
     except SystemExit as ended:
-        if isinstance(ended.code, int):  # of help, or of wrong usage: commands have ended their output
+        if isinstance(ended.code, int):  # help or wrong usage: commands have ended their output
             ended.code = end_of_output(ended.code, changes=False)
         raise
     sys.exit(0)
@@ -99,9 +99,9 @@ for name, verb in VERBS.items():
 
 
 def _separate_standard_error(parent: int) -> None:
-    """spark-submit sends both streams of its Python driver to standard output; rows must be alone there.
+    """Restore a separate standard error: spark-submit sends both streams of its Python driver to standard output.
 
-    Its own standard error is that of the parent process. Where that cannot be opened, all stays together.
+    Standard output must have only rows. If the parent's standard error cannot be opened, the streams stay together.
     """
     with contextlib.suppress(OSError):
         fd = os.open(f"/proc/{parent}/fd/2", os.O_WRONLY | os.O_APPEND)
@@ -110,8 +110,8 @@ def _separate_standard_error(parent: int) -> None:
 
 
 def run_as_job(verb: str) -> NoReturn:
-    """The `verb` with the flags of this process, in a Spark session of spark-submit's making."""
-    parent = os.getppid()  # once: it may end at any moment
+    """Run the command `verb` with the flags of this process, in the Spark session of spark-submit."""
+    parent = os.getppid()  # read once: the parent may end at any moment
     _separate_standard_error(parent)
     stop_with_parent(parent)
     main([verb, *sys.argv[1:]], submitted=True)

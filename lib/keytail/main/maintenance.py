@@ -1,4 +1,4 @@
-"""The command lines of the verbs that change partitions as a broker itself would: `rebuild-index`, `expire`."""
+"""The command lines of commands that change partitions as a broker would: `rebuild-index`, `expire`."""
 
 from __future__ import annotations
 

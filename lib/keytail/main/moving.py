@@ -1,4 +1,4 @@
-"""The command lines of the verbs that move records in or out: `import`, `export`."""
+"""The command lines of commands that move records in or out: `import`, `export`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The page of all verbs, flags and settings, from the command line and the table of Kafka's keys themselves.
+"""Generates the page of all commands, flags and settings from the command line and the table of Kafka's keys.
 
-`python -m keytail.main.reference` prints it; REFERENCE.md beside this module is what it printed last.
+`python -m keytail.main.reference` prints it; REFERENCE.md beside this module is its last output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     verbs: Any = typer.main.get_command(app)
     context = verbs.make_context("keytail", [], resilient_parsing=True)
     parts = [_TOP, *(_verb(name, verbs.commands[name], context) for name in VERBS), _SETTINGS]
@@ -63,7 +63,7 @@ def _verb(name: str, command: Any, context: Any) -> str:
 
 
 def _wrapped(example: str) -> list[str]:
-    """Lines that a shell takes as one."""
+    """Return the lines of a command that a shell joins."""
     return textwrap.wrap(
         example, 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
     )
@@ -102,7 +102,7 @@ def _plain(markup: str) -> str:
 
 
 def cell(text: str) -> str:
-    """As it stands in a table of Markdown."""
+    """Return the text escaped for a table of Markdown."""
     return text.replace("|", "\\|")
 
 

@@ -1,6 +1,6 @@
-"""The page of all errors and findings, by their texts, from the program itself.
+"""Generates the page of all errors and findings, by their texts, from the program itself.
 
-`python -m keytail.main.reference_errors` prints it; ERRORS.md beside this module is what it printed last.
+`python -m keytail.main.reference_errors` prints it; ERRORS.md beside this module is its last output.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _KINDS = {
     ),
 }
 
-_KIND_OF = {"LockLost": "Refused"}  # of kinds that are cases of another one
+_KIND_OF = {"LockLost": "Refused"}  # the kinds of subclasses
 
 
 @dataclass(frozen=True)
 class Told:
-    """An error as the code raises it; what is not known before it happens is `…`."""
+    """An error as the code raises it; parts that are known only at run time are `…`."""
 
     kind: str
     text: str
@@ -59,7 +59,7 @@ class Told:
 
 
 def page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page, as Markdown."""
     found = sorted(set(errors()), key=lambda one: (one.text.lower(), one.remedy))
     parts = [_TOP]
     for kind, (title, about) in _KINDS.items():
@@ -70,7 +70,7 @@ def page() -> str:
 
 
 def errors() -> Iterator[Told]:
-    """Those of all modules that are raised with a text of their own."""
+    """Yield the errors of all modules that are raised with a text."""
     for path in sorted(_HOME.rglob("*.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The command line of `report`: the page of runs that their ledger knows of."""
+"""The command line of `report`: the page of runs that are in a ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines of the verbs for what went wrong: `salvage`, `undo`."""
+"""The command lines of commands for repair and recovery: `salvage`, `undo`."""
 
 from __future__ import annotations
 

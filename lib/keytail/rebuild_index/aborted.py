@@ -1,8 +1,8 @@
-"""The transaction indexes that a log should have: which batches say so, and what they say together.
+"""The transaction indexes that a log should have: which batches determine them, and the resulting entries.
 
-Tasks that read a part of a log each hand on the few batches that matter (`Needed`); all of these in the order of
-the log, and the entries that are on disk, give the right entries (`right_entries`). What a log can say, and which
-entries are believed beyond that, is format/CLEANING.md, "Where the indexes are wrong".
+Tasks that read a part of a log each return the few batches that matter (`Needed`). From all of these in the order of
+the log, and the entries on disk, `right_entries` computes the right entries. What can be derived from a log, and which
+entries are trusted beyond that, is described in format/CLEANING.md, "Where the indexes are wrong".
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from keytail.format.batch import BATCH_TABLE
 from keytail.kernels.transactions import ABORT, COMMIT, CONTROL, TRANSACTIONAL, TRANSACTIONAL_OR_CONTROL
 from keytail.log.transactions import Contradiction, TransactionTracker, sorted_entries
 
-# Rows kept in hand before those that later ones made needless are looked for again.
+# With more buffered rows, those that later ones have made unnecessary are removed.
 _MANY_ROWS = 1 << 16
 
 
 def asked_offsets(entries: np.ndarray) -> np.ndarray:
-    """Of which offsets (int64, ascending) it must be known what lies there, to judge these entries."""
+    """Return the offsets (int64, ascending) whose batches are needed to judge these entries."""
     return np.unique(np.concatenate([entries["first_offset"], entries["last_stable_offset"]]))
 
 
 class Needed:
-    """Of the batches of a part of a log, those that say what was aborted there, or lie at an asked offset.
+    """Selects, from the batches of a part of a log, those that show what was aborted there, or that contain an asked
+    offset.
 
-    Of the data between two markers of a producer that is the first batch, and the first that reaches the log start
-    offset. Where nothing was aborted, what ended within the part says nothing about entries of others.
+    From the data between two markers of a producer these are the first batch, and the first that reaches the log start
+    offset. Without an abort in the part, batches between a producer's first and last marker are omitted: they do not
+    affect entries of other parts.
     """
 
     def __init__(self, asked: np.ndarray, log_start_offset: int) -> None:
@@ -38,7 +40,7 @@ class Needed:
         self._rows = 0
 
     def add(self, table: np.ndarray) -> None:
-        """The next batches (BATCH_TABLE rows)."""
+        """Add the next batches (BATCH_TABLE rows)."""
         wanted = (table["attributes"] & TRANSACTIONAL_OR_CONTROL) != 0
         if len(self._asked) and len(table):
             first, end = np.searchsorted(self._asked, [table["base_offset"][0], table["last_offset"][-1] + 1])
@@ -50,10 +52,10 @@ class Needed:
         self._rows += len(self._parts[-1])
         if self._rows > _MANY_ROWS:
             rows = self._first_of_runs(np.concatenate(self._parts))
-            self._parts, self._rows = [rows], len(rows) // 2  # again after as many more at least
+            self._parts, self._rows = [rows], len(rows) // 2  # counted half: delays the next removal
 
     def rows(self) -> np.ndarray:
-        """The batches that are needed, in order."""
+        """Return the needed batches, in order."""
         rows = self._first_of_runs(np.concatenate([*self._parts, np.empty(0, BATCH_TABLE)]))
         is_marker = _is_marker(rows)
         if (is_marker & (rows["control_type"] == ABORT)).any():
@@ -76,7 +78,7 @@ class Needed:
         return rows[needed | self._holds_asked(rows)]
 
     def _first_and_last(self, rows: np.ndarray, is_marker: np.ndarray) -> np.ndarray:
-        """Without what each producer wrote between its first marker and its last one."""
+        """Return the rows without those that each producer wrote between its first marker and its last one."""
         if not is_marker.any():
             return rows
         _, producer = np.unique(rows["producer_id"], return_inverse=True)
@@ -96,11 +98,11 @@ def _is_marker(rows: np.ndarray) -> np.ndarray:
 def right_entries(
     parts: Iterable[np.ndarray], known: np.ndarray, first_offset: int, log_start_offset: int
 ) -> np.ndarray:
-    """All entries (TXN_ENTRY, native, by their markers) that the indexes of a log should have.
+    """Return all entries (TXN_ENTRY, native, by their markers) that the indexes of a log should have.
 
-    `parts` are the needed batches of its parts, in order; `known` the entries on disk, by first offset;
-    `first_offset` the base of its first segment. Nobody is served what lies below the log start offset, and a log
-    that was cleaned says less of it; but the log start offset may be lost, so entries for it are kept as well.
+    `parts` are the needed batches of its parts, in order; `known` the entries on disk, by first offset; `first_offset`
+    the base offset of its first segment. Entries below the log start offset are not served, and a cleaned log contains
+    less evidence for them; but the log start offset may be lost, so they are kept as well.
     """
     rows = np.concatenate([*parts, np.empty(0, BATCH_TABLE)])
     entries = _entries(rows, known, log_start_offset)

@@ -1,7 +1,7 @@
-"""The verb `rebuild-index`: index files of the chosen partitions held against their logs, and made anew.
+"""The command `rebuild-index`: compare the index files of the chosen partitions with their logs, and rebuild them.
 
-`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run the same code here. Without `execute`
-nothing is changed and no lock is taken. With it, locks are held from before the first look to after the last name.
+`keytail rebuild-index` and jobs/rebuild_indexes.py under spark-submit run the same code here. Without `execute` nothing
+is changed and no lock is taken. With it, locks are held from before the first read until after the last rename.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BAD = ("refused", "corrupt", "failed")
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `rebuild-index` is told; defaults are the flags' own."""
+    """The parameters of `rebuild-index`; defaults are those of the flags."""
 
     choice: Choice
     configuration: Configuration = field(default_factory=Configuration)
@@ -62,9 +62,10 @@ class Request:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. `status`: `sound`, `would-rebuild`, `rebuilt`, or `damaged`, where its bytes are no batches.
+    """One segment. `status`: `sound`, `would-rebuild`, `rebuilt`, or `damaged`, if it contains bytes that are no
+    batches.
 
-    Of each index file, what was found: `sound`, `missing`, `wrong`, or "" where there is none and none has to be.
+    The state of each index file is `sound`, `missing`, `wrong`, or "" if there is none and none is needed.
     """
 
     base_offset: int
@@ -81,9 +82,9 @@ class SegmentRow:
 class RebuildRow:
     """One partition, with its segments. `status`: `sound`, `would-rebuild`, `rebuilt`, `refused`, `corrupt`, `failed`.
 
-    `files_wrong` counts what was missing or wrong: index files, producer snapshots, the leader epochs. `in_use` says
-    that a broker has the log dir open: then the end of the last segment, snapshots and epochs are not looked at.
-    `notes` are sentences on what else was found and done.
+    `files_wrong` counts missing and wrong files: index files, producer snapshots, the leader epochs. `in_use`: a broker
+    has the log dir open, so the end of the last segment, snapshots and epochs are not checked. `notes` are sentences on
+    other findings and actions.
     """
 
     topic: str
@@ -99,9 +100,9 @@ class RebuildRow:
     notes: tuple[str, ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
     places: tuple[Place, ...] = field(default=(), compare=False, repr=False)  # damage that was found, likewise
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger
 
     @property
     def name(self) -> str:
@@ -111,8 +112,8 @@ class RebuildRow:
 def rebuild(
     request: Request, fs: FileSystem = LOCAL, on_row: Callable[[RebuildRow], None] = lambda row: None
 ) -> list[RebuildRow]:
-    """A row for each chosen partition, in the order of the log dirs. `on_row` hears of each that is looked into, as it
-    ends."""
+    """Return a row for each chosen partition, in the order of the log dirs. `on_row` is called with the row of each
+    examined partition, as it ends."""
     from keytail.rebuild_index.driver import Rebuild  # noqa: PLC0415 (brings in the kernels)
 
     with contextlib.ExitStack() as run:
@@ -197,7 +198,7 @@ def _plan(
     request: Request,
     run_id: str,
 ) -> _LookedAt:
-    """Survey one partition, in an executing run after what an interrupted one left in it has been resolved."""
+    """Survey and plan one partition; an executing run first resolves what an interrupted run left in it."""
     from keytail.rebuild_index.partition import plan_partition, refusals  # noqa: PLC0415 (brings in the kernels)
 
     facts = survey_partition(fs, log_dir, entry)
@@ -278,7 +279,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
 
 
 def _torn_places(outcome: PartitionOutcome) -> tuple[Place, ...]:
-    """What a cut takes away, or would."""
+    """Return what a truncation removes, or would remove."""
     torn = outcome.done_cut or (outcome.result.torn if outcome.result else None)
     if torn is None:
         return ()
@@ -310,8 +311,8 @@ def _segment_row(segment: Any, log_bytes: int, outcome: PartitionOutcome) -> Seg
 
 
 def exit_status(rows: Sequence[RebuildRow]) -> int:
-    """0: nothing is wrong any more. 1: something is, or nothing could be done. 3: some could not be done, or the ledger
-    lacks what was."""
+    """Return 0 if nothing is wrong any more; 1 if something is, or if nothing could be done; 3 if some partitions could
+    not be done, or the ledger lacks some that were."""
     bad = [row for row in rows if row.status in _BAD]
     if bad:
         return 3 if len(bad) < len(rows) else 1
@@ -321,7 +322,7 @@ def exit_status(rows: Sequence[RebuildRow]) -> int:
 
 
 def print_table(rows: Sequence[RebuildRow], title: str) -> None:
-    """A line for each partition, then one for each segment of which there is something to say, then totals."""
+    """Print a line for each partition, then one for each segment with a finding, then totals."""
     console = show.output_console()
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")

@@ -1,7 +1,7 @@
-"""The driver of an index rebuild: segments and slices of segments of many partitions as tasks, then each partition.
+"""The driver of an index rebuild: runs segments and slices of many partitions as tasks, then completes each partition.
 
-Tasks read and write scratch files only; what follows from all segments of a partition together, and giving new
-files their names, is done here, in the driver. The caller holds the locks of an executing run.
+Tasks read logs and write scratch files only. Results that need all segments of a partition, and the renaming of new
+files, are handled here, in the driver. The caller holds the locks of an executing run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from keytail.run.session import end_jobs, parallel_tasks
 from keytail.run.tasks import Outcome, attempt_one, explained, run_bundle
 from keytail.run.watching import telling
 
-# What is in flight at a time: enough to keep a cluster busy, little enough that a killed run loses not much.
+# In flight at a time: enough to keep a cluster busy, little enough that a killed run loses little.
 BUNDLE_BYTES = 16 << 30
 BUNDLE_PARTITIONS = 256
-# A slice takes some tenths of a second from memory, many times what a task costs.
+# Reading a slice from memory takes some tenths of a second, many times the overhead of a task.
 SLICE_BYTES = 256 << 20
 _TASKS_A_CORE = 3
 _CHUNKS_A_CORE = 8
@@ -56,7 +56,7 @@ _CHUNKS_A_CORE = 8
 
 @dataclass(frozen=True)
 class Work:
-    """What one task does: all of a segment, or a pass over one slice, or to join the passes over all slices."""
+    """The work of one task: index a whole segment, scan one slice, or join the scans of all slices."""
 
     task: SegmentTask
     slice: Slice | None = None
@@ -69,9 +69,10 @@ class Work:
 
 @dataclass(frozen=True)
 class PartitionOutcome:
-    """What became of one partition: what was found, or why that is not known. `installed`: new files have names.
+    """The outcome for one partition: its result, or the problem that prevented it. `installed`: new files have been
+    renamed.
 
-    `done_cut`: the log was cut so, before all that is told of it was found.
+    `done_cut`: the truncation that was made before `result` was determined.
     """
 
     plan: PartitionPlan
@@ -86,9 +87,9 @@ class PartitionOutcome:
 
 @dataclass
 class Rebuild:
-    """One run over many partitions. `on_outcome` hears of each as it ends, one at a time, `on_trace` of a task's
-    Python traceback. Without `spark` all is done in this process. `hosted` names the partitions of each log dir:
-    the entries that its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
+    """One run over many partitions. `on_outcome` is called with each outcome as it ends, one at a time; `on_trace` with
+    a task's Python traceback. Without `spark` everything runs in this process. `hosted` contains the partitions of each
+    log dir, whose entries its checkpoints keep. `shared_storage` states that no broker can reach log dirs that are on a
     network file system."""
 
     plans: Sequence[PartitionPlan]
@@ -103,7 +104,7 @@ class Rebuild:
     _stopped: bool = field(default=False, init=False)
 
     def run(self) -> list[PartitionOutcome]:
-        """An outcome for each plan, in their order."""
+        """Return an outcome for each plan, in their order."""
         done: dict[str, PartitionOutcome] = {}
         bundles = list(_bundles(self.plans))
         threads = 1
@@ -117,7 +118,7 @@ class Rebuild:
                     for outcome in future.result():
                         done[outcome.plan.facts.path] = outcome
                         self.on_outcome(outcome)
-            except BaseException:  # a signal: what is being installed is finished, nothing else begins
+            except BaseException:  # a signal: an installation in progress is completed, nothing else starts
                 self._stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 end_jobs(self.spark, lambda: any(future.running() for future in begun))
@@ -126,7 +127,7 @@ class Rebuild:
         return [done[plan.facts.path] for plan in self.plans]
 
     def _remove_scratch(self) -> None:
-        """What tasks of a stopped run have left."""
+        """Remove scratch files of a stopped run's tasks."""
         sweep(lambda: sum(_scratch_removed(self.fs, plan) for plan in self.plans if plan.execute))
 
     def _run_bundle(self, plans: Sequence[PartitionPlan]) -> list[PartitionOutcome]:
@@ -153,14 +154,14 @@ class Rebuild:
         return [self._finish(plan, [outcomes[_key(task)] for task in segment_tasks(plan)], start_ms) for plan in plans]
 
     def _slices(self, task: SegmentTask, n_tasks: int) -> Sequence[Slice | None]:
-        """Only where there are few segments for the cores: a join costs a second look at the entries."""
+        """Return slices only if there are few segments for the cores: a join reads the entries a second time."""
         if n_tasks >= _TASKS_A_CORE * self._cores or self._cores == 1:
             return (None,)
         slices = cut(self.fs, task, self.slice_bytes)
         return slices if len(slices) > 1 else (None,)
 
     def _do(self, work: Sequence[Work], name: str) -> Iterator[tuple[Work, Outcome[Any]]]:
-        """Largest first; given back in the order given."""
+        """Run the largest work first; yield the outcomes in the order of `work`."""
         order = sorted(range(len(work)), key=lambda number: work[number].size_bytes, reverse=True)
         payloads = [work[number] for number in order]
         if self.spark is None:
@@ -182,8 +183,8 @@ class Rebuild:
             raise KeytailError("interrupted")
 
     def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
-        """Several pieces of work a task, as one alone may take less than a task costs. If a worker died of one, those
-        beside it are done again, each by itself."""
+        """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the
+        pieces of its task are run again, each by itself."""
         chunks = _chunks(work, self._cores)
         found: list[Outcome[Any]] = []
         function = partial(do_on_worker, shared_storage=self.shared_storage)
@@ -232,7 +233,7 @@ class Rebuild:
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 
     def _cut(self, plan: PartitionPlan, torn: Cut, start_ms: int) -> PartitionOutcome:
-        """Cut the log first, then do the partition anew: it is whole then."""
+        """Truncate the log first, then process the partition again, which is then intact."""
         remove_scratch(self.fs, plan.facts.path, plan.run_id)
         again = cut_log(self.fs, plan, torn, self.hosted[plan.facts.log_dir])
         [outcome] = self._run_bundle([replace(again, truncate=False)])
@@ -247,7 +248,7 @@ def _scratch_removed(fs: FileSystem, plan: PartitionPlan) -> int:
 
 
 def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
-    """What one task does."""
+    """Do the work of one task."""
     task = replace(work.task, attempt=attempt)
     with telling(task.partition_path, f"{attempt} {task.base_offset} {work.slice}", "index"):
         if work.scans:
@@ -258,7 +259,7 @@ def do(fs: FileSystem, work: Work, attempt: str) -> SegmentResult | Scan:
 def do_on_worker(
     chunk: Sequence[Work], attempt: str, *, shared_storage: bool = False
 ) -> list[Outcome[SegmentResult | Scan]]:
-    """What one Spark task does: each piece of work has an outcome of its own."""
+    """Do the work of one Spark task: each piece of work has its own outcome."""
 
     def one(work: Work, attempt: str) -> SegmentResult | Scan:
         if work.task.execute and not shared_storage:
@@ -269,7 +270,7 @@ def do_on_worker(
 
 
 def _chunks(work: Sequence[Work], cores: int) -> list[list[Work]]:
-    """The same work in the same order, in parts of about equal size, some for each core."""
+    """Return the same work in the same order, in parts of about equal size, some for each core."""
     target = sum(one.size_bytes for one in work) // (_CHUNKS_A_CORE * cores)
     chunks: list[list[Work]] = []
     size = 0
@@ -288,12 +289,12 @@ def _key(task: SegmentTask) -> tuple[str, int]:
 
 
 def _worst_first(outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
-    """Damage says more than what failed beside it."""
+    """Order outcomes with damage first: it is more important than other failures."""
     return sorted(outcomes, key=lambda outcome: not isinstance(outcome.problem, CorruptLog))
 
 
 def _bundles(plans: Sequence[PartitionPlan]) -> Iterator[list[PartitionPlan]]:
-    """One large partition, or many small ones, largest first."""
+    """Yield bundles of one large partition or many small ones, largest first."""
     bundle: list[PartitionPlan] = []
     size = 0
     for plan in sorted(plans, key=lambda plan: plan.log_bytes, reverse=True):

@@ -1,8 +1,8 @@
-"""The `leader-epoch-checkpoint` of a partition, held against its log (format/NAMES.md, "Leader epochs").
+"""Compare the `leader-epoch-checkpoint` of a partition with its log (format/NAMES.md, "Leader epochs").
 
-Batches show where an epoch is at the latest, never that there was none: a cleaned log has epochs without
-batches. So entries below the log end stay as they are, newer epochs are added as a recovering broker adds
-them, and entries at or above the log end go. Reading the log and the file is left to the caller.
+Batches show where an epoch begins at the latest, never that there was none: a cleaned log has epochs without batches.
+So entries below the log end are retained, newer epochs are added as a recovering broker adds them, and entries at or
+above the log end are removed. The caller reads the log and the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Epoch: TypeAlias = tuple[int, int]  # leader epoch, start offset
 
 @dataclass(frozen=True, slots=True)
 class EpochsPlan:
-    """What the file is to hold, and how that differs from what it holds. With a `problem` it is left as it is."""
+    """Planned entries, and how they differ from the current ones. With a `problem` the file is not changed."""
 
     entries: tuple[Epoch, ...]
     added: tuple[Epoch, ...] = ()
@@ -37,10 +37,10 @@ class EpochsPlan:
 
 
 def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
-    """Leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first batch.
+    """Return leader epochs above `latest` in a BATCH_TABLE, ascending, each with the base offset of its first batch.
 
-    A batch below an epoch that was seen before it adds nothing, as when a broker recovers. Lists of tables
-    that follow each other may simply be joined: `plan_epochs` passes over what is not newer.
+    As in a broker's recovery, a batch below an epoch that was seen before it adds nothing. Lists of consecutive tables
+    may simply be concatenated: `plan_epochs` skips epochs that are not newer.
     """
     epochs = table["leader_epoch"].astype(np.int64)
     before = np.maximum.accumulate(np.concatenate(([latest], epochs)))[:-1]
@@ -49,7 +49,8 @@ def epochs_seen(table: np.ndarray, latest: int = -1) -> list[Epoch]:
 
 
 def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset: int) -> EpochsPlan:
-    """`entries` as `read_epochs` gives them, `seen` in the order of the log, of all of it or of any end of it."""
+    """Plan the file. `entries` are those of `read_epochs`; `seen` is in the order of the log, for all of it or any end
+    of it."""
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:
@@ -69,6 +70,6 @@ def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset:
 
 
 def write_plan(fs: FileSystem, partition_path: str, plan: EpochsPlan) -> None:
-    """Puts the file in the place of the old one: durable first, owner and mode kept. Nothing where none changes."""
+    """Replace the file, durably, keeping owner and mode. Does nothing if no entry changes."""
     if plan.changes:
         write_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS), plan.entries)

@@ -1,8 +1,8 @@
-"""The index files of one segment, made anew from its log and held against those on disk.
+"""Rebuild the index files of one segment from its log, and compare them with those on disk.
 
-`index_segment` is one task. A large segment can be cut into slices that several tasks read (`cut`, `scan`,
-`finish`): the joined entries are those of one pass. A `.txnindex` needs the whole log; a pass over a segment hands
-on what that takes (aborted.py). New files get scratch names; giving them their own is partition.py's.
+`index_segment` is one task. A large segment can be divided into slices that several tasks read (`cut`, `scan`,
+`finish`): the joined entries are those of one pass. A `.txnindex` needs the whole log; a pass over a segment returns
+the batches needed for it (aborted.py). New files get scratch names; partition.py renames them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.epochs import Epoch, epochs_seen
 from keytail.rebuild_index.judgement import why_wrong
 
-# Headers and checksums take less time than handing a stride to another thread; half of a core's own cache.
+# Processing headers and checksums takes less time than passing a stride to another thread; half of a core's own cache.
 STRIDE_BYTES = 512 << 10
 MAX_RELATIVE_OFFSET = 2**31 - 1
 _NO_LIMIT_BYTES = 1 << 40
@@ -38,11 +38,12 @@ State = Literal["sound", "missing", "wrong"]
 
 @dataclass(frozen=True)
 class SegmentTask:
-    """One segment, and all that a task needs to know of its partition.
+    """One segment, and everything that a task needs to know about its partition.
 
-    No batch may reach `end_offset`. `asked_offsets` are those of the entries in the partition's transaction
-    indexes. `torn_tail`: the log may end with bytes that are no batch. `is_in_use`: a broker may be writing to it.
-    `rebuild_all`: what a recovery would not write counts as wrong. `execute`: write what is to replace wrong files.
+    No batch may reach `end_offset`. `asked_offsets` are those of the entries in the partition's transaction indexes.
+    `torn_tail`: the log may end with bytes that are no batch. `is_in_use`: a broker may be writing to it.
+    `rebuild_all`: files that differ from those of a recovery count as wrong. `execute`: write replacements for wrong
+    files.
     """
 
     partition_path: str
@@ -67,7 +68,7 @@ class SegmentTask:
 
 @dataclass(frozen=True)
 class Slice:
-    """Bytes `start` .. `end` of a segment's log. Its first batch is to begin at or below `named_offset`."""
+    """Bytes `start` .. `end` of a segment's log. Its first batch must begin at or below `named_offset`."""
 
     start: int
     end: int
@@ -76,7 +77,7 @@ class Slice:
 
 @dataclass
 class Scan:
-    """What one pass over a slice found. `end` is where its batches end, before `damage` if there is any."""
+    """The result of one pass over a slice. `end` is where its batches end, before `damage` if there is any."""
 
     slice: Slice
     indexer: SegmentIndexer
@@ -84,14 +85,14 @@ class Scan:
     batches: int
     first_offset: int
     last_offset: int
-    rows: np.ndarray  # what the transaction indexes need (BATCH_TABLE)
+    rows: np.ndarray  # needed for the transaction indexes (BATCH_TABLE)
     epochs: list[Epoch] = field(default_factory=list)
     damage: CorruptLog | None = None
 
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """One index file: what is to be said of it, why, and what is to replace it (`clean`, of an executing run)."""
+    """The verdict on one index file, its reason, and the replacement (`clean`, in an executing run)."""
 
     suffix: str
     state: State
@@ -101,9 +102,10 @@ class FileVerdict:
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """One segment. `next_offset` and `end_position` are where its batches end, before `damage` if there is any.
+    """The result for one segment. `next_offset` and `end_position` are where its batches end, before `damage` if there
+    is any.
 
-    `rows` and `epochs` are what the whole log's transaction indexes and leader epochs are made from.
+    The whole log's transaction indexes and leader epochs are built from `rows` and `epochs`.
     """
 
     base_offset: int
@@ -117,11 +119,12 @@ class SegmentResult:
 
 
 def cut(fs: FileSystem, task: SegmentTask, slice_bytes: int) -> tuple[Slice, ...]:
-    """Slices of about `slice_bytes`, each from an entry of the offset index on; one where there is no such index.
+    """Return slices of about `slice_bytes`, each beginning at an entry of the offset index; one slice if there is no
+    such index.
 
-    The entries are believed only as far as the slices then prove: the batches of each end where the next begins,
-    with a batch that is whole and begins at or below the offset of the entry. `finish` knows what to do where they do
-    not.
+    The entries are trusted only as far as the slices then prove them: the batches of each slice end where the next
+    slice begins, with a complete batch that begins at or below the entry's offset. Otherwise `finish` reads the segment
+    again.
     """
     whole = (Slice(0, task.log_bytes),)
     if task.log_bytes < 2 * slice_bytes or not fs.exists(task.path(names.INDEX)):
@@ -146,9 +149,9 @@ def index_segment(fs: FileSystem, task: SegmentTask) -> SegmentResult:
 
 
 def finish(fs: FileSystem, task: SegmentTask, scans: Sequence[Scan]) -> SegmentResult:
-    """As `index_segment`, of the passes over all slices of the segment, in order.
+    """Return the same as `index_segment`, from the passes over all slices of the segment, in order.
 
-    Where a slice does not begin as the index said, the segment is read once more, by one task.
+    If a slice does not begin as the index indicated, the segment is read once more, by one task.
     """
     refuse_changed_segment(fs, task)
     whole = scans[0]
@@ -168,8 +171,8 @@ def _begins_behind(whole: Scan, part: Scan) -> bool:
 
 
 def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
-    """Go on with a part. Its entries hold from where the chain of entries, which runs from the segment's first
-    batch on, meets them: at once, if the index that the segment was cut by is what a recovery would write."""
+    """Append the pass over the next slice. Its entries are valid from the point where the chain of entries that starts
+    at the segment's first batch meets them: at once, if the index used for slicing is what a recovery would write."""
     if whole.indexer.next_earns_an_entry:
         whole.indexer.join(part.indexer)
     else:
@@ -183,7 +186,8 @@ def _join(fs: FileSystem, task: SegmentTask, whole: Scan, part: Scan) -> None:
 
 
 def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
-    """One pass over the headers of a slice, with a check of every batch. Damage ends it, and is handed on."""
+    """Read the headers of a slice in one pass, checking every batch. Damage ends the pass, and is part of the
+    result."""
     refuse_changed_segment(fs, task)
     limit_bytes = _NO_LIMIT_BYTES if part.start else task.segment_index_bytes
     indexer = SegmentIndexer(task.base_offset, task.index_interval_bytes, limit_bytes, part=part.start > 0)
@@ -194,7 +198,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
         if not found.batches:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.named_offset:
-                return found  # without batches it joins nothing: the index was wrong
+                return found  # a scan without batches cannot be joined: the index was wrong
         _refuse_range(task, stride)
         _add(task, indexer, stride)
         needed.add(table)
@@ -209,7 +213,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
 
 
 def _up_to_damage(fs: FileSystem, task: SegmentTask, found: Scan) -> Iterator[Stride]:
-    """The strides of the slice; what ends them before its end is noted."""
+    """Yield the strides of the slice; damage that ends them early is recorded in `found`."""
     try:
         yield from _strides(fs, task, found.slice.start, found.slice.end)
     except CorruptLog as damage:
@@ -236,7 +240,7 @@ def _index_full(task: SegmentTask) -> Refused:
 
 
 def _refuse_range(task: SegmentTask, stride: Stride) -> None:
-    """CorruptLog at a batch that the segment cannot hold."""
+    """Raise CorruptLog at a batch that the segment cannot contain."""
     table = stride.table
     limit = min(task.end_offset - 1, task.base_offset + MAX_RELATIVE_OFFSET)
     if table["base_offset"][0] >= task.base_offset and table["last_offset"][-1] <= limit:
@@ -252,7 +256,7 @@ def _refuse_range(task: SegmentTask, stride: Stride) -> None:
 
 
 def refuse_changed_segment(fs: FileSystem, task: SegmentTask) -> None:
-    """Refuse a segment that is not the file that was planned with; one in use may have grown."""
+    """Refuse a segment whose file is not the planned one; a segment in use may have grown."""
     path = task.path(names.LOG)
     if task.is_in_use and fs.exists(path) and fs.stat(path).size_bytes >= task.log_bytes:
         return
@@ -278,7 +282,8 @@ def _result(fs: FileSystem, task: SegmentTask, found: Scan) -> SegmentResult:
 def _judge(
     fs: FileSystem, task: SegmentTask, found: Scan, offset_index: bytes, time_index: bytes
 ) -> tuple[FileVerdict, ...]:
-    """Both files, by their bytes; where those differ from what a recovery writes, by whether they are true."""
+    """Judge both files by comparing their bytes with a recovery's; if they differ, by whether their entries are
+    true."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     there = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
     why = dict.fromkeys(wanted, "is not what a recovery writes")
@@ -310,7 +315,8 @@ def _judge(
 
 
 def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | None:
-    """A broker at work may trim the file meanwhile; whoever executes is alone with it."""
+    """Read the file, or return None if there is none. A running broker may trim it meanwhile; an executing run has
+    exclusive access."""
     try:
         return fs.read_bytes(task.path(suffix), whole=task.execute)
     except FileNotFoundError:
@@ -318,7 +324,7 @@ def read_if_there(fs: FileSystem, task: SegmentTask, suffix: str) -> bytes | Non
 
 
 def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -> CleanFile:
-    """A durable file that is to take the place of the segment's file of this suffix, with its owner and mode."""
+    """Write a durable file that will replace the segment's file of this suffix, with its owner and mode."""
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)

@@ -1,8 +1,8 @@
-"""Whether the index files of a segment are true of its log, though they need not be what a recovery would write.
+"""Check whether the index files of a segment are true of its log, though they may differ from those of a recovery.
 
-A broker that was started again while a segment was active, or under another `index.interval.bytes`, leaves other
-entries than a recovery does, and so does Kafka before 4.0; all of them are right (format/INDEX.md, 2 and 8). Wrong is
-what would be answered wrongly, or found only by reading much of the log.
+A broker that was restarted while a segment was active, or that ran under another `index.interval.bytes`, leaves other
+entries than a recovery does, and so does Kafka before 4.0; all of them are right (format/INDEX.md, 2 and 8). An index
+is wrong if it leads to wrong answers, or to answers that require reading much of the log.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, p
 from keytail.log.scan import RecordScanner
 from keytail.log.stride import OpenedRows, Stride
 
-# Without entries over so many bytes, and over several times what the interval explains, an index is incomplete.
+# An index is incomplete without entries over so many bytes, and over several times what the interval explains.
 UNINDEXED_BYTES = 1 << 20
 _INTERVALS = 4
 
 
 class Reader(Protocol):
-    """What opens the records of a stride."""
+    """Opens the records of a stride."""
 
     def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]: ...
 
@@ -38,10 +38,11 @@ def why_wrong(
     index_interval_bytes: int,
     is_in_use: bool,
 ) -> tuple[str, str]:
-    """What is wrong with the two files, by the segment's batches; "" where nothing is. `reader` reads `strides`.
+    """Return what is wrong with each of the two files, according to the segment's batches; "" if nothing is. `reader`
+    reads `strides`.
 
-    `is_in_use`: of the segment that a broker writes to. Its files have room behind their entries, and its time
-    index lacks the entry that closes it.
+    `is_in_use`: a broker writes to the segment. Its files have room after their entries, and its time index lacks the
+    entry that closes it.
     """
     offsets = _OffsetEntries(
         parse_offset_index(_used(offset_index, OFFSET_ENTRY, is_in_use)), "position", "relative_offset"
@@ -77,9 +78,9 @@ def why_wrong(
 
 
 class _Batches:
-    """The batches of a stride, offsets relative; and of the records that entries name inside of batches, what they are.
+    """The batches of a stride, with relative offsets, and the records inside of batches that index entries name.
 
-    `reached`: the largest timestamp up to each batch; `rises`: whether the batch had it first.
+    `reached`: the largest timestamp up to each batch; `rises`: whether the batch reached it first.
     """
 
     def __init__(self, stride: Stride, base_offset: int, reached: np.ndarray, rises: np.ndarray) -> None:
@@ -94,16 +95,17 @@ class _Batches:
         self._offsets = self._times_ms = np.empty(0, np.int64)
 
     def rows_of(self, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The row that each offset lies in or before, at most the last; and whether it is inside, not at its end.
+        """Return the row that contains or follows each offset, at most the last row; and whether the offset is inside
+        the batch, not at its end.
 
-        Of a message of magic 0 and 1 the only offset that an entry names is the last.
+        In a message of magic 0 and 1 the only offset that an entry names is the last.
         """
         rows = np.minimum(np.searchsorted(self.last, offsets), len(self.last) - 1)
         is_inside = (self.first[rows] <= offsets) & (offsets < self.last[rows])
         return rows, is_inside & (self.stride.table["magic"][rows] == 2)
 
     def open(self, reader: Reader, offsets: np.ndarray) -> None:
-        """Look for the records at these offsets. Those of a batch that cannot be opened are not judged."""
+        """Find the records at these offsets. Those of a batch that cannot be opened are not judged."""
         if not len(offsets):
             return
         wanted = np.zeros(len(self.last), bool)
@@ -113,7 +115,7 @@ class _Batches:
             for opened in reader.open_rows(self.stride, wanted):
                 for chunk in scanner.chunks(self.stride, opened):
                     at = chunk.records["offset"] - self._base_offset
-                    self._last_record[chunk.records["row"]] = at  # of a batch the last one stays
+                    self._last_record[chunk.records["row"]] = at  # the batch's last record remains
                     named = np.isin(at, offsets)
                     found.append(at[named])
                     times_ms.append(chunk.records["timestamp_ms"][named])
@@ -122,14 +124,14 @@ class _Batches:
         self._offsets, self._times_ms, self._is_open = np.concatenate(found), np.concatenate(times_ms), True
 
     def end_with(self, offsets: np.ndarray) -> np.ndarray:
-        """Whether each offset is the last of a batch, or of a batch's records."""
+        """Return whether each offset is the last of a batch, or of a batch's records."""
         rows, inside = self.rows_of(offsets)
         if self._is_open:
             inside &= self._last_record[rows] == offsets
         return (self.last[rows] == offsets) | inside
 
     def have(self, offsets: np.ndarray, times_ms: np.ndarray) -> np.ndarray:
-        """Whether each offset is the last of a batch, or of a record with that timestamp."""
+        """Return whether each offset is the last of a batch, or that of a record with that timestamp."""
         rows, inside = self.rows_of(offsets)
         if self._is_open and len(self._offsets):
             at = np.minimum(np.searchsorted(self._offsets, offsets), len(self._offsets) - 1)
@@ -140,8 +142,8 @@ class _Batches:
 
 
 class _Entries:
-    """Entries of one index; `take` finds those that lie in a stride, `inside` are the offsets of theirs that lie inside
-    of a batch, and `compare` says in `why` what is wrong with one."""
+    """The entries of one index. `take` finds those that lie in a stride; `inside` contains their offsets that lie
+    inside of a batch; `compare` sets `why` to what is wrong with one."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         self.keys = entries[key].astype(np.int64)
@@ -162,7 +164,7 @@ class _Entries:
         self._mine = slice(self._mine.stop, max(end, self._mine.stop))
 
     def _say(self, wrong: np.ndarray, first: int, what: str) -> None:
-        """`wrong`: of the entries from number `first` on."""
+        """Set `why` for the first true element of `wrong`, which covers the entries from number `first` on."""
         if not self.why and wrong.any():
             number = first + int(np.argmax(wrong))
             key, value = int(self.keys[number]), int(self.values[number])
@@ -174,11 +176,12 @@ class _Entries:
 
 
 class _OffsetEntries(_Entries):
-    """By position. One names the last offset of the batch there, or of one behind it, in front of the next entry's."""
+    """Offset index entries, by position. Each names the last offset of the batch at its position, or of a later batch
+    before the next entry's position."""
 
     def __init__(self, entries: np.ndarray, key: str, value: str) -> None:
         super().__init__(entries, key, value)
-        self._waits = False  # whether the last entry so far names an offset behind the batches so far
+        self._waits = False  # whether the last entry so far names an offset after the batches so far
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.positions[-1]))
@@ -211,8 +214,8 @@ class _OffsetEntries(_Entries):
 
 
 class _TimeEntries(_Entries):
-    """By offset. One has the largest timestamp so far, and names the last offset of the batch that first had it, or the
-    record."""
+    """Time index entries, by offset. Each contains the largest timestamp so far, and names the last offset of the batch
+    that reached it first, or the offset of the record."""
 
     def take(self, batches: _Batches) -> None:
         self._advance(int(batches.last[-1]))

@@ -1,9 +1,9 @@
-"""The story of one partition that is made ready for a broker: what forbids it, its tasks, what they found, the end.
+"""Process one partition: what forbids a rebuild, its tasks, their results, and the installation of new files.
 
-`segment_tasks` says what is to be read, by any number of tasks; `settle` takes what they found and judges the
-transaction indexes; `cut` cuts a torn tail, after which all is looked at anew; `install` gives new index files their
-names; `mend_rest` makes snapshots and leader epochs right, which follow from the log too. For an executing run its
-caller holds the locks; for any other nothing is written here.
+`segment_tasks` defines what is to be read, by any number of tasks; `settle` combines their results and judges the
+transaction indexes; `cut` truncates a torn tail, after which everything is read again; `install` renames new index
+files; `mend_rest` repairs snapshots and leader epochs, which follow from the log too. The caller of an executing run
+holds the locks; in any other run nothing is written here.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from keytail.rebuild_index.tail import Cut, cut_tail, plan_cut, torn_tail
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """A partition that is to be looked at, and the settings that hold for it.
+    """A partition to be examined, and the settings that apply to it.
 
-    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset). `is_in_use`: a broker
-    may be writing to it, so that the end of its last segment is not judged.
+    `known_entries` are those of its transaction indexes (TXN_ENTRY, native, by first offset). `is_in_use`: a broker may
+    be writing to it, so the end of its last segment is not judged.
     """
 
     facts: PartitionFacts
@@ -68,7 +68,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What was found in a partition, segment by segment, ascending. `torn`: where it is to be cut."""
+    """The results of a partition's segments, ascending. `torn`: where the log has to be truncated."""
 
     segments: tuple[SegmentResult, ...]
     torn: Cut | None = None
@@ -80,23 +80,22 @@ class PartitionResult:
 
     @property
     def log_end_offset(self) -> int:
-        """Behind the last batch, as far as the log is whole."""
+        """The offset after the last valid batch, as far as the log is intact."""
         whole = next((n for n, segment in enumerate(self.segments) if segment.damage is not None), -1)
         return self.segments[whole].next_offset
 
 
 @dataclass(frozen=True)
 class Rest:
-    """What was found about snapshots and leader epochs, in sentences: what is wrong or was made right, and what
-    cannot be made right."""
+    """Sentences about snapshots and leader epochs: what is wrong or was repaired, and what cannot be repaired."""
 
     wrong: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    files: int = 0  # that were missing or wrong
+    files: int = 0  # missing or wrong files
 
 
 def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
-    """Why the partition must be left alone, each with what to do; empty if nothing forbids it."""
+    """Return why the partition must not be changed, each reason with a remedy; empty if nothing forbids it."""
     reasons = list(facts.problems)
     if remote_storage_enable:
         reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
@@ -120,7 +119,7 @@ def plan_partition(
     is_in_use: bool = False,
     run_id: str = "",
 ) -> PartitionPlan:
-    """Reads the transaction indexes, which are small, and nothing of the logs."""
+    """Plan the rebuild. Reads the transaction indexes, which are small, and no log."""
     return PartitionPlan(
         facts=facts,
         index_interval_bytes=index_interval_bytes,
@@ -135,7 +134,7 @@ def plan_partition(
 
 
 def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
-    """A task for each segment, ascending."""
+    """Return a task for each segment, ascending."""
     facts, asked = plan.facts, asked_offsets(plan.known_entries)
     ends = [segment.base_offset for segment in facts.segments[1:]] + [names.MAX_OFFSET]
     return [
@@ -149,7 +148,7 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
             index_interval_bytes=plan.index_interval_bytes,
             segment_index_bytes=plan.segment_index_bytes,
             asked_offsets=asked,
-            # What a broker recovers at its start it also cuts where it stops being valid.
+            # Where a broker recovers the log at its start, it also truncates it at the first invalid batch.
             torn_tail=not facts.clean_shutdown and end > facts.recovery_point,
             is_in_use=plan.is_in_use and end == names.MAX_OFFSET,
             rebuild_all=plan.rebuild_all,
@@ -161,9 +160,9 @@ def segment_tasks(plan: PartitionPlan) -> list[SegmentTask]:
 
 
 def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]) -> PartitionResult:
-    """The results of all segments together, transaction indexes included, as far as the log is whole.
+    """Combine the results of all segments, transaction indexes included, as far as the log is intact.
 
-    Raises the damage of a segment that no broker would cut.
+    Raises the damage of a segment that no broker would truncate.
     """
     tasks = segment_tasks(plan)
     torn = None
@@ -190,7 +189,7 @@ def settle(fs: FileSystem, plan: PartitionPlan, results: Sequence[SegmentResult]
 
 
 def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResult) -> Cut:
-    """Where a broker would cut the log; raises the damage where it would not."""
+    """Return where a broker would truncate the log; raise the damage if it would not."""
     facts = plan.facts
     assert result.damage is not None
     try:
@@ -201,7 +200,7 @@ def _torn(fs: FileSystem, plan: PartitionPlan, number: int, result: SegmentResul
 
 
 def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple[str, int]]) -> PartitionPlan:
-    """Cut the log; the plan of the partition as it is then."""
+    """Truncate the log; return the plan of the truncated partition."""
     facts = plan.facts
     cut_tail(fs, facts, torn, hosted=hosted)
     [log_dir] = survey_log_dirs(fs, [facts.log_dir])
@@ -213,7 +212,7 @@ def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple
 
 
 def cut_sentence(torn: Cut, done: bool) -> str:
-    """What a cut takes away, or would take away."""
+    """Describe what a truncation removes, or would remove."""
     lost = "no offset that is known"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
@@ -230,7 +229,7 @@ def cut_sentence(torn: Cut, done: bool) -> str:
 
 
 def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
-    """None where no such file is, and none has to be."""
+    """Return the verdict, or None if there is no such file and none is needed."""
     wanted = encode_txn_index(entries)
     data = read_if_there(fs, task, names.TXN_INDEX)
     served = entries[entries["last_offset"] >= task.log_start_offset]
@@ -249,7 +248,7 @@ def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> 
 
 
 def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
-    """What lies below the log start offset is not served, and need not be right."""
+    """Return why the index is wrong. Entries below the log start offset are not served, and need not be right."""
     if len(data) % TXN_ENTRY.itemsize:
         return f"its size of {len(data)} bytes is not a multiple of {TXN_ENTRY.itemsize}"
     there = parse_txn_index(data)
@@ -269,10 +268,10 @@ def _count(entries: np.ndarray) -> str:
 
 
 def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> None:
-    """Give every new file its name, and remove transaction indexes that should not be.
+    """Rename every new file, and remove transaction indexes that should not exist.
 
-    Where a `.index` is missing a broker makes all three anew; where it is there and the `.timeindex` is not, it
-    takes an empty one for it. So the `.index` comes last.
+    If a `.index` is missing, a broker rebuilds all three indexes; if it exists and the `.timeindex` does not, the
+    broker uses an empty time index. So the `.index` is renamed last.
     """
     tasks = {task.base_offset: task for task in segment_tasks(plan)}
     for task in tasks.values():
@@ -294,7 +293,7 @@ def install(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Non
 
 
 def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> Rest:
-    """Snapshots and leader epochs, of a log that is whole and nobody writes to: say what is wrong, or make it right."""
+    """Check snapshots and leader epochs, or repair them, if the log is intact and nobody writes to it."""
     if plan.is_in_use or result.torn is not None:
         return Rest()
     rest = _mend_snapshots(fs, plan, result.log_end_offset)
@@ -304,7 +303,7 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     if epochs.problem:
         why = f"{names.LEADER_EPOCHS} contradicts the log and stays as it is: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, why))
-    # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves it.
+    # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves such an entry.
     stays = result.log_end_offset if plan.facts.clean_shutdown else -1
     behind = [epoch for epoch in epochs.dropped if epoch[1] != stays]
     if not epochs.added and not behind:
@@ -350,7 +349,7 @@ def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) ->
 
 
 def _offsets_by(rows: Sequence[SnapshotRow], key: Callable[[SnapshotRow], str]) -> list[tuple[str, str]]:
-    """Each value of `key`, with the offsets of its rows in words."""
+    """Return each value of `key`, with the offsets of its rows as text."""
     offsets: dict[str, list[str]] = {}
     for row in rows:
         offsets.setdefault(key(row), []).append(str(row.offset))
@@ -371,8 +370,8 @@ def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) ->
 
 
 def remove_scratch(fs: FileSystem, partition_path: str, run_id: str) -> int:
-    """What this run has written in the partition's directory and not used; how many files. LockLost where the log
-    dir's lock is lost: the next run removes them."""
+    """Remove what this run has written in the partition's directory and not used; return the number of files. Raises
+    LockLost if the log dir's lock is lost: the next run removes the files."""
     refuse_lost(fs, partition_path)
     removed = 0
     for entry in fs.scan(partition_path):

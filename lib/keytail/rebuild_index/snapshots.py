@@ -1,7 +1,7 @@
-"""Producer snapshots that a partition lacks or that are damaged, made anew from older ones and the log.
+"""Rebuild missing or damaged producer snapshots of a partition from older ones and the log.
 
-A snapshot whose checksum is right is never touched. One is made only from what cannot forget a producer: the
-newest older snapshot and the batches behind it, or the log alone where every offset from 0 on is still in it
+A snapshot whose checksum is right is never touched. A snapshot is rebuilt only from sources that cannot lack a
+producer: the latest older snapshot and the batches after it, or the log alone if every offset from 0 on is still in it
 (format/SNAPSHOT.md, "Which can be made anew"). All others are refused, with the reason.
 """
 
@@ -29,7 +29,7 @@ class SnapshotSurvey:
 
     good: tuple[int, ...]
     missing: tuple[int, ...]  # a broker would have one there
-    damaged: tuple[int, ...]  # of those that a broker would have
+    damaged: tuple[int, ...]  # only those that a broker would have
 
     @property
     def to_make(self) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class SnapshotSurvey:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
-    """A snapshot that was made, or would be. With a `problem` it was not, and the file is as it was."""
+    """A snapshot that was made, or would be. With a `problem` it was not, and the file is unchanged."""
 
     offset: int
     was: Literal["missing", "damaged"]
@@ -50,7 +50,8 @@ class SnapshotRow:
 def wanted_snapshots(
     bases: Sequence[int], log_start_offset: int, log_end_offset: int, *, clean_shutdown: bool
 ) -> tuple[int, ...]:
-    """Those that a broker leaves behind: at each base above the log start, and at the log end if it stopped cleanly."""
+    """Return the offsets of a broker's snapshots: each base above the log start, and the log end if it stopped
+    cleanly."""
     ends = [log_end_offset] if clean_shutdown else []
     return tuple(sorted({offset for offset in [*bases[1:], *ends] if offset > log_start_offset}))
 
@@ -58,7 +59,7 @@ def wanted_snapshots(
 def survey_snapshots(
     fs: FileSystem, partition_path: str, present: Sequence[int], wanted: Sequence[int]
 ) -> SnapshotSurvey:
-    """Reads those that are there (`present`) and holds them against those that should be."""
+    """Read the snapshots that exist (`present`) and compare them with those that should exist."""
     good = {offset for offset in present if _is_right(fs, partition_path, offset)}
     return SnapshotSurvey(
         good=tuple(sorted(good)),
@@ -75,10 +76,10 @@ def make_snapshots(
     log_start_offset: int,
     survey: SnapshotSurvey,
 ) -> Iterator[tuple[SnapshotRow, bytes]]:
-    """Each of `survey.to_make`, ascending, with its new contents (empty where there is a problem).
+    """Yield each of `survey.to_make`, ascending, with its new contents (empty if there is a problem).
 
-    Reads the log from the newest good snapshot before each of them on, no segment twice for its own sake.
-    Changes nothing: `put_snapshot` does.
+    Reads the log from the latest good snapshot before each of them; a replay continues to the next one, so no segment
+    between them is read again. Changes nothing: `put_snapshot` does.
     """
     replay = _Replay(fs, reader, partition_path, segments, log_start_offset)
     for offset in survey.to_make:
@@ -100,7 +101,8 @@ def make_snapshots(
 def put_snapshot(
     fs: FileSystem, partition_path: str, offset: int, data: bytes, *, like: FileStat, run_id: str, attempt: str
 ) -> None:
-    """Gives the new contents their name, in the place of a damaged file if there is one: durable, then renamed.
+    """Write the new contents under the snapshot's name, replacing a damaged file if there is one: durable, then
+    renamed.
 
     Owner and mode are those of `like`, a file of the partition.
     """
@@ -110,7 +112,7 @@ def put_snapshot(
 
 
 class _Replay:
-    """The producers as of an offset that only rises."""
+    """The producer states at an offset that only increases."""
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class _Replay:
         self.broken = ""
 
     def start_from(self, snapshot: int | None) -> None:
-        """Go on from the snapshot at this offset, unless the replay is past it or batches behind it are gone."""
+        """Continue from the snapshot at this offset, unless the replay is past it or batches after it are missing."""
         if snapshot is None or snapshot < self._first or (snapshot <= self._at and self.source is not None):
             return
         path = os.path.join(self._path, names.segment_file(snapshot, names.SNAPSHOT))
@@ -145,7 +147,7 @@ class _Replay:
         self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, ""
 
     def go_to(self, offset: int) -> None:
-        """Take the batches below `offset`. Raises CorruptLog or Refused where they cannot be read."""
+        """Replay the batches below `offset`. Raises CorruptLog or Refused if they cannot be read."""
         if self.broken:
             return
         for number, segment in enumerate(self._segments):
@@ -162,7 +164,7 @@ class _Replay:
         self._at = max(self._at, offset)
 
     def why_not_all(self, offset: int) -> str:
-        """Why producers below `offset` may be missing; "" where none can."""
+        """Return why producers below `offset` may be missing; "" if none can be."""
         if self.source is not None:
             return ""
         what = "no older snapshot is right, and the log alone does not tell all producers: "
@@ -172,7 +174,7 @@ class _Replay:
         return f"{what}offset {gap} is gone" if gap < offset else ""
 
     def _count(self, table: np.ndarray) -> None:
-        """Follow, from offset 0 on, whether each offset has its record."""
+        """Check, from offset 0 on, whether each offset has its record."""
         table = table[table["base_offset"] >= self._next]
         if self._gap is not None or self.source is not None or not len(table):
             return

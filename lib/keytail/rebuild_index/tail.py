@@ -1,8 +1,8 @@
-"""A torn tail: where a log stops being valid, and the cut there that a broker makes when it recovers the log.
+"""Torn tails: where a log stops being valid, and the truncation that a broker makes there when it recovers the log.
 
-What a crash left half-written may be cut; damage below the recovery point, or after a clean shutdown, is not of
-that kind and is refused. TAIL.md beside this file has the order of the cut and every state on disk. Whether
-anything is cut is left to the caller, who holds the locks and has resolved leftovers of replacements.
+Half-written data of a crash may be truncated; damage below the recovery point, or after a clean shutdown, has other
+causes and is refused. TAIL.md beside this file describes the order of the steps and every state on disk. The caller
+decides whether to truncate; it holds the locks and has resolved leftovers of replacements.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _LEAST_BYTES = _MAGIC_AT + 1  # of a batch whose magic can be read
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Where a segment stops being valid. `what` is wrong there.
+    """The position where a segment stops being valid. `what` describes the damage there.
 
-    `broker_cuts`: a broker that recovers the segment ends it here too. It does not look at all that a reader
-    can find wrong.
+    `broker_cuts`: a broker that recovers the segment truncates it here too. A broker does not check everything that a
+    reader can find wrong.
     """
 
     base_offset: int
     byte_position: int  # valid batches end here
-    next_offset: int  # of the last valid batch; the base offset where there is none
+    next_offset: int  # after the last valid batch; the base offset if there is none
     log_bytes: int
     what: str
     broker_cuts: bool
@@ -45,10 +45,10 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is cut, and what goes with it. Offsets from `next_offset` to `lost_end` are lost.
+    """A planned truncation and its consequences. Offsets from `next_offset` to `lost_end` are lost.
 
-    `lost_end` is what the headers behind the tear say, or, where it is higher, the high watermark: so far the replica
-    once was. Checkpoints are None where they stay as they are. `removed` are the names of files.
+    `lost_end` follows from the headers after the tear, or is the high watermark if that is higher: the replica once
+    reached it. Checkpoints are None if they do not change. `removed` contains file names.
     """
 
     tail: TornTail
@@ -71,7 +71,8 @@ class Cut:
 def torn_tail(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, next_offset: int, damage: CorruptLog
 ) -> TornTail:
-    """Of a segment that was read up to `damage`; `next_offset` is behind its last valid batch."""
+    """Return the torn tail of a segment that was read up to `damage`; `next_offset` is the offset after its last valid
+    batch."""
     assert damage.byte_position is not None
     path = os.path.join(partition_path, names.segment_file(segment.base_offset, names.LOG))
     cuts = _broker_cuts(fs, path, damage.byte_position, segment.log_bytes)
@@ -79,7 +80,7 @@ def torn_tail(
 
 
 def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bool:
-    """Whether a broker's recovery takes these bytes for no batch: the list stands in TAIL.md."""
+    """Return whether a broker's recovery rejects these bytes as a batch: TAIL.md has the list."""
     head = fs.read_at(path, position, min(_LEAST_BYTES, log_bytes - position))
     if len(head) < _LEAST_BYTES:
         return True
@@ -99,7 +100,7 @@ def _broker_cuts(fs: FileSystem, path: str, position: int, log_bytes: int) -> bo
 
 
 def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str]) -> Cut:
-    """What a cut at `tail` takes away. Refused where a cut is not what the damage calls for.
+    """Return what a truncation at `tail` removes. Raises Refused if truncation is not the right repair of the damage.
 
     `file_names` is the listing of the partition directory.
     """
@@ -126,7 +127,7 @@ def plan_cut(facts: PartitionFacts, tail: TornTail, file_names: Collection[str])
 
 
 def _recovered(segments: Sequence[SegmentFacts], recovery_point: int) -> Sequence[SegmentFacts]:
-    """Those that a broker recovers after a crash: from the one that holds the recovery point on."""
+    """Return the segments that a broker recovers after a crash: from the one that contains the recovery point on."""
     first = max((n for n, segment in enumerate(segments) if segment.base_offset <= recovery_point), default=0)
     return segments[first:]
 
@@ -153,10 +154,10 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
 
 
 def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collection[tuple[str, int]]) -> None:
-    """Cuts the log, in the order of TAIL.md. The segment is left without index files.
+    """Truncate the log, in the order of TAIL.md. The segment is left without index files.
 
-    `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. Killed at any moment,
-    the same can be found, planned and done again.
+    `hosted` are the partitions of the log dir, whose entries its cleaner checkpoint keeps. If the process is killed at
+    any moment, the same truncation can be found, planned and made again.
     """
     log_path = os.path.join(facts.path, names.segment_file(cut.tail.base_offset, names.LOG))
     _refuse_unfit(fs, log_path, cut)
@@ -165,13 +166,15 @@ def cut_tail(fs: FileSystem, facts: PartitionFacts, cut: Cut, *, hosted: Collect
     if cut.cleaner_checkpoint is not None:
         path = os.path.join(facts.log_dir, names.CLEANER_CHECKPOINT)
         update_offset(fs, path, key, cut.cleaner_checkpoint, hosted=hosted)
-    if cut.high_watermark is not None:  # whose entries are those of copies in the making as well: all stay
+    if cut.high_watermark is not None:  # its entries include those of copies in the making: all are kept
         path = os.path.join(facts.log_dir, names.HIGH_WATERMARK_CHECKPOINT)
         update_offset(fs, path, key, cut.high_watermark, hosted=None)
-    # Durably the logs first: of a log without an index a broker that starts takes the epochs before those below it.
+    # Remove the logs durably first: a broker that starts reads the epochs of a log without an index before those of the
+    # logs below it.
     for is_log in (True, False):
         _unlink(fs, facts.path, (name for name in reversed(cut.removed) if name.endswith(names.LOG) == is_log))
-    # Only now: a broker that finds no index makes it, cuts the log on the way, and then keeps what comes behind.
+    # Only now: a broker that finds no index rebuilds it, truncates the log in the process, and then keeps later
+    # segments.
     _unlink(fs, facts.path, (names.segment_file(cut.tail.base_offset, suffix) for suffix in names.INDEX_SUFFIXES))
     refuse_lost(fs, log_path)
     fd = fs.open_write(log_path)
@@ -202,7 +205,7 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Cut) -> None:
 
 
 def _unlink(fs: FileSystem, path: str, file_names: Iterable[str]) -> None:
-    """Those that are there, for good."""
+    """Durably remove those of the files that exist."""
     there = {entry.name for entry in fs.scan(path)}
     gone = [name for name in file_names if name in there]
     refuse_lost(fs, path)

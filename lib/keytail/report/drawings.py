@@ -1,6 +1,7 @@
-"""The pictures of a report: SVG that takes its colours from the page, so that it is read in the light and in the dark.
+"""Draw the pictures of a report: SVG that takes its colours from the page, so that it is readable in light and dark
+mode.
 
-Each gives the text of one `<svg>`. Names in them are shortened; the tables beside them have them in full.
+Each function returns the text of one `<svg>`. Names in it are shortened; the tables beside it show them in full.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from keytail.report.facts import Partition
 from keytail.report.keys import Size
 from keytail.report.sums import TopicSums
 
-# Placeholders, which become the variables of the page's style.
+# Placeholders, which are replaced by the variables of the page's style.
 _INK, _FAINT, _PAPER = "#010203", "#010204", "#010205"
 _KEPT, _GONE, _MARK = "#0a0001", "#0a0002", "#0a0003"
 _LIVE = tuple(f"#0b000{n}" for n in range(5))
@@ -44,7 +45,7 @@ _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s
 
 
 def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
-    """A bar a topic: what is left of it beside what is gone; of a plan, what is clean beside what is dirty."""
+    """Draw one bar per topic: its retained and reclaimed bytes; for a plan, its clean and dirty bytes."""
     names = [_short(one.topic) for one in sums]
     gone = [one.dirty_bytes or 0 for one in sums] if is_plan else [max(one.reclaimed_bytes or 0, 0) for one in sums]
     kept = [one.bytes_before - lost for one, lost in zip(sums, gone, strict=True)]
@@ -61,7 +62,7 @@ def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
 
 
 def dirty_ratios(ratios: Sequence[float], minimum: float | None) -> str:
-    """How many partitions have which dirty ratio; a line where a round is due."""
+    """Draw how many partitions have which dirty ratio; a line marks the ratio above which a round is due."""
     bins = [0] * 10
     for ratio in ratios:
         bins[min(int(ratio * 10), 9)] += 1
@@ -92,7 +93,7 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
 
 
 def key_sizes(sizes: Sequence[Size]) -> str:
-    """Of each size two bars: its share of all keys, and of all records."""
+    """Draw two bars for each size: its share of all keys, and of all records."""
     keys, records = sum(one.keys for one in sizes), sum(one.records for one in sizes)
     with _styled():
         figure = Figure(figsize=(_WIDTH_IN, 2.4), layout="constrained")
@@ -110,7 +111,7 @@ def key_sizes(sizes: Sequence[Size]) -> str:
 
 
 def _binary(number: int) -> str:
-    """A power of two: `512`, `2 Ki`."""
+    """Return a power of two as text: `512`, `2 Ki`."""
     for unit, name in ((1 << 30, " Gi"), (1 << 20, " Mi"), (1 << 10, " Ki")):
         if number >= unit:
             return f"{number // unit}{name}"
@@ -118,8 +119,8 @@ def _binary(number: int) -> str:
 
 
 def segment_map(one: Partition, number: int, now_ms: int) -> str:
-    """A bar a segment, in the order of offsets: as wide as it has bytes, as high as it is old, and coloured by the
-    share of its records that are live."""
+    """Draw one bar per segment, in the order of offsets: its width is the segment's bytes, its height the age, and its
+    colour the share of live records."""
     parts = [part for part in one.detail.parts if part.log_bytes]
     ages = [max(now_ms - part.largest_timestamp_ms, 0) for part in parts]
     size, unit = next(((s, u) for s, u in _UNITS_OF_AGE if max(ages) >= 2 * s), _UNITS_OF_AGE[-1])
@@ -143,7 +144,7 @@ def segment_map(one: Partition, number: int, now_ms: int) -> str:
 
 
 def live_class(part: Part) -> int | None:
-    """Of five, by the share of records that stay; None where nobody has counted."""
+    """Return one of five classes, by the share of records that are retained; None if they were not counted."""
     if part.records is None or part.records_kept is None:
         return None
     if not part.records:
@@ -164,7 +165,7 @@ def _colour(one: Partition, part: Part) -> str:
 
 
 def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
-    """Class of the swatch and words, of the colours that these maps have."""
+    """Return the swatch's class and a text for each colour that these maps use."""
     used = {_colour(one, part) for one in drawn for part in one.detail.parts if part.log_bytes}
     words = [(_LIVE[n], f"live-{n}", f"{20 * n} to {20 * n + 20} % live") for n in range(5)]
     words += [
@@ -191,7 +192,7 @@ def _bytes_axis(axes: Any, largest: int) -> None:
 
 
 class _Styled:
-    """Settings and quiet of matplotlib, for this process only while it draws."""
+    """Apply settings and suppress output of matplotlib in this process, only while it draws."""
 
     def __enter__(self) -> None:
         self._logger = logging.getLogger("matplotlib")
@@ -201,7 +202,7 @@ class _Styled:
         self._warnings = warnings.catch_warnings()
         self._settings.__enter__()
         self._warnings.__enter__()
-        warnings.simplefilter("ignore")  # of a font that lacks a name's letters: the reader's has them
+        warnings.simplefilter("ignore")  # about a font that lacks a name's letters: the reader's has them
 
     def __exit__(self, *problem: Any) -> None:
         self._warnings.__exit__(*problem)

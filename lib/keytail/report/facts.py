@@ -1,4 +1,4 @@
-"""What a report is made from: the facts of one run, whatever its verb. Values only."""
+"""The facts of one run from which a report is made, whatever its command. Values only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEFT = frozenset({"skipped", "suspect", "would-rebuild"})
 
 
 def kind_of(status: str) -> Kind:
-    """`left`: nothing is broken, but somebody may want to know."""
+    """Return the kind of a status. `left`: nothing is broken, but it may be of interest."""
     if status in _BAD:
         return "bad"
     return "left" if status in _LEFT else "good"
@@ -23,7 +23,7 @@ def kind_of(status: str) -> Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a partition, and what helps."""
+    """One defect of a partition, and its remedy."""
 
     severity: str
     what: str
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Partition:
-    """One row of a verb. A number that nobody counted is None. `row` is what --output json has of it."""
+    """One row of a command. A number that was not counted is None. `row` contains the fields of --output json."""
 
     name: str
     topic: str
@@ -54,7 +54,7 @@ class Partition:
     start_ms: int | None = None
     end_ms: int | None = None
     expected_s: float | None = None
-    held_by: str = ""  # why tombstones and markers stay
+    held_by: str = ""  # why tombstones and markers are retained
     findings: tuple[Finding, ...] = ()
     detail: Detail = field(default_factory=Detail)
     row: Mapping[str, Any] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class Report:
-    """One run, or what a ledger has of several.
+    """One run, or several runs of a ledger.
 
-    `ended_early` says why the run did not come to its end, empty where it did. `arguments` are the command line as it
-    was given: whoever shows them hides secrets (masking.py). `settings` are those that were given, of keys that keytail
-    knows. `notes` are sentences about the whole.
+    `ended_early` is the reason why the run did not complete, empty if it did. `arguments` are the original command
+    line: code that shows them must mask secrets (masking.py). `settings` are those that were given, for keys that
+    keytail knows. `notes` are sentences about the whole.
     """
 
     title: str
@@ -101,4 +101,4 @@ class Report:
     ended_early: str = ""
     next_step: str = ""
     notes: tuple[str, ...] = ()
-    runs: tuple[Mapping[str, str], ...] = ()  # of a ledger
+    runs: tuple[Mapping[str, str], ...] = ()  # only from a ledger

@@ -1,6 +1,6 @@
-"""What a page says of keys: the hottest of the run, and how many keys were written how often. Pure.
+"""The data on keys for a page: the hottest keys of the run, and how many keys were written how often. Pure.
 
-A key of two partitions is two keys: each has records of its own to compact.
+The same key in two partitions counts as two keys: each has its own records to compact.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from keytail.compact.key_counts import HOTTEST, MOST_COUNTED, HotKey, KeyCounts,
 from keytail.report.facts import Partition, Report
 
 Cell = tuple[str, Any]
-TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # heads, how many columns are words, rows
+TableOf = tuple[tuple[str, ...], int, list[list[Cell]]]  # heads, number of text columns, rows
 
 
 class Size(NamedTuple):
-    """`keys` keys have up to `most` records each, and more than half of that; together `records`."""
+    """`keys` keys have at most `most` records each, and more than half of `most`; `records` in total."""
 
     text: str
     most: int
@@ -28,7 +28,7 @@ class Size(NamedTuple):
 
 
 def by_size(found: Sequence[Partition]) -> list[Size]:
-    """Up to the largest that any key has; empty where nothing was counted."""
+    """Return the sizes up to the largest that any key has; empty if nothing was counted."""
     counted = [counts for _, counts in _counted(found)]
     keys = [sum(of_size) for of_size in zip(*(one.keys for one in counted), strict=True)]
     records = [sum(of_size) for of_size in zip(*(one.records for one in counted), strict=True)]
@@ -37,7 +37,7 @@ def by_size(found: Sequence[Partition]) -> list[Size]:
 
 
 def hottest(found: Sequence[Partition], most: int = HOTTEST) -> list[tuple[Partition, HotKey]]:
-    """Of all partitions, those with most records first; of 10,000 partitions most are never looked at."""
+    """Return the keys with most records of all partitions; of 10,000 partitions' keys, most are never compared."""
     of_each = ([(one, hot) for hot in counts.hottest] for one, counts in _counted(found))
     merged = heapq.merge(*of_each, key=lambda pair: (-pair[1].records, pair[0].name, -pair[1].offset))
     return list(islice(merged, most))
@@ -109,7 +109,7 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
-    """The topics with most records first; nothing of a single one, of which the rest says all."""
+    """Return the topics with most records first; nothing for a single topic, which the other tables cover."""
     topics: dict[str, list[Partition]] = defaultdict(list)
     for one, counts in _counted(found):
         if sum(counts.keys):

@@ -1,4 +1,4 @@
-"""Runs as their ledger has them, as a report. It knows nothing of what tasks alone have told: phases, segments."""
+"""Create a report of runs from their ledger. It lacks everything that only tasks report: phases, segments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _EXIT = {"done": 0, "partly": 3, "failed": 1}
 def report_of_ledger(
     flags: LedgerFlags, run_id: str | None, since_ms: int | None, *, master: str | None = None
 ) -> Report:
-    """Of one run, the newest where none is named, or of all since a time. UsageProblem where there is none."""
+    """Return the report of one run, the latest if none is named, or of all runs since a time. UsageProblem if there is
+    none."""
     if since_ms is None:
         return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
@@ -50,7 +51,7 @@ def of_run(run: RunRow, rows: Sequence[PartitionRow]) -> Report:
 
 
 def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
-    """What several did, a partition once for each run that did something with it."""
+    """Return the report of several runs, with one row per partition for each run that processed it."""
     first = runs[0].start_ms or 0
     hosts = sorted({run.host for run in runs})
     commands = sorted({run.command for run in runs})

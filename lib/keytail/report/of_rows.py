@@ -1,4 +1,4 @@
-"""The rows of a verb as facts of a report: what each row has, by the names that all verbs share."""
+"""Convert the rows of a command to facts of a report: the fields of each row, by the names that all commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def partitions(rows: Iterable[Any]) -> tuple[Partition, ...]:
 
 
 def partition(row: Any) -> Partition:
-    """Of any verb's row that has a name and a status."""
+    """Convert any command's row that has a name and a status."""
     known: dict[str, Any] = {name: getattr(row, name, None) for name in _SAME}
     before, after = _bytes(row)
     problem = getattr(row, "problem", None)

@@ -1,4 +1,4 @@
-"""`page(report)`: the report of a run as one HTML page, which needs no other file and no network. Pure."""
+"""`page(report)`: render the report of a run as one HTML page, which needs no other file and no network. Pure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from keytail.report.facts import Partition, Report
 HERE = Path(__file__).parent
 TOPICS_DRAWN = 20
 MAPS_DRAWN = 6
-MOST_ROWS = 500  # of a table; the raw rows have all
+MOST_ROWS = 500  # in a table; the raw rows include all
 MOST_REASONS = 100
-MOST_NAMES = 2000  # of one reason
+MOST_NAMES = 2000  # in one reason
 MOST_SLOWEST = 15
 NEEDED = ("jinja2", "matplotlib")
 
 
 @as_caller()
 def refuse_without_packages() -> None:
-    """UsageProblem where those are missing that only reports need."""
+    """Raise UsageProblem if packages are missing that only reports need."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageProblem(
@@ -47,7 +47,7 @@ def refuse_without_packages() -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """`numbers`: which columns are numbers. A cell is its text, and what it is sorted by if not that."""
+    """`numbers` are the indexes of numeric columns. A cell is its text and, if it differs, the value to sort it by."""
 
     name: str
     heads: tuple[str, ...]
@@ -61,7 +61,7 @@ class Table:
 
 
 def page(report: Report) -> str:
-    """The whole page. Everything in it that comes from names or errors is escaped and without secrets."""
+    """Return the whole page. Everything in it that comes from names or errors is escaped and contains no secrets."""
     import jinja2  # noqa: PLC0415 (optional)
     from markupsafe import Markup  # noqa: PLC0415 (the same)
 
@@ -96,7 +96,7 @@ def page(report: Report) -> str:
 
 
 def _with_code(text: str) -> str:
-    """Of a sentence with `commands` between backticks."""
+    """Format a sentence with `commands` between backticks."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(shown(text)))
 
 
@@ -122,7 +122,7 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
 
 
 def _times(report: Report) -> dict[str, str]:
-    """Of the whole run: begun, ended, and how fast it read."""
+    """Return the times of the whole run: start, end, and read throughput."""
     times = {"begun": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
@@ -138,7 +138,8 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _horizons(report: Report) -> dict[str, Any]:
-    """Of tombstones and markers: what went, what waits, and until when."""
+    """Return the numbers of removed tombstones and markers, of waiting batches, and their first and last delete
+    horizon."""
     found = [one for one in report.partitions if one.detail.horizon_batches is not None]
     waiting = [one for one in found if one.detail.horizon_batches]
     firsts = [one.detail.first_horizon_ms for one in waiting if one.detail.first_horizon_ms is not None]
@@ -173,8 +174,8 @@ def _tables(report: Report) -> dict[str, Table]:
 
 
 def _table(name: str, heads: Sequence[str], words: int, rows: list[list[Any]], total: int | None = None) -> Table:
-    """The first `words` columns are words. Cells are texts, or pairs of a text and a number to sort by. Empty columns
-    are left out."""
+    """The first `words` columns are text. Cells are texts, or pairs of a text and a number to sort by. Empty columns
+    are omitted."""
     cells = [[cell if isinstance(cell, tuple) else (cell, None) for cell in row] for row in rows[:MOST_ROWS]]
     having = [n for n in range(len(heads)) if any(row[n][0] for row in cells)]
     return Table(
@@ -285,7 +286,7 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Those that are not done first, then those with most bytes."""
+    """Return the partitions that are not done first, then those with most bytes."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda one: (order[one.kind], -(one.reclaimed_bytes or 0), -(one.bytes_before or 0)))
     many_dirs = len({one.log_dir for one in found}) > 1
@@ -362,7 +363,7 @@ def _about_map(one: Partition) -> str:
 
 
 def _raw(found: Sequence[Partition]) -> str:
-    """A JSON array with a row a line, without what is not known, escaped as the text of an element."""
+    """Return a JSON array with one row per line, without unknown values, escaped as the text of an element."""
     lines = [json.dumps(_without_secrets(_known(one.row))) for one in found]
     return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
 
@@ -372,7 +373,7 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """As JSON has it."""
+    """Return the value as JSON types, with secrets masked."""
     if isinstance(value, str):
         return masked(value)
     if value is None or isinstance(value, bool | int | float):

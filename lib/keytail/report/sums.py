@@ -1,4 +1,4 @@
-"""What the numbers of a run add up to: the verdict, reasons, topics, phases. Pure."""
+"""Aggregate the numbers of a run: the verdict, reasons, topics, phases. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ORDER = {"corrupt": 0, "damaged": 0, "failed": 1, "differs": 1, "error": 1, "in
 
 @dataclass(frozen=True)
 class Reason:
-    """Partitions of which the same is to be said, but for their names and numbers; `example` is what is said of the
-    first one, and `where` its place."""
+    """Partitions with the same message except for names and numbers; `example` is the message of the first one, and
+    `where` its place."""
 
     status: str
     kind: Kind
@@ -50,12 +50,12 @@ class TopicSums:
 
 
 def count(number: int, what: str) -> str:
-    """As `1 partition` or `3 partitions`."""
+    """Return text such as `1 partition` or `3 partitions`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def verdict(report: Report) -> tuple[Level, str]:
-    """The run in a sentence or two, and how it is to be looked at."""
+    """Return a sentence or two about the run, and how serious its result is."""
     found = report.partitions
     bad = sum(one.kind == "bad" for one in found)
     said = _SAID.get(report.verb, _about_change)(report) if found else "Nothing is known of any partition."
@@ -70,7 +70,7 @@ def verdict(report: Report) -> tuple[Level, str]:
 
 
 def next_step(report: Report) -> str:
-    """What the run itself said, or where the page has it."""
+    """Return the run's own next step, or where on the page the remedies are."""
     if report.next_step:
         return report.next_step
     if any(one.kind == "bad" for one in report.partitions):
@@ -113,7 +113,7 @@ def _about_rebuild(report: Report) -> str:
 
 
 def _about_change(report: Report) -> str:
-    """Of `compact`, and of plans."""
+    """Return the sentence for `compact` and for plans."""
     found = report.partitions
     everything = count(len(found), "partition")
     due = [one for one in found if one.status == "would-compact"]
@@ -149,7 +149,7 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
+    """Return everything that was skipped, refused, corrupt or failed, and every finding, the most serious first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     says: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for one in found:
@@ -180,7 +180,7 @@ def _said(one: Partition) -> Iterable[tuple[str, str, str, str, str]]:
 
 
 def _without_names(text: str, one: Partition) -> str:
-    """What is equal for partitions of which the same is said."""
+    """Return a text that is equal for partitions with the same message."""
     if one.log_dir:
         text = text.replace(one.log_dir, "DIR")
     if one.topic:
@@ -189,7 +189,7 @@ def _without_names(text: str, one: Partition) -> str:
 
 
 def by_topic(found: Sequence[Partition]) -> list[TopicSums]:
-    """The topics with most reclaimed, else dirty, else all bytes first."""
+    """Return the topics with most reclaimed, else dirty, else all bytes first."""
     groups: dict[str, list[Partition]] = defaultdict(list)
     for one in found:
         if one.topic:
@@ -223,7 +223,8 @@ def dirty_ratio(one: Partition) -> float | None:
 
 
 def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
-    """Of each phase: its seconds, of all tasks together, and the bytes of the logs of which it is known."""
+    """Return for each phase its seconds, of all tasks together, and the log bytes of the partitions where it is
+    known."""
     seconds: dict[str, float] = {}
     size: Counter[str] = Counter()
     for one in found:
@@ -234,7 +235,7 @@ def phases(found: Sequence[Partition]) -> list[tuple[str, float, int]]:
 
 
 def that_matter(found: Sequence[Partition], most: int) -> list[Partition]:
-    """Of those whose segments are known, the ones with most to gain or gained."""
+    """Return the partitions with known segments that have the most reclaimed, else dirty bytes; at most `most`."""
     drawn = [one for one in found if len(one.detail.parts) and sum(part.log_bytes for part in one.detail.parts)]
     return sorted(drawn, key=lambda one: (-(one.reclaimed_bytes or 0), -(one.detail.dirty_bytes or 0),
                                           -(one.bytes_before or 0)))[:most]  # fmt: skip

@@ -1,6 +1,6 @@
-"""`--report FILE.html`: the page of a run, written whole when its verb has ended, however that was.
+"""`--report FILE.html`: the page of a run, written completely when its command has ended, for any reason.
 
-What goes wrong with the page never changes what the run did: it is told, and the exit status is 1 only where it would
+A failure of the page never changes what the run did: it is reported, and the exit status becomes 1 only if it would
 have been 0.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Page:
-    """What a verb says of its run for the page; `rows` as far as they are known."""
+    """What a command provides about its run for the page; `rows` as far as they are known."""
 
     verb: str
     title: str = ""
@@ -48,20 +48,20 @@ class Page:
     rows: list[Any] = field(default_factory=list)
 
     def heard(self, row: Any) -> None:
-        """Of a verb that tells its rows as they end."""
+        """Add a row, for a command that reports its rows as they end."""
         self.rows.append(row)
 
     def done(self, rows: Sequence[Any], next_step: str = "") -> None:
-        """All rows, in their order."""
+        """Set all rows, in their order."""
         self.rows, self.next_step = list(rows), next_step
 
 
 @contextlib.contextmanager
 def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
-    """The page is written as the context ends: by the verb's exit, by a stop, or by an error that ends the run.
+    """Write the page when the context ends: by the command's exit, by a stop, or by an error that ends the run.
 
-    UsageProblem, before anything is done, for a path in a log dir, where no file can be made, or where packages are
-    missing. A run that ends by wrong usage has no page.
+    Raises UsageProblem, before anything is done, for a path in a log dir, where no file can be created, or if packages
+    are missing. A run that ends with a usage error has no page.
     """
     if path is None:
         yield page
@@ -93,10 +93,10 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
 
 
 def _write(path: str, told: Page, start_ms: int, exit_status: int, ended_early: str = "") -> bool:
-    """Whether the page is there. Whatever keeps it from being made is told, and nothing else."""
+    """Write the page and return whether that succeeded. Any failure is reported, and nothing else happens."""
     try:
         write_page(path, report_of(told, start_ms, exit_status, ended_early))
-    except Exception as problem:  # a page is never worth a run
+    except Exception as problem:  # a page never justifies failing a run
         what = repr(problem)
         if isinstance(problem, KeytailError):
             what = in_words(problem)
@@ -135,7 +135,7 @@ def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: s
 
 @as_caller()
 def write_page(path: str, report: Report) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     from keytail.report.page import page  # noqa: PLC0415 (--help stays fast)
 
     text = page(report)

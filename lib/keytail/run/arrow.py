@@ -1,4 +1,4 @@
-"""Columns of bytes as Arrow arrays, and Arrow batches of a size that Spark's workers hand over well."""
+"""Convert columns of bytes to Arrow arrays, and group Arrow batches into sizes that suit Spark's workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from keytail.format.columns import BytesColumn
 from keytail.log.record_table import RecordTable
 
-# Of what is gathered at once, and handed to the JVM at once; a single record may be larger. Arrow's offsets have 32
-# bits here, since pyspark takes no large type for a binary column.
+# The limit for one batch, which is passed to the JVM as a whole; a single record may be larger. Arrow's offsets have 32
+# bits here, since pyspark does not accept large types for binary columns.
 BATCH_BYTES = 4 << 20
 BATCH_RECORDS = 8192
 
 
 def joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """Neighbours put together while they stay below BATCH_RECORDS and BATCH_BYTES."""
+    """Merge neighbouring batches while they stay below BATCH_RECORDS and BATCH_BYTES."""
     waiting: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -41,7 +41,7 @@ def _as_one(batches: list[Any]) -> list[Any]:
 
 
 def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:
-    """In order, parts of at most so many bytes, or of one record."""
+    """Yield, in order, parts of at most `most_bytes` bytes, or of one record."""
     ends = np.cumsum(table.records["body_bytes"].astype(np.int64))
     start = 0
     while start < len(table):
@@ -52,7 +52,7 @@ def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTab
 
 
 def binary(column: BytesColumn) -> Any:
-    """Over the column's own bytes."""
+    """Return a binary array over the column's own bytes."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     validity = None
@@ -64,7 +64,7 @@ def binary(column: BytesColumn) -> Any:
 
 
 def header_names(column: BytesColumn) -> Any:
-    """Text as Kafka's consumer has it: what is no UTF-8 becomes U+FFFD."""
+    """Return strings as Kafka's consumer decodes them: invalid UTF-8 becomes U+FFFD."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     raw = binary(column)

@@ -1,4 +1,4 @@
-"""What segments hold, read by tasks: a few segments each, one answer a segment."""
+"""Read the contents of segments in tasks: a few segments per task, one answer per segment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.stride import SegmentReader
 from keytail.run.tasks import explained, run_bundle
 
-# Of one task: some tenths of a second.
+# Per task: some tenths of a second.
 TASK_BYTES = 256 << 20
 
 
@@ -32,7 +32,7 @@ Answer = SegmentContents | KeytailError
 def read_contents(
     spark: Any, places: Sequence[SegmentPlace], fs: FileSystem = LOCAL, stopped: Callable[[], bool] = lambda: False
 ) -> list[Answer]:
-    """Of each place, in their order: what it holds, or why that cannot be told."""
+    """Return, for each place in order, the segment's contents or the error that prevented reading them."""
     parts = list(_parts(places, fs))
     answers: list[Answer] = []
     outcomes = run_bundle(spark, parts, _read_on_worker, name="ledger: segments", stopped=stopped)
@@ -73,5 +73,5 @@ def _parts(places: Sequence[SegmentPlace], fs: FileSystem) -> Iterator[list[Segm
 def _size(place: SegmentPlace, fs: FileSystem) -> int:
     try:
         return fs.stat(os.path.join(place.partition_path, names.segment_file(place.base_offset, names.LOG))).size_bytes
-    except OSError:  # the task says so
+    except OSError:  # the task reports it
         return 0

@@ -1,8 +1,8 @@
-"""What a Spark session needs to read and write Delta tables: jars, and settings that Delta asks for.
+"""Provide what a Spark session needs to read and write Delta tables: jars, and settings that Delta requires.
 
-The jars of the installed delta-spark are among Spark's own (an image can have them there), or come from a Maven
-repository at the first start (Spark's Ivy keeps them), or from a folder. spark-submit has made its JVM before keytail
-runs: there they are for its own flags or its conf to name.
+The jars of the installed delta-spark are among Spark's own (as an image may have them), or come from a Maven repository
+at the first start (Spark's Ivy caches them), or from a folder. spark-submit starts its JVM before keytail runs: there
+its own flags or conf must name the jars.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 SETTINGS = {
     "spark.sql.extensions": EXTENSION,
     "spark.sql.catalog.spark_catalog": CATALOG,
-    # Delta rebuilds a table's state in so many tasks after every commit: 50 took 5 s on two cores, one takes 0.9 s.
-    # A state of a million files still fits into one.
+    # The number of tasks with which Delta rebuilds a table's state after every commit: 50 took 5 s on two cores, one
+    # takes 0.9 s. A state of a million files still fits into one.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-# What Delta's jars name as their own needs and Spark brings itself, in newer versions: 66 of 80 MB. Its catalog of
-# another vendor is not used.
+# Dependencies of Delta's jars of which Spark has newer versions: 66 of 80 MB. Delta's catalog of another vendor is not
+# used.
 _SPARKS_OWN = (
     "com.fasterxml.jackson.core:jackson-annotations",
     "com.fasterxml.jackson.core:jackson-core",
@@ -54,7 +54,7 @@ _SPARKS_OWN = (
 LOCK = ".keytail.lock"
 _LONGEST_WAIT_S = 300
 _NEEDED = ("delta-spark_", "delta-storage-")
-# Lines of Ivy at work, which finds or fetches what it was told to.
+# Progress lines of Ivy, which resolves or downloads the packages.
 IVY_NOISE = re.compile(
     rb"::|\t|\s+found |downloading |Ivy Default Cache set to|The jars for the packages stored in|"
     rb"\S+ added as a dependency|.* :: resolving|\s*$"
@@ -63,13 +63,13 @@ IVY_NOISE = re.compile(
 
 @as_caller()
 def session_settings(jars: str | None, *packages: str) -> dict[str, str]:
-    """Of a session that keytail starts itself; `jars` is a folder of Delta's jars, None: they are among Spark's own, or
-    come from Maven, as do other `packages` then."""
+    """Return the settings for a session that keytail starts itself. `jars` is a folder with Delta's jars; if None, they
+    are among Spark's own or come from Maven, as do other `packages`."""
     return {**SETTINGS, **(_from_folder(jars) if jars else _from_maven(packages))}
 
 
 def in_sparks_jars() -> str | None:
-    """Where among Spark's own jars Delta's are, of the version that is installed; None: they are not there."""
+    """Return the path of Delta's jar of the installed version among Spark's own jars, or None if it is not there."""
     home = os.environ.get("SPARK_HOME")
     if home is None:
         import pyspark  # noqa: PLC0415 (a start without Delta does not pay for it)
@@ -81,7 +81,7 @@ def in_sparks_jars() -> str | None:
 
 
 def coordinates() -> str:
-    """The Maven package of the installed delta-spark for the installed Spark, as `io.delta:NAME:VERSION`."""
+    """Return the Maven package of the installed delta-spark for the installed Spark, as `io.delta:NAME:VERSION`."""
     from delta import configure_spark_with_delta_pip  # noqa: PLC0415 (brings in pyspark.sql)
     from pyspark.sql import SparkSession  # noqa: PLC0415 (as the line above)
 
@@ -112,7 +112,7 @@ def _from_folder(folder: str) -> dict[str, str]:
 
 
 def require_delta(spark: Any) -> None:
-    """UsageProblem where a session of spark-submit's making cannot write Delta tables."""
+    """Raise UsageProblem if a session that spark-submit started cannot write Delta tables."""
     conf = spark.sparkContext.getConf()
     wanted = [key for key in ("spark.sql.extensions", "spark.sql.catalog.spark_catalog") if not conf.get(key)]
     try:
@@ -135,11 +135,12 @@ def require_delta(spark: Any) -> None:
 
 @contextlib.contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """No other process of ours commits to tables below `folder`, where that is a directory of a mounted file system.
+    """Keep other keytail processes from committing to tables below `folder`, if it is a directory of a mounted file
+    system.
 
-    Delta commits by a rename that must not replace a file. Hadoop's renames on local file systems look first and
-    rename then: of two commits at once one would be lost, or both. Elsewhere (HDFS, object stores with the log store
-    that Delta asks for) it is Delta's own matter. KeytailError where the lock cannot be had for minutes.
+    Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
+    renames: of two concurrent commits one or both would be lost. Elsewhere (HDFS, object stores with the log store that
+    Delta requires) Delta ensures this itself. Raises KeytailError if the lock cannot be acquired for minutes.
     """
     parts = urlsplit(folder)
     if parts.scheme not in ("", "file"):
@@ -165,7 +166,8 @@ def alone(folder: str) -> Iterator[None]:
 
 
 def _open_lock(path: str) -> int:
-    """A descriptor of the lock file, made where there is none. KeytailError for anything but a regular file."""
+    """Open the lock file, creating it if necessary, and return its descriptor. KeytailError if it is not a regular
+    file."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o666)
@@ -194,7 +196,8 @@ def _locked(fd: int) -> bool:
 
 
 def jars_problem(withheld: bytes) -> UsageProblem | None:
-    """What a start that failed says of jars that could not be had; None: that was not why."""
+    """Return the error if a start failed because jars could not be resolved, according to the output `withheld`; else
+    None."""
     lines = [line.strip() for line in withheld.decode(errors="replace").splitlines()]
     lost = [line for line in lines if "UNRESOLVED" in line or ("not found" in line and ":: " in line)]
     if not lost:

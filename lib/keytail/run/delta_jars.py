@@ -1,7 +1,7 @@
-"""`python -m keytail.run.delta_jars DIR` fetches Delta's jars into a folder, for hosts that reach no Maven.
+"""`python -m keytail.run.delta_jars DIR` downloads Delta's jars into a folder, for hosts that cannot reach Maven.
 
-For `--delta-jars DIR`, or into Spark's own folder of jars, as conf/Dockerfile does. Needs a Java, and Maven Central or
-the repository whose address is a second argument.
+The folder is for `--delta-jars DIR`, or Spark's own folder of jars, as in conf/Dockerfile. Needs Java, and access to
+Maven Central or to the repository whose address is a second argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keytail.run.session import end_jvm, local_session
 
 
 def fetch(folder: str, repository: str | None = None) -> list[str]:
-    """The names of the jars that are in `folder` now. UsageProblem where they cannot be had."""
+    """Download the jars and return their names in `folder`. Raises UsageProblem if they cannot be downloaded."""
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
         settings = {**session_settings(None), "spark.jars.ivy": ivy}

@@ -1,7 +1,7 @@
-"""One function of each chosen partition: here for a few of them, in processes beside this one for many.
+"""Call a function for each chosen partition: in this process for a few partitions, in child processes for many.
 
-Listing a partition takes the processor as long as the disk, so threads would wait for each other; and where the
-storage is far away, more processes than cores wait for it at the same time.
+Listing a partition needs as much CPU as disk time, so threads would wait for each other; and where the storage is far
+away, more processes than cores wait for it at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 A = TypeVar("A")
 
-# Below it the processes cost what they save.
+# With fewer partitions the processes cost as much as they save.
 MANY = 2000
 _A_TASK = 250
 _PROCESSES_A_CORE = 2
@@ -28,7 +28,8 @@ _MOST_PROCESSES = 32
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No search for cycles within it: of a large broker what is listed is a million objects, and all of them stay."""
+    """Disable garbage collection within the context: listing a large broker creates a million objects, all of which are
+    kept."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -43,8 +44,8 @@ def of_each(
     function: Callable[[LogDirFacts, PartitionEntry], A],
     fs: FileSystem = LOCAL,
 ) -> list[A]:
-    """The answers, in the order of the partitions. They are pickled where there are many; what `function` refers to is
-    not. Only a `function` that changes nothing may be given: it is called again where a process is lost."""
+    """Return the answers in the order of the partitions. With many partitions they are pickled; what `function` refers
+    to is not. `function` must change nothing: it is called again if a process is lost."""
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:

@@ -1,7 +1,7 @@
-"""Spark may end beneath a run: its JVM is killed or told to stop, or somebody stops its session.
+"""Handle the end of Spark during a run: its JVM is killed or receives a signal, or its session is stopped.
 
-What the driver then asks of Spark fails, with one of many errors, at any call. All of them become one, SparkEnded:
-where a job is lost (run/tasks.py), and for any other call where the session is let go of (run/session.py).
+The driver's later calls of Spark then fail with many different errors. All are replaced by one, SparkEnded: in
+run/tasks.py where a job is lost, and in run/session.py, when the session is closed, for any other call.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from typing import Any
 
 from keytail.errors import KeytailError
 
-# A JVM that is told to stop first stops its session, which a driver notices, and only then ends.
+# A JVM that receives a signal first stops its session, which a driver notices, and ends only then.
 _LONGEST_END_S = 20.0
-# What a JVM writes while it runs is passed on so much later: by then it is known whether a stop has begun.
+# Delay of the JVM's output while it runs: afterwards it is known whether a stop has begun.
 HELD_BACK_S = 0.2
 _LONGEST_SWEEP_S = 3.0
 
 
 class SparkEnded(KeytailError):
-    """Spark's JVM or session has ended beneath the run. `rows` are what the run has to say for itself, where it got
-    so far."""
+    """Spark's JVM or session ended during the run. `rows` are the run's result rows up to that point."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,22 +35,22 @@ class SparkEnded(KeytailError):
 
 
 def has_ended(spark: Any) -> bool:
-    """Whether this session can run nothing any more."""
+    """Return whether this session can no longer run jobs."""
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
-    except Exception:  # nobody answers
+    except Exception:  # the JVM does not answer
         return True
 
 
 def raise_if_ended(spark: Any, problem: BaseException) -> None:
-    """SparkEnded in place of `problem`, which some call of Spark raised, where that is the reason."""
+    """Raise SparkEnded in place of `problem`, which a call of Spark raised, if Spark's end is the reason."""
     if has_ended(spark):
-        time.sleep(2 * HELD_BACK_S)  # its last words come first
+        time.sleep(2 * HELD_BACK_S)  # the JVM's last output is printed first
         raise SparkEnded from problem
 
 
 def is_of_spark(problem: BaseException | None) -> bool:
-    """Whether it, or what it was raised from, is an error of pyspark's or py4j's."""
+    """Return whether the error, or one that it was raised from, is an error of pyspark or py4j."""
     while problem is not None:
         if type(problem).__module__.partition(".")[0] in ("py4j", "pyspark"):
             return True
@@ -60,16 +59,17 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
-    """The signal that `problem` came of: where one interrupts a call, what the client then asks of Spark can fail."""
+    """Return the signal that caused `problem`: calls of Spark can fail after a signal has interrupted one of them."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
 
 
 def await_signal() -> None:
-    """Under spark-submit the end of its JVM also comes as a signal (cli/stopping.py), soon after what fails by it.
+    """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py), soon after the failures it
+    causes.
 
-    The signal says who ended the run: in the main thread it is raised in here. Returns where none comes.
+    The signal shows what ended the run; it is raised here, in the main thread. Returns if none arrives.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -79,7 +79,7 @@ def await_signal() -> None:
 
 
 def text_of(problem: BaseException) -> str:
-    """Its text. That of a Java exception is asked of the JVM, which may have ended."""
+    """Return the error's text. That of a Java exception is requested from the JVM, which may have ended."""
     try:
         return str(problem)
     except Exception:
@@ -87,8 +87,8 @@ def text_of(problem: BaseException) -> str:
 
 
 def sweep(remove: Callable[[], int]) -> None:
-    """`remove` scratch, which says how much there was, until nothing new comes: a worker may outlive its JVM for a
-    moment."""
+    """Call `remove`, which removes scratch files and returns their number, until no new ones appear: a worker may
+    outlive its JVM for a moment."""
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1
@@ -96,14 +96,14 @@ def sweep(remove: Callable[[], int]) -> None:
 
 
 def quiet_py4j() -> None:
-    """Keep py4j and pyspark from printing a traceback of their own for each connection that the JVM's end breaks.
+    """Keep py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
 
-    What fails by it is raised all the same.
+    The resulting errors are still raised.
     """
     import pyspark.accumulators as of_accumulators  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    root = logging.getLogger()  # some of it is logged there
+    root = logging.getLogger()  # some tracebacks are logged there
     if _is_not_of_py4j not in root.filters:
         root.addFilter(_is_not_of_py4j)
     for server in (of_accumulators.AccumulatorTCPServer, of_accumulators.AccumulatorUnixServer):
@@ -115,4 +115,4 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _say_nothing(server: socketserver.BaseServer, request: Any, client_address: Any) -> None:
-    """In place of a traceback on standard error."""
+    """Print no traceback on standard error."""

@@ -1,8 +1,8 @@
-"""What all hosts of a run must have in common: the same files at the same paths.
+"""Check that all hosts of a run see the same files at the same paths.
 
-A path is only a name, and another host may have other files there: none, where a mount is missing; an older copy; or
-a copy that cannot be told from the files by names, sizes and times, into which it then writes. Cleaning and index
-tasks look at each of their sources (log/partition.refuse_changed); here is what else has to be asked.
+Another host may have other files at a path: none, if a mount is missing; an older copy; or a copy that cannot be
+distinguished by names, sizes and times, into which it then writes. Cleaning and index tasks check each of their sources
+(log/partition.refuse_changed); the remaining checks are here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOUNT = "Mount the log dirs on that host as on all others, or keep it out of th
 
 @dataclass(frozen=True)
 class SeenLogs:
-    """The `.log` files of a partition, as one host sees them: what a listing says of all of them together."""
+    """The `.log` files of a partition as one host sees them: a summary of their listing."""
 
     segments: int
     size_bytes: int
@@ -33,7 +33,7 @@ class SeenLogs:
 
 
 def seen_logs(fs: FileSystem, partition_path: str) -> SeenLogs:
-    """OSError where there is no such directory."""
+    """Return the summary of the `.log` files in a partition directory. Raises OSError if there is no such directory."""
     logs = sorted(
         (entry.name, entry.size_bytes, entry.mtime_ns)
         for entry in fs.scan(partition_path)
@@ -44,7 +44,7 @@ def seen_logs(fs: FileSystem, partition_path: str) -> SeenLogs:
 
 
 def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) -> None:
-    """Refused on a host that sees other segments than the driver did."""
+    """Raise Refused on a host that sees other segments than the driver did."""
     host = os.uname().nodename
     try:
         here = seen_logs(fs, partition_path)
@@ -61,7 +61,8 @@ def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) 
 
 
 def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: str) -> None:
-    """Refused when a file that a task on `host` has written is not here: it has another directory at this path."""
+    """Raise Refused if a file that a task on `host` wrote does not exist here: that host has another directory at this
+    path."""
     for name in written:
         if not fs.exists(os.path.join(directory, name)):
             raise Refused(
@@ -72,6 +73,6 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
 
 
 def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
-    """Refused on a host that has the log dir over the network, whatever it is to the driver: on the server of the
-    storage it looks like a local one, and brokers on other hosts have it open all the same."""
+    """Raise Refused on a host that accesses the log dir over the network, whatever its type on the driver: on the
+    storage server it appears local, but brokers on other hosts can still have it open."""
     refuse_shared_storage(fs, [log_dir], os.uname().nodename)

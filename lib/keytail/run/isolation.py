@@ -1,8 +1,8 @@
-"""Keeps a JVM of ours and its Python workers apart from other users of the host, and from the current directory.
+"""Protect keytail's JVM and its Python workers from other users of the host and from modules in the current directory.
 
 The directories in which Spark keeps shuffle files, broadcasts and temporary files have mode 0700, and the process that
-made them holds their flock until it removes them. What a killed process left is removed by the next run of the same
-user, which recognises it by name, owner, mode and the free lock.
+created them holds their flock until it removes them. Directories of a killed process are removed by the next run of the
+same user, which recognises them by name, owner, mode and the free lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIVATE = 0o700
 
 
 class LocalDirs:
-    """New private directories, one below each of `parents`; OSError becomes KeytailError."""
+    """New private directories, one below each of `parents`. OSError becomes KeytailError."""
 
     def __init__(self, parents: list[str]) -> None:
         self._maker = os.getpid()
@@ -40,7 +40,8 @@ class LocalDirs:
             raise of_system(problem) from problem
 
     def remove(self) -> None:
-        """Remove them with their content; nothing in a forked child. What cannot be removed is left to the next run."""
+        """Remove them with their content; a forked child removes nothing. What cannot be removed is left to the next
+        run."""
         if os.getpid() != self._maker:
             return
         while self.paths:
@@ -50,10 +51,10 @@ class LocalDirs:
 
 
 def _make_locked(parent: str) -> tuple[str, int]:
-    """Its path, and a descriptor that holds its lock."""
+    """Return the new directory's path, and a descriptor that holds its lock."""
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-        # Another run may have locked it first and taken it for abandoned.
+        # Another run may have locked it first, and removed it as abandoned.
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -66,10 +67,10 @@ def _make_locked(parent: str) -> tuple[str, int]:
 
 
 def remove_abandoned(parent: str) -> None:
-    """Remove the directories of this user below `parent` whose maker has ended."""
+    """Remove the directories of this user below `parent` whose creator has ended."""
     try:
         parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:  # the caller will fail to make one there, and say so
+    except OSError:  # the caller will fail to create a directory there, and report it
         return
     try:
         for name in os.listdir(parent_fd):
@@ -82,7 +83,8 @@ def remove_abandoned(parent: str) -> None:
 
 @contextlib.contextmanager
 def _locked(name: str, parent_fd: int) -> Iterator[None]:
-    """OSError where it is no private directory of this user, or its maker holds the lock."""
+    """Hold the directory's lock. Raises OSError if it is no private directory of this user, or if its creator holds the
+    lock."""
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent_fd)
     try:
         status = os.fstat(fd)
@@ -95,8 +97,8 @@ def _locked(name: str, parent_fd: int) -> Iterator[None]:
 
 
 def configured_parents() -> list[str]:
-    """Where Spark was told to keep them: SPARK_LOCAL_DIRS, spark.local.dir of spark-defaults.conf, else the temporary
-    directory. KeytailError where one of them cannot be made."""
+    """Return where Spark is configured to keep them: SPARK_LOCAL_DIRS, spark.local.dir of spark-defaults.conf, else the
+    temporary directory. Raises KeytailError if one of them cannot be created."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or _local_dir_of_conf() or tempfile.gettempdir()
     parents = [os.path.abspath(parent) for parent in named.split(",") if parent]
     for parent in parents:
@@ -121,7 +123,7 @@ def _local_dir_of_conf() -> str | None:
 
 
 def safe_environment(local_dirs: list[str]) -> dict[str, str]:
-    """Variables for a JVM and its Python workers; executors of a cluster have those of their own host."""
+    """Return variables for a JVM and its Python workers; a cluster's executors use those of their own host."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "PYTHONSAFEPATH": "1",
@@ -132,7 +134,7 @@ def safe_environment(local_dirs: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_of_children(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Variables that processes started meanwhile have, and this one has not afterwards."""
+    """Set variables for processes started within the context, and restore this process's own afterwards."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

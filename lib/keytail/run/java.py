@@ -1,4 +1,4 @@
-"""The Java that Spark will start, and its version."""
+"""Find the Java that Spark starts, and its version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keytail.versions import OLDEST_JAVA, numbers
 
 @as_caller()
 def require_java() -> str:
-    """The `java` that Spark will start; UsageProblem when there is none, or one that is too old."""
+    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is none, or if it is too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not os.access(java or "", os.X_OK):
@@ -39,7 +39,8 @@ def require_java() -> str:
 
 @as_caller()
 def java_version(java: str) -> tuple[int, ...] | None:
-    """Its numbers, (17, 0, 15): from the `release` file beside `bin/` (starts no JVM), else from `java -version`."""
+    """Return the version's numbers, such as (17, 0, 15), from the `release` file beside `bin/` (which starts no JVM),
+    else from `java -version`."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     try:
         text = release.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""How much memory one task's offset map may take on this host."""
+"""Limit the memory of one task's offset map on this host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SMALLEST_MAP_BYTES = 16 << 20
 
 
 def physical_bytes() -> int:
-    """Memory of the host, or of the container when that has less."""
+    """Return the memory in bytes of the host, or of the container if it has less."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _LIMIT_FILES:
         try:
@@ -23,5 +23,6 @@ def physical_bytes() -> int:
 
 
 def map_memory_bytes(tasks_a_host: int) -> int:
-    """Half of the memory, over the tasks that run at a time; the other half is for all else."""
+    """Return half of the memory, in bytes, divided by the number of concurrent tasks; the other half is for everything
+    else."""
     return max(physical_bytes() // 2 // max(tasks_a_host, 1), _SMALLEST_MAP_BYTES)

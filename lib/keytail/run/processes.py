@@ -1,8 +1,8 @@
-"""Child processes of this one that do what Spark's Python workers would, where the work is not worth a session.
+"""Child processes that run tasks in place of Spark's Python workers, where the work does not justify a session.
 
-They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. One that dies, as by
-the hand of the kernel when memory runs out, takes its task with it and nothing else. None outlives the driver, however
-that ends. What tasks are, and what becomes of a lost one, is left to run/tasks.py.
+They are forked from the driver once it has loaded what tasks need, so they start in milliseconds. A child that dies,
+for example because the kernel kills it when memory runs out, loses only its own task. No child outlives the driver,
+however the driver ends. The tasks, and the handling of lost ones, are defined in run/tasks.py.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LONGEST_END_S = 10.0
 
 
 class Processes:
-    """`count` workers; a context manager. Make it in the main thread, before other threads begin.
+    """A context manager with `count` workers. Create it in the main thread, before other threads start.
 
-    `function` may be given here, with all that it refers to, or to `run`, which has to pickle it.
+    `function` may be given here, with everything it refers to, or to `run`, which has to pickle it.
     """
 
     def __init__(self, count: int, function: Callable[[Any, str], Any] | None = None) -> None:
@@ -42,7 +42,7 @@ class Processes:
         self.is_cancelled = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._control, theirs = socket.socketpair()
-        self._lock = threading.Lock()  # of the control socket
+        self._lock = threading.Lock()  # guards the control socket
         self._numbers = iter(range(2**63))
         driver = os.getpid()
         self._forker = os.fork()
@@ -67,10 +67,12 @@ class Processes:
         function: Callable[[P, str], R] | None = None,
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[R | None]:
-        """`function(payload, attempt)` of each, begun in order, answers in order; from any thread.
+        """Call `function(payload, attempt)` for each payload, started in order; return the answers in order. Any thread
+        may call it.
 
-        A worker that dies of one is replaced, and `before_again(payload)` is called before it is tried once more. None
-        where its worker died again, or all was cancelled. What `function` raises ends its worker: let it raise nothing.
+        A worker that dies is replaced, and its payload is tried once more, after `before_again(payload)` is called. The
+        answer is None if the worker died again, or everything was cancelled. An exception of `function` ends its
+        worker: it should raise none.
         """
         jobs = [_Job(function, payload, before_again) for payload in payloads]
         for job in jobs:
@@ -78,12 +80,12 @@ class Processes:
         return [job.answer.result() for job in jobs]
 
     def cancel(self) -> None:
-        """Kill what runs, begin nothing more; whoever waits gets None."""
+        """Kill the running tasks and start no others; their callers get None."""
         self.is_cancelled = True
         self._end_workers()
 
     def close(self) -> None:
-        """All processes have ended when this returns, and with them their share of the driver's locks."""
+        """End all processes, which also releases their share of the driver's locks, and wait for them."""
         self.is_cancelled = True
         for _ in self._threads:
             self._jobs.put(None)
@@ -95,7 +97,7 @@ class Processes:
             thread.join(_LONGEST_END_S)
 
     def _serve(self) -> None:
-        """One worker's jobs, in a thread of the driver."""
+        """Run the jobs of one worker, in a thread of the driver."""
         worker: Connection | None = None
         while (job := self._jobs.get()) is not None:
             answer: Any = None
@@ -109,7 +111,7 @@ class Processes:
                     worker.send_bytes(pickle.dumps((job.function, job.payload, f"h{next(self._numbers)}")))
                     answer = pickle.loads(worker.recv_bytes())
                     break
-                except (EOFError, OSError):  # it has died
+                except (EOFError, OSError):  # the worker has died
                     if worker is not None:
                         worker.close()
                     worker = None
@@ -143,17 +145,17 @@ class _Job:
 
 
 def _be_child(main: Callable[[], None], keep: int, parent: int) -> None:
-    """After a fork by `parent`: `main`, with the descriptor `keep` and no other of the parent's, then the end.
+    """Run `main` after a fork by `parent`, with the descriptor `keep` and no other of the parent's, then exit.
 
-    Descriptors go first: until then the child has a share of the driver's locks, also of one that has been killed.
+    Descriptors are closed first: until then the child shares the driver's locks, even if the driver has been killed.
     """
     try:
         os.closerange(3, keep)
         os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
         _end_with_parent(parent)
-        for number in (signal.SIGINT, signal.SIGTERM):  # they come to the whole group; the driver sees to it
+        for number in (signal.SIGINT, signal.SIGTERM):  # they are sent to the whole group; the driver handles them
             signal.signal(number, signal.SIG_IGN)
-        gc.freeze()  # what the driver has made is not looked at again, and so its pages stay shared
+        gc.freeze()  # the collector skips the driver's objects, so that their pages stay shared
         main()
     finally:
         os._exit(0)
@@ -167,7 +169,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
-    """The one child that forks: it has no threads, so that none can hold a lock that a fork would copy held."""
+    """Fork workers on request. The child that runs this has no threads, so a fork cannot copy a lock that one of them
+    holds."""
     workers: set[int] = set()
     forker = os.getpid()
     while True:

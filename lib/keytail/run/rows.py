@@ -1,6 +1,6 @@
-"""The result row of verbs that change a partition: what was done to it, or why nothing was.
+"""The result row of commands that change a partition: what was done to it, or why nothing was.
 
-A value without behaviour but its own exit status rule; how rows look is the app's.
+A value with no behaviour except its exit status rule; its presentation belongs to the app.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DONE = frozenset({"compacted", "clean", "skipped", "would-compact"})
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One partition. Sizes are of `.log` files; a number that nobody counted is None, not 0."""
+    """The result for one partition. Sizes are of `.log` files; a number that was not counted is None, not 0."""
 
     topic: str
     partition: int
@@ -39,13 +39,13 @@ class ResultRow:
     markers_removed: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    way: str | None = None  # these three of a plan, where the partition is due
+    way: str | None = None  # these three only in a plan, for a partition that is due
     expected_s: float | None = None
     expected_scratch_bytes: int | None = None
-    removal_limit_offset: int | None = None  # these two where --replica was given and one of them hosts it
+    removal_limit_offset: int | None = None  # these two only if one of --replica hosts the partition
     removal_limit_replica: str | None = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
-    recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks it, for the exit status
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error in `error`, as an object
+    recorded: bool = field(default=True, compare=False, repr=False)  # False: missing in the ledger; affects exit status
     detail: Detail | None = field(default=None, compare=False, repr=False)  # for a report
 
     @property
@@ -53,11 +53,12 @@ class ResultRow:
         return f"{self.topic}-{self.partition}"
 
     def __reduce__(self) -> tuple:
-        """They come from other processes by the hundred thousand; dataclasses' own way takes twice as long."""
+        """Pickle the fields only: rows come from other processes by the hundred thousand, and dataclasses' own method
+        takes twice as long."""
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: str) -> ResultRow:
-        """This row with a status, for a partition of which nothing was changed."""
+        """Return this row with a status, for a partition that was not changed."""
         return replace(
             self,
             status=status,
@@ -78,9 +79,9 @@ def status_of(problem: KeytailError) -> str:
 
 
 def exit_status(rows: Iterable[ResultRow], named: frozenset[str] = frozenset()) -> int:
-    """0 when every row is done, 3 when some are or the ledger lacks what was done, 1 when none is.
+    """Return 0 when every row is done, 3 when some are or the ledger lacks what was done, 1 when none is.
 
-    `named` are partitions that the user asked for by name: of those a skipped one counts as refused.
+    `named` are partitions that the user named: among those a skipped one counts as refused.
     """
     rows = list(rows)
     done = [row.status in DONE and not (row.status == "skipped" and row.name in named) for row in rows]

@@ -1,8 +1,8 @@
-"""The Spark session that keytail's jobs run in.
+"""The Spark session in which keytail's jobs run.
 
-Sets in code what correctness and safety need (interpreter of the workers, no speculation, worker reuse, no module from
-the current directory) and, only for a session that the command line starts itself, what a session on one machine needs.
-Tuning belongs to conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
+Sets in code the settings that correctness and safety need (the workers' interpreter, no speculation, worker reuse, no
+module from the current directory) and, only for a session that the command line starts itself, those of a session on
+one machine. Tuning belongs to conf/spark-defaults.conf; a job under spark-submit never gets a master from here.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from keytail.run.processes import Processes
 
 _log = logging.getLogger(__name__)
 
-# What is being replaced takes milliseconds to finish; a disk that hangs must not keep a run from ending.
+# A replacement in progress takes milliseconds to finish; a disk that hangs must not keep a run from ending.
 _LONGEST_STOP_S = 20.0
 # Set once a stop has begun.
 _unheard = threading.Event()
-# Of the JVM that this process has started.
+# For the JVM that this process started.
 _local_dirs: list[LocalDirs] = []
 
-# A task that runs twice at once would write everything twice; a worker that is not reused compiles again.
+# A task that runs twice at once would write everything twice; a worker that is not reused compiles the kernels again.
 CORRECTNESS = {
     "spark.speculation": "false",
     "spark.python.worker.reuse": "true",
@@ -59,18 +59,18 @@ CORRECTNESS = {
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     "spark.sql.adaptive.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Python puts the current directory first on sys.path otherwise: a `pyspark` there would run in every worker.
+    # Otherwise Python puts the current directory first on sys.path: a `pyspark` there would run in every worker.
     "spark.executorEnv.PYTHONSAFEPATH": "1",
 }
 
-# The driver's JVM only hands out ids and collects small cells: the first compiler tier and the serial
-# collector start it about 1.5 s sooner (measured on 2 cores) and leave cores to the Python workers.
+# The driver's JVM only distributes ids and collects small cells: with the first compiler tier and the serial collector
+# it starts about 1.5 s sooner (measured on 2 cores) and leaves cores to the Python workers.
 LOCAL = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Its ports take serialized Java objects, from any local user without this. Spark makes the secret, a new one for
-    # each JVM, which never leaves it: on one machine nothing else needs it.
+    # Without this, its ports accept serialized Java objects from any local user. Spark generates a new secret for each
+    # JVM, which never leaves it: on one machine nothing else needs it.
     "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
@@ -78,8 +78,8 @@ _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 
-# Lines that a healthy start prints on standard error, from before any logging configuration is read; and what a VACUUM
-# of Delta prints.
+# Lines that a healthy start prints on standard error before any logging configuration is read, and the output of
+# Delta's VACUUM.
 _START_NOISE = re.compile(
     rb"WARNING: Using incubator modules|Picked up (_?JAVA|JDK_JAVA)_|Using Spark's default log4j|"
     rb"Setting default log level|To adjust logging level use|Deleted \d+ files and directories in a total of"
@@ -93,14 +93,16 @@ def local_session(
     *,
     rows_in_jvm: bool = False,
 ) -> Any:
-    """The session of a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]` stays on
-    127.0.0.1. With `rows_in_jvm` its JVM has records to work on, and is made for that, not for a quick start.
+    """Return a session for a command line run, with `extra` settings. `master` may be any of Spark's; `local[...]`
+    binds to 127.0.0.1. With `rows_in_jvm` the JVM processes records, and is configured for that and not for a quick
+    start.
 
-    Its JVM keeps its files in a private directory, which `end_jvm` removes, or the end of this process."""
+    The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process.
+    """
     require_java()
     local = master.startswith("local")
     if local:
-        # Workers must be this interpreter, whatever the environment names: they import keytail and numpy.
+        # Workers must use this interpreter, whatever the environment names: they import keytail and numpy.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -123,7 +125,7 @@ def local_session(
         with environment_of_children(environment), _without_start_noise(noise) as withheld:
             return _build(app_name, settings, master)
     except BaseException as problem:
-        # An interrupted start keeps no handle of its JVM, which then may wait for ever.
+        # An interrupted start keeps no handle of its JVM, which may then wait for ever.
         for pid in _children() - before:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -132,12 +134,12 @@ def local_session(
         if isinstance(problem, KeytailError):
             if (jars := jars_problem(b"".join(withheld))) is not None:
                 raise jars from problem
-            _write(2, b"".join(withheld))  # a healthy start would not have said it
+            _write(2, b"".join(withheld))  # not printed by a healthy start
         raise
 
 
 def _children() -> set[int]:
-    """Processes that this one has started; none where the kernel does not list them."""
+    """Return the ids of this process's children; none if the kernel does not list them."""
     pids: set[int] = set()
     for listing in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -146,12 +148,12 @@ def _children() -> set[int]:
 
 
 def _has_jvm() -> bool:
-    """Whether this process is a driver already: of a JVM that it started, or of spark-submit's."""
+    """Return whether this process is already a driver, with a JVM that it or spark-submit started."""
     return "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._gateway is not None
 
 
 def end_jvm() -> None:
-    """End the JVM that this process started, whose session has stopped or been given up, and remove its files."""
+    """End the JVM that this process started, whose session has been stopped or abandoned, and remove its files."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -177,10 +179,11 @@ def session_of_run(
     extra: Mapping[str, str] | None = None,
     rows_in_jvm: bool = False,
 ) -> Any:
-    """spark-submit's session where there is one, else one on `master`, as `local_session` has it; stopped with `run`.
+    """Return spark-submit's session if there is one, else one of `local_session` on `master`; stopped with `run`.
 
-    A cluster calls a submitted application that never makes one failed. Where the session ends beneath the run, what
-    fails by that is SparkEnded, or the signal that comes with it. What fails by a signal is the signal.
+    A cluster marks a submitted application that never creates a session as failed. If the session ends during the run,
+    the resulting errors become SparkEnded, or the signal that accompanies it. Errors that a signal caused become the
+    signal.
     """
     if submitted:
         spark = submitted_session()
@@ -188,7 +191,7 @@ def session_of_run(
         spark = local_session(master or "local[*]", extra=extra, rows_in_jvm=rows_in_jvm)
         run.callback(end_jvm)
     run.callback(_stop, spark)
-    run.push(partial(_raise_ended, spark))  # the first of all to see what ends the run
+    run.push(partial(_raise_ended, spark))  # runs before end_jvm and _stop
     return spark
 
 
@@ -196,7 +199,7 @@ def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: An
     if isinstance(problem, Exception) and (stop := signal_of(problem)) is not None:
         raise stop from None
     if isinstance(problem, SparkEnded):
-        if problem.rows is None:  # else it has been waited for
+        if problem.rows is None:  # otherwise it has already been awaited
             await_signal()
     elif isinstance(problem, Exception) and is_of_spark(problem) and has_ended(spark):
         await_signal()
@@ -205,10 +208,10 @@ def _raise_ended(spark: Any, kind: Any, problem: BaseException | None, trace: An
 
 @as_caller()
 def _stop(spark: Any) -> None:
-    """Its JVM may have ended before it: the signal that stops a run goes to spark-submit's too."""
+    """Stop the session. Its JVM may have ended before: the signal that stops a run also reaches spark-submit's."""
     _unheard.set()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of that
+        warnings.simplefilter("ignore")  # pyspark warns in that case
         try:
             spark.stop()
         except Exception:
@@ -216,7 +219,7 @@ def _stop(spark: Any) -> None:
 
 
 def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
-    """Cancel all jobs until nobody waits for one any more; who waits must not begin another."""
+    """Cancel all jobs until no thread waits for one any more; waiting threads must not start another."""
     _unheard.set()
     last_s = time.monotonic() + _LONGEST_STOP_S
     if isinstance(spark, Processes):
@@ -224,7 +227,7 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
         spark = None
     if spark is not None:
         with contextlib.suppress(Exception):  # its JVM may have ended
-            spark.sparkContext.setLogLevel("OFF")  # what is cancelled fails, with long words
+            spark.sparkContext.setLogLevel("OFF")  # cancelled jobs fail with long messages
     while is_one_alive() and time.monotonic() < last_s:
         if spark is not None:
             with contextlib.suppress(Exception):  # its JVM may have ended
@@ -233,7 +236,7 @@ def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
 
 
 def submitted_session(app_name: str = "keytail") -> Any:
-    """The session of a job under spark-submit, which has already chosen master, memory and logging."""
+    """Return the session of a job under spark-submit, which has already chosen master, memory and logging."""
     try:
         spark = _build(app_name, {}, None)
     except KeytailError:
@@ -267,7 +270,7 @@ def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
 
 @as_caller()
 def _launched(get_or_create: Callable[[], Any]) -> Any:
-    """Spark's JVM reads packages and writes tables as the user that started this process."""
+    """Start Spark's JVM as the user that started this process: it reads packages and writes tables."""
     import pyspark.java_gateway as gateway  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 
     gateway.Popen = popen_as_caller
@@ -275,8 +278,8 @@ def _launched(get_or_create: Callable[[], Any]) -> Any:
 
 
 def _in_a_thread(make: Callable[[], Any]) -> Any:
-    """What `make` returns or raises. In the main thread Spark would put a handler of its own on SIGINT, and a signal
-    would interrupt it anywhere; so it interrupts only the waiting for it."""
+    """Return what `make` returns, or raise what it raises. In the main thread Spark would install its own handler for
+    SIGINT, and a signal would interrupt it anywhere; in another thread only the wait for it is interrupted."""
     made: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -293,7 +296,7 @@ def _in_a_thread(make: Callable[[], Any]) -> Any:
 
 
 def concurrent_tasks(spark: Any) -> int:
-    """How many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
+    """Return how many tasks share one machine at a time: the cores of `local[n]`, or of one executor."""
     if isinstance(spark, Processes):
         return spark.count
     context = spark.sparkContext
@@ -303,7 +306,7 @@ def concurrent_tasks(spark: Any) -> int:
 
 
 def parallel_tasks(spark: Any) -> int:
-    """How many tasks run at a time, on all machines together, as far as that is known."""
+    """Return how many tasks run at a time on all machines together, as far as this is known."""
     if isinstance(spark, Processes):
         return spark.count
     return max(concurrent_tasks(spark), spark.sparkContext.defaultParallelism)
@@ -316,13 +319,13 @@ def first_line(problem: BaseException) -> str:
 
 @contextlib.contextmanager
 def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list[bytes]]:
-    """Pass on what the starting JVM writes to standard error, without the lines every healthy start writes.
+    """Pass on the starting JVM's standard error, without the lines that every healthy start writes.
 
-    Those of them that match `also` are collected in what is given.
+    Lines that match `also` are collected in the list that is yielded.
 
-    What it writes to standard output goes to standard error too. The JVM inherits the descriptors when it is launched
-    and keeps them: the pipe stays until the process ends. Once a stop has begun nothing is passed on: what is cancelled
-    or shut down fails, with long words that no logging level holds.
+    Its standard output is sent to standard error too. The JVM inherits the descriptors when it is launched and keeps
+    them: the pipe exists until the process ends. Once a stop has begun nothing is passed on: cancelled work and the
+    shutdown fail with long messages that no logging level suppresses.
     """
     if _has_jvm():
         yield []
@@ -349,16 +352,17 @@ def _without_start_noise(also: re.Pattern[bytes] | None = None) -> Iterator[list
 
 
 def _hear(spark: Any) -> None:
-    """Have spark-submit's JVM, whose standard error is not of our making, write it through us, as our own does.
+    """Redirect the standard error of spark-submit's JVM, which keytail did not start, through this process, as for its
+    own.
 
-    Where that cannot be had it writes on where it did. What it logs comes this way too, if its appender follows.
+    If that is impossible, the JVM keeps its standard error. Its log is redirected too, if its appender follows.
     """
     _unheard.clear()
     reader, writer = os.pipe()
     real, started = os.dup(2), threading.Event()
     started.set()
     threading.Thread(target=_pass_on, args=(reader, real, started), daemon=True).start()
-    with contextlib.suppress(Exception):  # no /proc, or a JVM that ends already
+    with contextlib.suppress(Exception):  # no /proc, or a JVM that is already ending
         java = spark.sparkContext._jvm.java
         stream = java.io.FileOutputStream(f"/proc/{os.getpid()}/fd/{writer}")
         java.lang.System.setErr(java.io.PrintStream(stream, True))
@@ -372,9 +376,9 @@ def _pass_on(
     also: re.Pattern[bytes] | None = None,
     withheld: list[bytes] | None = None,
 ) -> None:
-    """While the JVM starts at once, then with some delay: the signal that ends a run may come to it and to its workers
-    a moment before it comes to the driver."""
-    begun = b""  # of a line
+    """Pass on lines at once while the JVM starts, and afterwards with a delay: the signal that ends a run may reach the
+    JVM and its workers a moment before the driver."""
+    begun = b""  # the start of a line
     while data := os.read(reader, 1 << 16):
         if started.is_set() and not _unheard.is_set():
             _unheard.wait(HELD_BACK_S)
@@ -395,6 +399,7 @@ def _pass_on(
 
 
 def _write(fd: int, data: bytes) -> None:
-    """Where nobody can read it any more it is lost: a JVM whose pipe is not emptied would wait for that, for ever."""
+    """Write, or discard the data if there is no reader any more: a JVM whose pipe is not emptied would wait
+    forever."""
     with contextlib.suppress(OSError):
         os.write(fd, data)

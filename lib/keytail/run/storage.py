@@ -1,7 +1,7 @@
-"""What the driver knows of the storage under the log dirs: how full it may get, and whether others share it.
+"""The storage under the log dirs, as the driver sees it: how much may be written, and whether other hosts share it.
 
-`ScratchSpace` keeps account of what tasks in flight may write beside their sources. It promises nothing about
-writers outside this run.
+`ScratchSpace` tracks the bytes that tasks in flight may write beside their sources. It gives no guarantee about writers
+outside this run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from keytail.errors import Refused
 from keytail.log.fs import FileSystem
 
-# Mounted by one host, which then sees every lock. Any other type may have its files on other hosts: network file
-# systems, those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show what is behind them.
+# Mounted by one host, which then sees every lock. Files of any other type may be on other hosts: network file systems,
+# those of a hypervisor (9p, virtiofs), and all of FUSE, whose types do not show what is behind them.
 _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
     | {"tmpfs", "ramfs", "overlay", "aufs"}
@@ -22,14 +22,15 @@ _SHARED_REMEDY = "Make sure that no broker can reach it, then state so with --sh
 
 
 def is_local(kind: str) -> bool:
-    """Whether a file system of this type (a kernel's name; "": unknown) is known to be open on this host only."""
+    """Return whether a file system of this type (the kernel's name; "" if unknown) is known to be used by this host
+    only."""
     return kind in _LOCAL_TYPES
 
 
 def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str = "") -> None:
-    """Refused when a log dir is on a file system that may be shared: locks protect from brokers on this host only.
+    """Raise Refused when a log dir is on a file system that may be shared: locks only exclude brokers on this host.
 
-    `for_host`: the host that sees it so, where that is not the driver.
+    `for_host` names the host that reports the type, if it is not the driver.
     """
     for log_dir in log_dirs:
         kind = fs.file_system_type(log_dir)
@@ -45,10 +46,10 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
 
 @dataclass
 class ScratchSpace:
-    """Reservations by file system (device number). Not thread safe: the caller holds its own lock.
+    """Reserved bytes by file system (device number). Not thread safe: the caller must hold its own lock.
 
-    Without `limit_bytes` a file system is filled at most by half of what was free when it was first asked
-    about. A partition that needs more is written in rounds (`for_rounds`).
+    Without `limit_bytes`, at most half of the space that was free on a file system when it was first queried is used. A
+    partition that needs more is written in rounds (`for_rounds`).
     """
 
     fs: FileSystem
@@ -68,7 +69,7 @@ class ScratchSpace:
         return number
 
     def fits(self, needs: Mapping[int, int]) -> bool:
-        """Whether these bytes, by device, may be written now beside what is reserved."""
+        """Return whether these bytes, by device, may be written now in addition to the reserved ones."""
         for device, need in needs.items():
             reserved = self.reserved_bytes.get(device, 0)
             limit = self._half_free[device] if self.limit_bytes is None else self.limit_bytes
@@ -85,16 +86,18 @@ class ScratchSpace:
             self.reserved_bytes[device] -= need
 
     def for_rounds(self, device: int, least: int) -> int | None:
-        """What the rounds of one partition alone may take now; None where its largest group (`least`) does not fit.
+        """Return the bytes that the rounds of one partition alone may use now, or None if its largest group (`least`)
+        does not fit.
 
-        Half of what is free, where no limit is given, or `least` if that is more.
+        Without a limit this is half of the free space, or `least` if that is more.
         """
         free = self.fs.free_bytes(self._path_of[device])
         bound = max(free // 2, least) if self.limit_bytes is None else self.limit_bytes
         return min(bound, free) if least <= min(bound, free) else None
 
     def refusal(self, device: int, need: int, what: str = "the largest group of segments") -> Refused:
-        """Why a partition cannot be rewritten even alone, group by group: its largest (`what`) needs so much."""
+        """Return the reason why a partition cannot be rewritten even alone, group by group: its largest (`what`) needs
+        `need` bytes."""
         path = self._path_of[device]
         free = self.fs.free_bytes(path)
         if self.limit_bytes is not None and need > self.limit_bytes:

@@ -1,8 +1,8 @@
-"""Hands payloads to Spark's Python workers, one a task, and brings back one small answer for each.
+"""Run payloads on Spark's Python workers, one per task, and return one small answer for each.
 
-Answers are data (values.py): a worker gives the driver no code to run. Whatever a task raises comes back as a value, so
-one bad partition never ends the others' job. A worker that dies (killed, out of memory) does end its job: the payloads
-of that job are run again one a job, and only the one whose worker dies again has failed.
+Answers are data (values.py): a worker sends the driver no code to run. Any exception of a task is returned as a value,
+so one bad partition never ends the job of the others. A worker that dies (killed, out of memory) does end its job: the
+payloads of that job are run again, one per job, and only a payload whose worker dies again has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ answer_schema = "id bigint, answer binary"
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """What became of one payload: a value or a problem, never both.
+    """The result for one payload: a value or a problem, never both.
 
     `trace` is the traceback of an error that keytail did not expect, for standard error.
     """
@@ -53,14 +53,13 @@ def run_bundle(
     stopped: Callable[[], bool] = lambda: False,
     before_again: Callable[[P], object] = lambda payload: None,
 ) -> list[Outcome[R]]:
-    """`function(payload, attempt)` for each payload, on the workers; outcomes in the order of the payloads.
+    """Run `function(payload, attempt)` for each payload on the workers; return outcomes in the order of the payloads.
 
     `spark` is a session, or Processes in its place. `attempt` differs between any two runs of a task in it, so files
-    named by it never collide.
-    `function` is a module-level function of an installed package (or picklable); it runs where the files are
-    mounted. Once `stopped()` a lost job is not run again. `before_again(payload)` is called before each payload of a
-    lost job is run again: its earlier attempt may have left scratch files. Raises SparkEnded where no job can be run
-    any more.
+    named by it never collide. `function` is a module-level function of an installed package (or picklable); it runs
+    where the files are mounted. Once `stopped()` is true a lost job is not run again. `before_again(payload)` is called
+    before each payload of a lost job is run again: its earlier attempt may have left scratch files. Raises SparkEnded
+    if no more jobs can be run.
     """
     if not payloads:
         return []
@@ -87,7 +86,7 @@ def run_bundle(
 
 @as_caller()
 def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:
-    """One Spark job: one partition of one id for each payload, started in order."""
+    """Run one Spark job: one partition with one id for each payload, started in order."""
     context = spark.sparkContext
     name_jobs(context, name)
     shared = context.broadcast(list(payloads))
@@ -101,9 +100,9 @@ def _run_job(spark: Any, payloads: Sequence[P], function: Callable[[P, str], R],
 
 
 def name_jobs(context: Any, name: str) -> None:
-    """What Spark's pages call the jobs of this thread, and their stages, from here on.
+    """Set the name that Spark's UI shows for the subsequent jobs of this thread and their stages.
 
-    Interrupting ends the workers of a job that was given up, which would run on beside the next attempt.
+    Interruption ends the workers of an abandoned job, which would otherwise run on beside the next attempt.
     """
     context.setJobGroup(f"keytail-{time.monotonic_ns()}", name, interruptOnCancel=True)
 
@@ -132,7 +131,7 @@ def _task_of(
 
 
 def attempt_name() -> str:
-    """Of the attempt that runs here, on a worker: no other in the session has it."""
+    """Return a name for the task attempt that runs here, on a worker; it is unique in the session."""
     from pyspark import TaskContext  # noqa: PLC0415
 
     context = TaskContext.get()
@@ -146,7 +145,7 @@ def _heard_attempt(function: Callable[[P, str], R], channel: Channel | None, pay
 
 
 def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Outcome[R]:
-    """Run `function` here and put what it returns or raises into an Outcome."""
+    """Run `function` here and return its result or error as an Outcome."""
     keep_freed_memory()
     start_ms = time.time_ns() // 1_000_000
     value, problem, trace = None, None, ""
@@ -154,7 +153,7 @@ def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
         value = function(payload, attempt)
     except KeytailError as expected:
         problem = expected
-    except (OSError, MemoryError) as refused:  # of the machine, not of this program: no traceback
+    except (OSError, MemoryError) as refused:  # an error of the machine, not of this program: no traceback
         problem = explained(refused)
     except Exception as surprise:
         problem, trace = explained(surprise), traceback.format_exc()
@@ -162,7 +161,7 @@ def attempt_one(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
 
 
 def answer_bytes(outcome: Outcome[Any]) -> bytes:
-    """The outcome for the driver; one whose value is no data becomes a problem."""
+    """Return the outcome encoded for the driver; a value that is not data becomes a problem."""
     try:
         return to_bytes(outcome)
     except TypeError as surprise:
@@ -170,7 +169,7 @@ def answer_bytes(outcome: Outcome[Any]) -> bytes:
 
 
 def explained(surprise: Exception) -> KeytailError:
-    """An error of the system or of the program itself, in the words of a KeytailError."""
+    """Return a KeytailError for an error of the system or of the program itself."""
     if isinstance(surprise, OSError):
         return of_system(surprise, f" on host {os.uname().nodename}")
     if isinstance(surprise, MemoryError):

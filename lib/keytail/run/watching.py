@@ -1,9 +1,10 @@
-"""How the driver hears from tasks that run: who is at what, and how much of it has been read.
+"""Report the progress of running tasks to the driver: which partition each processes, and how many bytes it has read.
 
-Spark tells of a task when it has ended. So tasks send a small datagram twice a second, to a port that the driver has
-for as long as the run lasts: on 127.0.0.1, or on a cluster where Spark itself has the driver listen. Nothing depends
-on them. A firewall that holds them up costs the view of what is in flight, no more. Each begins with a code that only
-a task with the run's key can make, and Spark takes the key to tasks: what has none is ignored, whoever has sent it.
+Spark reports a task only when it has ended. Tasks therefore send a small datagram twice a second to a port that the
+driver opens for the duration of the run: on 127.0.0.1, or on a cluster on the address where Spark has the driver
+listen. Nothing depends on these datagrams: a firewall that blocks them only hides the work in flight. Each starts with
+an authentication code that requires the run's key, which Spark sends to the tasks. Datagrams without a valid code are
+ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from keytail.log.meter import METER
 from keytail.run.processes import Processes
 
 _EVERY_S = 0.5
-# A task that is over sooner is told of by its answer.
+# A shorter task is reported only by its answer.
 _SHORT_S = 0.2
 _LONGEST_BYTES = 4096
 _KEY_BYTES = _CODE_BYTES = 32  # of HMAC-SHA-256
@@ -32,7 +33,8 @@ LOOPBACK = "127.0.0.1"
 
 
 class DriverAddress(NamedTuple):
-    """`host` is what tasks call the driver's; it listens on `bind`, which may be another address of it."""
+    """The driver's address. Tasks send to `host`; the driver listens on `bind`, which may be another of its
+    addresses."""
 
     host: str
     bind: str
@@ -43,9 +45,9 @@ HERE = DriverAddress(LOOPBACK, LOOPBACK)
 
 @dataclass(frozen=True)
 class Sign:
-    """Of one attempt of a task: the partition it works at, its phase, and the bytes it has read so far.
+    """The progress of one task attempt: its partition, its phase, and the bytes read so far.
 
-    `is_over`: the last of it. Its answer may come later, with those of the other tasks of its job.
+    `is_over` marks the last sign. The task's answer may come later, with those of the other tasks of its job.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Channel:
-    """Where tasks send signs; goes to them with what they are to do."""
+    """The address and key with which tasks send signs; sent to them with their work."""
 
     host: str
     port: int
@@ -65,7 +67,7 @@ class Channel:
 
     @contextlib.contextmanager
     def telling(self, name: str, attempt: str, phase: str = "") -> Iterator[None]:
-        """While it lasts, signs of what this process does for the partition `name`; `phase` until it has its own."""
+        """Send signs for the partition `name` within the context; `phase` is reported until the work sets its own."""
         begun_bytes, begun_s, over = METER.read_bytes, time.monotonic(), threading.Event()
 
         def send(is_over: bool = False) -> None:
@@ -83,7 +85,7 @@ class Channel:
                 out = held.enter_context(socket.socket(family, socket.SOCK_DGRAM))
                 out.setblocking(False)
                 out.connect(address)
-            except OSError:  # the name of the driver's host means nothing here, or no way leads there
+            except OSError:  # the name cannot be resolved here, or there is no route to the host
                 yield
                 return
             thread = threading.Thread(target=go_on, name="progress", daemon=True)
@@ -98,9 +100,9 @@ class Channel:
 
 
 class Watch:
-    """The driver's end. `heard` is called for each sign, from a thread of the watch. A context manager.
+    """Receive signs in the driver; a context manager. `heard` is called for each sign, from a thread of the watch.
 
-    OSError where there is no such port to be had.
+    Raises OSError if no port can be opened.
     """
 
     def __init__(self, driver: DriverAddress, heard: Callable[[Sign], None]) -> None:
@@ -140,31 +142,32 @@ class Watch:
                 self._heard(sign)
 
 
-# A process has one run, and what works at a partition is deep below what shows progress.
+# Global: a process has one run, and the code that processes a partition is far below the code that shows progress.
 _current: list[Channel] = []
 
 
 def current_channel() -> Channel | None:
-    """Of the watch of this process or, in a task, of the driver's; None where nobody watches."""
+    """Return the channel of this process's watch or, in a task, of the driver's; None if there is no watch."""
     return _current[-1] if _current else None
 
 
 def send_to(channel: Channel | None) -> None:
-    """In the process of a task, before it begins."""
+    """Set the channel in the process of a task, before the task begins."""
     _current[:] = [] if channel is None else [channel]
 
 
 def telling(path: str, attempt: str, phase: str = "") -> contextlib.AbstractContextManager[None]:
-    """While it lasts, whoever watches hears of what this process does at the partition in directory `path`.
+    """Send signs about this process's work on the partition in directory `path` to the current channel, if any.
 
-    `phase`: until the work has phases of its own.
+    `phase` is reported until the work sets its own phases.
     """
     channel = current_channel()
     return METER.during(phase) if channel is None else channel.telling(os.path.basename(path), attempt, phase)
 
 
 def address_of_driver(spark: Any) -> DriverAddress:
-    """Where tasks of `spark`, a session or Processes in its place, reach the driver; None: this process does them."""
+    """Return the address at which tasks reach the driver. `spark` is a session, or Processes in its place, or None if
+    this process runs the tasks itself."""
     if spark is None or isinstance(spark, Processes) or spark.sparkContext.master.startswith("local"):
         return HERE
     settings = spark.sparkContext.getConf()
@@ -173,7 +176,7 @@ def address_of_driver(spark: Any) -> DriverAddress:
 
 
 def _address(host: str, port: int) -> tuple[int, Any]:
-    """Its family, and what a socket of that takes."""
+    """Return the address family, and the address in the form that a socket of that family takes."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     return family, address
 
@@ -183,7 +186,7 @@ def _with_code(text: bytes, key: bytes) -> bytes:
 
 
 def _parsed(data: bytes, key: bytes) -> Sign | None:
-    """None for what no task of this run has sent, of which nothing is looked at."""
+    """Return the sign, or None if no task of this run sent it; such data is not parsed."""
     text = data[_CODE_BYTES:]
     if not hmac.compare_digest(data, _with_code(text, key)):
         return None

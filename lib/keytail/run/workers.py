@@ -1,8 +1,7 @@
-"""Who does the tasks of a run: Spark, or, where the work is small, processes beside this one.
+"""Choose what runs the tasks of a run: Spark or, for small work, child processes.
 
-The tasks are the same functions, and what is done with their answers is the same code. Spark is used where it has been
-asked for, by spark-submit or `--master`, and where the work is long or of a kind that needs it
-(run/rates.py).
+The tasks and the handling of their answers are the same in both cases. Spark is used if it was requested, by
+spark-submit or `--master`, or if the work takes long or is of a kind that requires it (run/rates.py).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from keytail.run.watching import DriverAddress, address_of_driver
 
 
 class Reporter(Protocol):
-    """What a person hears of a run (cli/progress.py)."""
+    """Reports a run's progress to the user (cli/progress.py)."""
 
     def note(self, text: str, /) -> None: ...
 
@@ -27,7 +26,7 @@ class Reporter(Protocol):
 
 
 def cores() -> int:
-    """How many tasks run at a time on this host, as with Spark's `local[*]`: the memory of each depends on it."""
+    """Return how many tasks run at a time on this host, as with Spark's `local[*]`; it limits the memory of each."""
     return len(os.sched_getaffinity(0))
 
 
@@ -41,8 +40,8 @@ def workers_of_run(
     needs_spark: bool = False,
     extra: Mapping[str, str] | None = None,
 ) -> Any:
-    """A session, or Processes in its place, that ends with `run`; `each_s` is what each task is expected to take,
-    `extra` are settings of a session that is started."""
+    """Return a session, or Processes in its place, which is closed with `run`. `each_s` is the expected duration of
+    each task in seconds; `extra` are settings for a session that is started."""
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
         reporter.note(f"about {seconds:.0f} s of work, without Spark" if seconds >= 1 else "a short run, without Spark")

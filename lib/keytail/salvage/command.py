@@ -1,7 +1,7 @@
-"""The verb `salvage`: the good batches of damaged partitions, in a directory elsewhere, with a list of what is lost.
+"""The command `salvage`: writes the good batches of damaged partitions to another directory, and lists the losses.
 
-The source is only read, and no lock is taken: a file of the log dir would be made for it. Where a broker holds the
-lock the partition is refused. Without `execute` nothing is written anywhere.
+The source is only read, and no lock is taken, since that would create a file in the log dir. If a broker holds the
+lock, the partition is refused. Without `execute` nothing is written anywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_LINES = 40
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `salvage` is told."""
+    """All parameters of `salvage`."""
 
     choice: Choice
     to: str
@@ -53,8 +53,8 @@ class Request:
 class SalvageRow:
     """One partition. `status`: `would-salvage`, `salvaged`, `refused`, `failed`.
 
-    `losses` and `transactions` are those of salvage/partition.py; `to` is the directory that was made.
-    `last_batch_end` is the offset behind the last good batch, `log_end_offset` where the new log ends.
+    `losses` and `transactions` are those of salvage/partition.py; `to` is the directory that was created.
+    `last_batch_end` is the offset after the last good batch, `log_end_offset` the end of the new log.
     """
 
     topic: str
@@ -91,7 +91,7 @@ class SalvageRow:
 
 
 def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
-    """A row for each chosen partition, in the order of the log dirs."""
+    """Salvage, or only scan without `execute`. Returns a row for each chosen partition, by log dir."""
     chosen = choose(fs, request.choice)
     with as_caller():
         target = os.path.realpath(request.to)
@@ -123,7 +123,7 @@ def salvage(request: Request, fs: FileSystem = LOCAL) -> list[SalvageRow]:
 def _log_bytes(fs: FileSystem, path: str) -> int:
     try:
         return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
-    except OSError:  # its row will say why
+    except OSError:  # its row has the reason
         return 0
 
 
@@ -211,8 +211,8 @@ def _row(entry: PartitionEntry, found: Salvage, start_ms: int) -> SalvageRow:
 
 
 def exit_status(rows: Sequence[SalvageRow]) -> int:
-    """0: all that can be read is written, or nothing is lost. 1: a dry run found losses, or nothing could be done. 3:
-    some could not be, or something was left out that can be read."""
+    """Return 0 if everything readable was or would be written, and a dry run found no losses; 1 if a dry run found
+    losses or batches to leave out, or all partitions failed; 3 if some failed, or readable batches were left out."""
     bad = [row for row in rows if row.status in _BAD]
     if bad:
         return 3 if len(bad) < len(rows) else 1
@@ -222,7 +222,7 @@ def exit_status(rows: Sequence[SalvageRow]) -> int:
 
 
 def print_table(rows: Sequence[SalvageRow], title: str) -> None:
-    """A line for each partition, then what each has lost, then totals."""
+    """Print a line for each partition, then the losses of each, then totals."""
     console = show.output_console()
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")
@@ -284,7 +284,7 @@ def _transaction_line(open_one: OpenTransaction) -> str:
 
 
 def next_steps(rows: Sequence[SalvageRow], execute: bool) -> str:
-    """What the operator does now; SALVAGE.md has the reasons."""
+    """Return what the operator should do next; SALVAGE.md has the reasons."""
     done = [row for row in rows if row.status == "salvaged"]
     if not execute:
         return "This was a dry run: nothing was written. Another replica, if one is intact, is better than what is "\

@@ -1,8 +1,8 @@
-"""The story of a damaged partition of which the good batches are saved: what there is, what is lost, the new log.
+"""Salvages one damaged partition: finds its good batches, determines the losses, and writes a new log.
 
-Out of place: nothing of the source is changed, and what is written gets its name last (`write.py`). SALVAGE.md
-says what is good, what is called lost, and what an operator does with the result. The caller makes sure that nobody
-writes to the source.
+The source is not changed, and the new directory is renamed to its final name last (`write.py`). SALVAGE.md defines good
+batches and losses, and describes what an operator does with the result. The caller ensures that nothing writes to the
+source.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from keytail.salvage.sources import LogFile, Sources, find_sources
 from keytail.salvage.write import NewPartition
 
 _MAX_SPAN = 2**31
-# Beyond it no log ends, but a checkpoint's number may.
+# No log ends above it, but a damaged checkpoint may have a larger number.
 _LAST_BELIEVED_OFFSET = 2**62
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for the new partition's indexes."""
+    """The settings of the new partition's indexes."""
 
     index_interval_bytes: int
     segment_index_bytes: int
@@ -42,12 +42,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Loss:
-    """Something that is not in the result. `kind`: `damaged` (bytes that are no good batch), `missing-segment` (its
-    index files are there, its log is not), `tail` and `head` (checkpoints know of more than the files have), `gap`
-    (between two segments), `repeated` and `zeros` (bytes that held nothing).
+    """Something that is not in the result. `kind`: `damaged` (bytes that are no good batch), `missing-segment` (it has
+    index files, but no log), `tail` and `head` (by checkpoints the log had more than the files have), `gap` (between
+    two segments), `repeated` and `zeros` (bytes without contents of their own).
 
-    Bytes [start_byte, end_byte) of `file`. What is lost has offsets within [first_offset, end_offset), and need not
-    have all of them; an `end_offset` of None is not known. `certain`: something was there that is gone.
+    Bytes [start_byte, end_byte) of `file`. The lost records have offsets within [first_offset, end_offset), but not
+    necessarily all of them; an `end_offset` of None is unknown. `certain`: data existed that is lost.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction without its marker where a loss begins (`at_offset`), or at the end of the log (None)."""
+    """A transaction that is open where a loss begins (`at_offset`), or at the end of the log (None)."""
 
     producer_id: int
     producer_epoch: int
@@ -72,7 +72,8 @@ class OpenTransaction:
 
 @dataclass
 class Salvage:
-    """What was found, and, where `to` is set, written. The log start is that of the first segment kept."""
+    """The result: what was found and, if `to` is set, written. The log starts at the first segment kept, or later if
+    the log start checkpoint is higher."""
 
     losses: list[Loss] = field(default_factory=list)
     transactions: list[OpenTransaction] = field(default_factory=list)
@@ -83,12 +84,12 @@ class Salvage:
     bytes_kept: int = 0
     batches: int = 0
     records: int = 0
-    gaps: int = 0  # between batches that touch
+    gaps: int = 0  # between adjacent batches
     gap_offsets: int = 0
-    left_out: int = 0  # batches that can be read, or could be, and were not taken
+    left_out: int = 0  # batches that are, or may be, readable, and were not taken
     log_start_offset: int | None = None
     log_end_offset: int | None = None
-    last_batch_end: int | None = None  # behind the last good batch
+    last_batch_end: int | None = None  # the offset after the last good batch
     to: str = ""
 
     @property
@@ -103,10 +104,10 @@ def salvage_partition(
     settings: Settings,
     new: NewPartition | None,
 ) -> Salvage:
-    """Looks at every byte of the partition, and with `new` makes the partition there from what is good.
+    """Reads every byte of the partition, and with `new` writes a partition from the good batches.
 
-    Raises KeytailError where there is nothing to save, OSError where the directory cannot be listed or `new` not be
-    written.
+    Raises KeytailError if there is no good batch (nor an empty log file), OSError if the directory cannot be listed or
+    `new` cannot be written.
     """
     sources = find_sources(fs, entry.path)
     result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
@@ -125,31 +126,31 @@ def salvage_partition(
 
 
 def _known_end(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, sources: Sources) -> int:
-    """The log end offset was at least this, says whatever knows of it without being the log."""
+    """Return a lower bound of the log end offset, from checkpoints, file names and leader epochs."""
     key = (entry.topic, entry.partition)
     checkpoints = (log_dir.high_watermarks, log_dir.recovery_points, log_dir.log_starts)
     known = [offsets.get(key, 0) for offsets in checkpoints]
     known += [log.base_offset for log in sources.logs[-1:]] + [*sources.lost_bases, *sources.snapshots]
-    with contextlib.suppress(KeytailError, OSError):  # the new partition's is made from the log then
+    with contextlib.suppress(KeytailError, OSError):  # the new partition's epochs are then built from the log
         known += [start for _, start in read_epochs(fs, os.path.join(entry.path, names.LEADER_EPOCHS))]
     return max(offset for offset in [0, *known] if offset <= _LAST_BELIEVED_OFFSET)
 
 
 class _Story:
-    """Goes through the files in the order of their bases."""
+    """Collects the result from the log files, in the order of their base offsets."""
 
     def __init__(
         self, fs: FileSystem, path: str, sources: Sources, result: Salvage, new: NewPartition | None
     ) -> None:
         self._fs, self._path, self._sources, self._result, self._new = fs, path, sources, result, new
         self._producers = ProducerStates()
-        self._followed = 0  # the producers are known up to this offset
+        self._followed = 0  # producers are known up to this offset
         self._noted: set[tuple[int, int]] = set()
         self._last_base = -1
         self.last_offset = -1
 
     def take(self, number: int) -> None:
-        """Look at file `number`, and write what is good of it."""
+        """Scan file `number`, and write its good batches."""
         source, following = self._sources.logs[number], self._sources.logs[number + 1 :]
         low = source.base_offset
         high = min(low + _MAX_SPAN, following[0].base_offset if following else names.MAX_OFFSET)
@@ -160,7 +161,7 @@ class _Story:
             scan = scan_file(self._fs, path, source.size_bytes, low, high)
         except OSError as problem:
             why = problem.strerror or str(problem)
-            result.left_out += problem.errno != errno.EIO  # with other rights it might be read
+            result.left_out += problem.errno != errno.EIO  # it may be readable with other permissions
             hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
             scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
         result.left_out += scan.left_out + scan.gave_up
@@ -187,7 +188,7 @@ class _Story:
                 self._new.add_segment(low, scan.runs(), self._fs.stat(path))
 
     def _missing_before(self, base: int) -> None:
-        """Segments without a log, and offsets that no segment's batches have, between the last one and `base`."""
+        """Add losses between the last segment and `base`: segments without a log, and offsets in no segment."""
         result = self._result
         behind = max(self.last_offset + 1, self._last_base) if self._last_base >= 0 else -1
         lost = [one for one in self._sources.lost_bases if behind <= one < base]
@@ -203,14 +204,14 @@ class _Story:
             result.losses.append(Loss("gap", "", 0, 0, behind, base, False, why))
 
     def _loss(self, source: LogFile, hole: Hole, limit: int | None) -> Loss:
-        """`limit` is the base of the next segment, if there is one."""
+        """Return the loss for a hole. `limit` is the base offset of the next segment, if there is one."""
         first = source.base_offset if hole.last_before is None else hole.last_before + 1
         end = limit if hole.first_after is None else hole.first_after
         kind = "damaged"
         if hole.is_empty and hole.first_after in (None, first):
             kind, end = "repeated", first
         elif hole.why == ZEROS and end is None:
-            kind = "zeros"  # a file that was made larger ahead
+            kind = "zeros"  # a preallocated file
         nothing = end is not None and end <= first
         certain = kind == "damaged" and not nothing
         return Loss(kind, source.name, hole.start, hole.end, first, end, certain, hole.why)
@@ -231,7 +232,7 @@ class _Story:
             result.gap_offsets += int(plain.sum())
 
     def _follow(self, table: np.ndarray, losses: Sequence[int]) -> None:
-        """The producers up to each loss, and behind the table."""
+        """Replay the producers through the table, and record the transactions that are open at each loss."""
         for offset in losses:
             self._producers.replay(table, self._followed, offset)
             self._followed = max(self._followed, offset)
@@ -250,7 +251,7 @@ class _Story:
                 self._result.transactions.append(OpenTransaction(producer_id, state.epoch, first, at_offset))
 
     def end(self, log_start: int | None, known_end: int) -> None:
-        """What is known of the two ends of the log."""
+        """Determine start and end of the log, and the losses there."""
         result = self._result
         result.last_batch_end = end = max(self.last_offset + 1, self._last_base)
         first = result.log_start_offset

@@ -1,7 +1,7 @@
-"""The good batches of one damaged segment file: found, checked to the last record, and in the order of offsets.
+"""Finds the good batches of one damaged segment file, checks them to the last record, and orders them by offset.
 
-The file is read into memory once, around what cannot be read, so that what was checked is what gets written. Which
-batch is good, and what is said of the bytes between, is SALVAGE.md, "What is good".
+The file is read into memory once, skipping unreadable pages, so the bytes that were checked are those that are written.
+SALVAGE.md, "What is good", defines good batches, and how the bytes between them are reported.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _READ_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _ROWS = 1 << 14
 _MOST_CODEC = 4
-# The bytes whose checksum a search through damage may compute: what looks like a batch and is none is rare, unless
-# somebody made it so.
+# The bytes whose CRC a search through damage may compute: bytes that look like a batch and are none are rare, unless
+# crafted.
 _LEAST_SEARCH_BYTES = 1 << 30
 _SEARCH_TIMES = 16
 
@@ -53,10 +53,10 @@ ZEROS = "all zeros"
 
 @dataclass(frozen=True)
 class Hole:
-    """Bytes [start, end) of a file that are in no good batch, and why the first of them are not.
+    """Bytes [start, end) of a file that are in no good batch, and the reason.
 
-    Behind the batch that ends with `last_before`, and in front of the one that begins with `first_after` (None: the
-    file has none there). `is_empty`: nothing was lost with them.
+    They are between the batch with last offset `last_before` and that with base offset `first_after` (None: there is no
+    such batch in the file). `is_empty`: nothing was lost with them.
     """
 
     start: int
@@ -69,16 +69,16 @@ class Hole:
 
 @dataclass
 class FileScan:
-    """The bytes of a segment file, and its good batches (BATCH_TABLE, in the order of offsets and of the file)."""
+    """The bytes of a segment file, and its good batches (BATCH_TABLE, ascending by offset and position)."""
 
     raw: np.ndarray
     table: np.ndarray
     holes: tuple[Hole, ...]
-    left_out: int = 0  # batches whose checksum is right and that are not among the good ones, repeated ones apart
-    gave_up: bool = False  # so much looked like batches that the search ended before the file did
+    left_out: int = 0  # batches with a valid CRC that are not good, except repeated ones
+    gave_up: bool = False  # the search ended before the file, at its limit of bytes
 
     def runs(self) -> Iterator[np.ndarray]:
-        """The bytes of the good batches, those that touch each other at once."""
+        """Yield the bytes of the good batches, adjacent ones together."""
         if not len(self.table):
             return
         starts = self.table["position"]
@@ -89,10 +89,10 @@ class FileScan:
 
 
 def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -> FileScan:
-    """The good batches with offsets in [low, high). Raises OSError only where nothing of the file can be read, Refused
-    for a compressed message of magic 0 or 1 that opens to more than `max_record_bytes`.
+    """Find the good batches with offsets in [low, high). Raises OSError if the file cannot be read, except for EIO;
+    Refused for a compressed message of magic 0 or 1 that decompresses to more than `max_record_bytes`.
 
-    Takes memory for the whole file, and 88 bytes a batch.
+    Takes memory for the whole file, and 88 bytes per batch.
     """
     raw, unreadable = read_around(fs, path, min(size_bytes, MAX_LOG_BYTES))
     table, problems, gave_up = _batches(raw, low, high)
@@ -108,7 +108,7 @@ def scan_file(fs: FileSystem, path: str, size_bytes: int, low: int, high: int) -
 
 
 def read_around(fs: FileSystem, path: str, size_bytes: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The file's bytes, zeros for the pages that cannot be read, and the ranges of these. Shorter if the file is."""
+    """Return the file's bytes, with zeros for unreadable pages, and the ranges of these. Shorter if the file is."""
     raw = np.zeros(size_bytes, np.uint8)
     unreadable: list[tuple[int, int]] = []
     fd = fs.open_read(path)
@@ -161,7 +161,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tuple[int, str]], bool]:
-    """Whatever has a right checksum, in the order of the file; where damage begins, and what it is."""
+    """Return the batches with a valid CRC, in file order; where and why damage begins; whether the search gave up."""
     rows, out, found = np.empty(_ROWS, BATCH_TABLE), np.zeros(4, np.int64), np.zeros(2, np.int64)
     most = _LEAST_SEARCH_BYTES + _SEARCH_TIMES * len(raw)
     tables, problems, at = [np.empty(0, BATCH_TABLE)], [], 0
@@ -189,7 +189,7 @@ def _batches(raw: np.ndarray, low: int, high: int) -> tuple[np.ndarray, list[tup
 
 
 def _good_old(raw: np.ndarray, table: np.ndarray) -> int:
-    """How many rows there are in front of the first message of magic 0 or 1 with a wrong checksum."""
+    """Return the number of rows before the first invalid message of magic 0 or 1."""
     old = np.flatnonzero(table["magic"] < 2)
     if not len(old):
         return len(table)
@@ -208,7 +208,7 @@ def _good_old(raw: np.ndarray, table: np.ndarray) -> int:
 def _kept(
     raw: np.ndarray, table: np.ndarray, low: int, high: int, problems: list[tuple[int, str]]
 ) -> np.ndarray:
-    """Those that are good, and agree with each other; `problems` gets the others."""
+    """Return the rows that are good and consistent with each other; add the others to `problems`."""
     why = _wrong_rows(raw, table, low, high)
     good = np.ones(len(table), bool)
     for row, text in why.items():
@@ -225,7 +225,7 @@ def _kept(
         if any(kept[at][name] != row[name] for name in ("base_offset", "last_offset", "crc", "size_bytes")):
             text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or others' too"
         elif position < kept["position"][at] and (at == 0 or position > kept["position"][at - 1]):
-            position = int(kept["position"][at])  # of two that are alike the first one stays
+            position = int(kept["position"][at])  # of two equal batches the first is kept
             kept[at] = row
         problems.append((position, text))
     return kept
@@ -243,7 +243,7 @@ def _chain(table: np.ndarray, low: int) -> np.ndarray:
 
 
 def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict[int, str]:
-    """Why rows are no good although their checksum is right. Completes compressed messages of magic 0 and 1."""
+    """Return why rows with a valid CRC are not good. Completes rows of compressed messages of magic 0 and 1."""
     why: dict[int, str] = {}
     codecs = table["attributes"] & CODEC_MASK
     is_old = table["magic"] < 2
@@ -279,7 +279,7 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
 
 
 def _packed_problem(raw: np.ndarray, row: np.void) -> str:
-    """What is wrong with the records of a compressed batch; "" for nothing."""
+    """Return the fault of the records of a compressed batch, or ""."""
     start, end = int(row["position"]) + 61, int(row["position"]) + int(row["size_bytes"])
     try:
         code = check_block(
@@ -288,7 +288,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
             base_timestamp_ms=int(row["base_timestamp_ms"]), max_timestamp_ms=int(row["max_timestamp_ms"]),
             attributes=int(row["attributes"]), state=np.zeros(STATE_SIZE, np.int64),
         )  # fmt: skip
-    except Refused:  # its checksum is right, and nothing says that its records are not
+    except Refused:  # not checked: its CRC is right, and no fault of its records is known
         return ""
     except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"
@@ -301,7 +301,7 @@ def _holes(
     size_bytes: int,
     problems: list[tuple[int, str]],
 ) -> Iterator[Hole]:
-    """The bytes between the good batches, in front of them and behind."""
+    """Yield the holes before, between and after the good batches."""
     starts, ends = table["position"].astype(np.int64), (table["position"] + table["size_bytes"]).astype(np.int64)
     before, after = np.concatenate(([0], ends)), np.concatenate((starts, [size_bytes]))
     for n in np.flatnonzero(after > before):

@@ -1,7 +1,7 @@
-"""Which files of a damaged partition directory hold its log, as a broker that starts would take them.
+"""Selects the files of a damaged partition directory that contain its log, as a broker that starts would.
 
-Listings, and of an interrupted replacement the headers of its outputs. Nothing is changed; what the directory says
-against itself becomes notes. The rules are those of log/SWAP.md ("What a broker does with names").
+Reads listings, and the headers of outputs of an interrupted replacement. Nothing is changed; contradictions in the
+directory become notes. The rules are those of log/SWAP.md ("What a broker does with names").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytail.log.log_end import log_end
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file with the batches of one segment."""
+    """A file with the record batches of one segment."""
 
     base_offset: int
     name: str
@@ -27,9 +27,9 @@ class LogFile:
 
 @dataclass(frozen=True)
 class Sources:
-    """The log files of a partition, ascending; bases of segments of which only index files are left; snapshots by
-    offset; what the operator should know of files that were not taken; bases of segments whose `.log` is a link or the
-    like, which may lead to something that can be read."""
+    """The log files of a partition, ascending; base offsets of segments without a usable log; offsets of snapshots;
+    notes on files that were not taken; base offsets of segments whose `.log` is not a regular file (such as a link),
+    which may lead to readable data."""
 
     logs: tuple[LogFile, ...]
     lost_bases: tuple[int, ...]
@@ -39,7 +39,7 @@ class Sources:
 
 
 def find_sources(fs: FileSystem, path: str) -> Sources:
-    """Raises OSError where the directory cannot be listed."""
+    """Find the sources in a directory. Raises OSError if it cannot be listed."""
     notes: list[str] = []
     not_taken: set[int] = set()
     found: dict[tuple[str, str], dict[int, DirEntry]] = defaultdict(dict)
@@ -76,7 +76,7 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
 
 
 def _swaps_that_count(found: dict[tuple[str, str], dict[int, DirEntry]], notes: list[str]) -> dict[int, DirEntry]:
-    """A `.swap` with a `.cleaned` at or below it is void."""
+    """Return the valid `.swap` logs: a `.swap` with a `.cleaned` at or below its base offset is void."""
     cleaned = [base for (kind, _), entries in found.items() if kind == "cleaned" for base in entries]
     voids_from = min(cleaned, default=names.MAX_OFFSET)
     swaps = {base: entry for base, entry in found["swap", names.LOG].items() if base < voids_from}
@@ -89,8 +89,8 @@ def _swaps_that_count(found: dict[tuple[str, str], dict[int, DirEntry]], notes: 
 def _replaced(
     fs: FileSystem, path: str, swaps: dict[int, DirEntry], sources: set[int]
 ) -> list[tuple[int, int]]:
-    """Ranges of bases that the outputs of interrupted replacements take the place of, each with its own: an output
-    with neither a live nor a `.deleted` log of its base goes on where the one before it was closed."""
+    """Return the ranges of base offsets that each interrupted replacement replaces. An output with neither a live nor a
+    `.deleted` log of its base offset belongs to the replacement of the output before it."""
     ranges: list[tuple[int, int]] = []
     for base, entry in sorted(swaps.items()):
         end = log_end(fs, os.path.join(path, entry.name), base, index_path="").next_offset

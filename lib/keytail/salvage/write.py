@@ -1,7 +1,7 @@
-"""The directory that salvage makes: segments, then all that follows from them, then the name.
+"""Writes the directory of a salvaged partition: segments, then the files derived from them, then the final name.
 
-As long as it is not done the directory has a name that is no partition's, so that a half-made one is never taken for
-one: no broker starts on it. Everything is durable before the rename that ends it.
+Until it is complete the directory has a name that is not that of a partition, so that it is never used as one: no
+broker starts on it. Everything is durable before the final rename.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ UNFINISHED = ".unfinished"
 
 
 class NewPartition:
-    """One partition in the making: `add_segment` in the order of bases, then `finish`."""
+    """A partition that is being written: call `add_segment` in the order of base offsets, then `finish`."""
 
     def __init__(
         self, fs: FileSystem, directory: str, source: PartitionEntry, *, run_id: str, topic_id: str | None
     ) -> None:
-        """`topic_id` is for a source that does not tell its own. Nothing is made before the first segment."""
+        """`topic_id` is used if the source has none. Nothing is created before the first segment."""
         self._fs, self._directory, self._source = fs, directory, source
         self._run_id, self._topic_id = run_id, topic_id
         name = names.partition_dir(source.topic, source.partition)
@@ -54,7 +54,7 @@ class NewPartition:
         self._is_made = True
 
     def _like(self, stat: FileStat) -> FileStat | None:
-        """None where files cannot get the owner that `stat` has: whoever puts them in place gives them theirs."""
+        """Return `stat`, or None if files cannot be given its owner: the operator who puts them in place sets it."""
         try:
             self._fs.refuse_unless_like(stat)
         except Refused:
@@ -62,7 +62,7 @@ class NewPartition:
         return stat
 
     def add_segment(self, base_offset: int, runs: Iterable[np.ndarray], source: FileStat) -> None:
-        """The segment's `.log` of these bytes, with the time and owner of the file they come from."""
+        """Write the segment's `.log` from these bytes, with mtime and owner of the source file."""
         self._make()
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
         fd = self._fs.create(path, self._like(source))
@@ -77,7 +77,7 @@ class NewPartition:
         self._last_like = source
 
     def add_empty_segment(self, base_offset: int) -> None:
-        """So that the log ends there."""
+        """Add an empty segment, which sets the log end offset."""
         self._make()
         like = self._last_like or self._fs.stat(self._source.path)
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
@@ -87,7 +87,8 @@ class NewPartition:
     def finish(
         self, snapshots: Sequence[int], index_interval_bytes: int, segment_index_bytes: int
     ) -> list[str]:
-        """Indexes, snapshots and small files; everything durable; the name. Sentences on what could not be made."""
+        """Write indexes, snapshots and small files durably, then rename the directory. Returns notes on what is
+        missing or was rebuilt. Raises KeytailError if the written logs are damaged."""
         notes = self._copy_metadata()
         self._copy_snapshots(snapshots)
         plan = self._plan(index_interval_bytes, segment_index_bytes)
@@ -110,7 +111,7 @@ class NewPartition:
         return notes
 
     def _plan(self, index_interval_bytes: int, segment_index_bytes: int) -> PartitionPlan:
-        """As of any partition, in a log dir of which nothing else is known."""
+        """Plan the indexes as for any partition, in a log dir without checkpoints."""
         source = self._source
         log_dir = LogDirFacts(self._directory, (), (), False, {}, {}, {}, {})
         entry = PartitionEntry(source.topic, source.partition, self._directory, self.path)
@@ -124,7 +125,7 @@ class NewPartition:
         )
 
     def _copy_metadata(self) -> list[str]:
-        """`partition.metadata`, without which a broker takes the directory for a stray one."""
+        """Copy or write `partition.metadata`, without which a broker treats the directory as stray. Returns notes."""
         target = os.path.join(self.path, names.PARTITION_METADATA)
         source = os.path.join(self._source.path, names.PARTITION_METADATA)
         like = self._like(self._fs.stat(self._source.path))
@@ -144,7 +145,7 @@ class NewPartition:
         ]
 
     def _copy_snapshots(self, snapshots: Sequence[int]) -> None:
-        """Those that are right: they know of batches that the log has lost."""
+        """Copy the valid snapshots: they have state from batches that the log has lost."""
         for offset in snapshots:
             name = names.segment_file(offset, names.SNAPSHOT)
             path = os.path.join(self._source.path, name)
@@ -158,9 +159,9 @@ class NewPartition:
                 self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
 
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
-        """The producers at the log end, as a broker that recovers the log finds them.
+        """Write a snapshot of the producers at the log end, as a broker finds them when it recovers the log.
 
-        Without any snapshot a broker that was stopped cleanly knows no producers, nor which transactions are open.
+        Without any snapshot, a broker that was stopped cleanly has no producers and no open transactions.
         """
         snapshots = [
             name.base_offset
@@ -183,7 +184,7 @@ class NewPartition:
         return [f"no snapshot is left: the producers at the log end are the {len(producers.states)} that the log shows"]
 
     def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
-        """The source's leader epochs, where the log does not contradict them; newer ones are added later."""
+        """Write the source's leader epochs, unless the log contradicts them. Newer ones are added later."""
         seen = [epoch for result in results for epoch in result.epochs]
         path = os.path.join(self._source.path, names.LEADER_EPOCHS)
         try:

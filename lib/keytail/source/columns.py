@@ -1,4 +1,4 @@
-"""How the columns of the `kafka-log` data sources are made of records and of batches, as Arrow arrays."""
+"""Builds the columns of the `kafka-log` data sources from records and from batches, as Arrow arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from keytail.log.slices import batches, records
 from keytail.run.arrow import binary, cut, header_names, joined
 from keytail.source.plan import Piece
 
-_MOST_MS = 2**63 // 1000 - 1  # that a timestamp of Spark holds
+_MOST_MS = 2**63 // 1000 - 1  # the largest timestamp of Spark
 
 
 def record_batches(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Arrow batches of the records of producers, of an Arrow schema that names some of RECORD_COLUMNS.
+    """Yield Arrow batches of the records of producers. The Arrow schema has some of RECORD_COLUMNS.
 
-    Keys, values and headers that are not asked for are not gathered.
+    Keys, values and headers are gathered only if the schema has them.
     """
     for piece in pieces:
         make = partial(_of_records, piece, schema)
@@ -48,7 +48,7 @@ def _of_records(piece: Piece, schema: Any, table: RecordTable) -> Any:
 
 
 def batch_tables(fs: FileSystem, pieces: Sequence[Piece], schema: Any) -> Iterator[Any]:
-    """Arrow batches of the batches with offsets of the range, of an Arrow schema that names some of BATCH_COLUMNS."""
+    """Yield Arrow batches of the record batches with offsets in the range. The schema has some of BATCH_COLUMNS."""
     for piece in pieces:
         yield from joined(_of_batches(piece, schema, stride.table) for stride in batches(fs, piece.slice))
 
@@ -90,7 +90,7 @@ _CODEC_NAMES = np.array([*CODECS, *(f"unknown {code}" for code in range(len(CODE
 
 
 def _timestamp_types(table: np.ndarray) -> np.ndarray:
-    """0 the producer's time, 1 the broker's, -1 none: a row of BATCH_TABLE each, as a consumer has it."""
+    """Return timestamp types of rows of BATCH_TABLE, as in a consumer: 0 producer's, 1 broker's, -1 none."""
     kinds = ((table["attributes"] & LOG_APPEND_TIME) != 0).astype(np.int32)
     return np.where(table["magic"] == 0, np.int32(-1), kinds)
 
@@ -109,7 +109,7 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
 
 
 def _headers(table: RecordTable, kind: Any) -> Any:
-    """Null where a record has none, as with Spark's own source."""
+    """Return the headers of records, with null for a record without headers, as in Spark's own source."""
     import pyarrow  # noqa: PLC0415 (only where Spark runs)
 
     headers = table.headers()

@@ -1,10 +1,11 @@
-"""Partition logs as Spark data sources: `kafka-log`, a row a record, and `kafka-log-batches`, a row a batch.
+"""Partition logs as Spark data sources: `kafka-log`, one row per record, `kafka-log-batches`, one row per batch.
 
     spark.read.format("kafka-log").option("logDirs", "/data/kafka-logs").option("topic", "orders").load()
 
-The files are read, never changed, by the tasks of the query, without a broker: of stopped brokers, copies, and closed
-segments of running ones. The modules `pyspark_kafka_log` and `pyspark_kafka_log_batches` let Spark find both by
-itself; `register` is for a session that does not look. Options, and what is read: SOURCE.md.
+The tasks of the query read the files, without a broker, and never change them: those of stopped brokers, copies, and
+closed segments of running brokers. Spark finds both formats through the modules `pyspark_kafka_log` and
+`pyspark_kafka_log_batches`; `register` is for a session that does not search for them. SOURCE.md describes the options,
+and what is read.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Share(InputPartition):
-    """What one task reads."""
+    """The slices that one task reads."""
 
     pieces: tuple[Piece, ...]
-    user: User  # whom the task works as where it is root
+    user: User  # as which a task that is root reads
 
     def __init__(self, pieces: tuple[Piece, ...], user: User) -> None:
         super().__init__(None)
@@ -38,7 +39,7 @@ class _Share(InputPartition):
 
 
 class _LogSource(DataSource):
-    """No pushFilters: in pyspark 4.2 it makes a second query on the same frame wrong. Options say what is read."""
+    """Without pushFilters: in pyspark 4.2 it makes a second query on a frame wrong. Options limit what is read."""
 
     columns: Mapping[str, DataType]
     of_records: bool
@@ -75,7 +76,7 @@ class _LogReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType, of_records: bool) -> None:
         self._options, self._schema, self._of_records = options, schema, of_records
 
-    # What reads logs brings in the kernels: every session on a machine with keytail imports this module.
+    # Imports of modules that load the kernels are local: every session on a machine with keytail imports this module.
 
     def partitions(self) -> list[InputPartition]:
         from keytail.log.fs import LOCAL  # noqa: PLC0415
@@ -84,7 +85,7 @@ class _LogReader(DataSourceReader):
 
         user = owner_of(LOCAL, self._options.log_dirs)
         with working_as(user):
-            # Without any Spark makes up one of its own.
+            # If the list were empty, Spark would create a partition of its own.
             return [_Share(pieces, user) for pieces in plan_read(LOCAL, self._options)] or [_Share((), user)]
 
     def read(self, partition: Any) -> Iterator[Any]:
@@ -98,6 +99,6 @@ class _LogReader(DataSourceReader):
 
 
 def register(spark: Any) -> None:
-    """Make both known to a session. Where keytail is installed Spark finds them without."""
+    """Register both formats in a session. Where keytail is installed, Spark finds them without this."""
     for source in (KafkaLogSource, KafkaLogBatchesSource):
         spark.dataSource.register(source)

@@ -1,6 +1,6 @@
-"""The options of the `kafka-log` data sources: names as Spark's own Kafka source has them where it has them.
+"""The options of the `kafka-log` data sources, with the names of Spark's own Kafka source where it has the same.
 
-Text in, values out; nothing here looks at a disk. SOURCE.md has the table that users read.
+Parses text to values, without access to files. SOURCE.md has the table for users.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from keytail.errors import UsageProblem
 from keytail.format.json_object import parse_object
 
-SLICE_BYTES = 128 << 20  # of log a task: what Spark's own sources read in one
-EARLIEST, LATEST = -2, -1  # as Spark's JSON of offsets has them
+SLICE_BYTES = 128 << 20  # of log per task, as in Spark's own sources
+EARLIEST, LATEST = -2, -1  # as in Spark's JSON of offsets
 
 _OTHER_NAMES = {
     "subscribe": "topic",
@@ -34,7 +34,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a read begins or ends: one offset or time for all partitions, or one for each (`of`).
+    """The start or end of a read: one offset or time for all partitions, or one for each (`of`).
 
     `offset` and the offsets of `of` may be EARLIEST or LATEST. With `timestamps` they are times, in ms.
     """
@@ -46,7 +46,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Everything that a read is told. `columns` None: all of them."""
+    """All parameters of a read. `columns` None: all columns."""
 
     log_dirs: tuple[str, ...]
     topics: tuple[str, ...] = ()
@@ -69,7 +69,8 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOptions:
-    """UsageProblem for what is unknown, missing or contradictory. `records`: of `kafka-log`, else of its batches."""
+    """Parse the options of `kafka-log` (`records`) or `kafka-log-batches`. Raises UsageProblem for options that are
+    unknown, missing, invalid or contradictory."""
     options = _by_name(given, records)
     log_dirs = _list(options.get("logDirs"))
     if not log_dirs:
@@ -100,7 +101,7 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
 
 
 def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
-    """By the names of NAMES: Spark hands them over in lower case."""
+    """Return the options by their spelling in NAMES: Spark passes names in lower case."""
     spelled = {name.lower(): name for name in NAMES}
     spelled.update(_OTHER_NAMES)
     options: dict[str, str] = {}
@@ -108,7 +109,7 @@ def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
         known = spelled.get(name.lower())
         if known is None:
             if name.lower().startswith("kafka."):
-                continue  # settings of a client, which there is none of
+                continue  # settings of a Kafka client, which is not used
             near = get_close_matches(name.lower(), spelled, n=1)
             raise UsageProblem(
                 f"there is no option {name}",
@@ -143,7 +144,7 @@ def _pattern(text: str | None) -> str | None:
 
 
 def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> str:
-    """The first is the default."""
+    """Return the value of an option, of which the first of `values` is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
         raise UsageProblem(f"option {name} is {options[name]}", remedy=f"Give {' or '.join(values)}")
@@ -178,7 +179,7 @@ def _json(name: str, text: str) -> dict[str, Any]:
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
-    """A time before a time of each partition before offsets, as Spark's Kafka source ranks them."""
+    """Return the bound. A time takes precedence over times by partition, these over offsets, as in Spark's source."""
     name = f"{which}Timestamp"
     if name in options:
         return Bound(True, _number(name, options[name], at_least=0))

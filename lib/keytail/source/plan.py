@@ -1,7 +1,7 @@
-"""What a read of the `kafka-log` data sources is made of: for each partition the offsets, and slices of the log.
+"""Plans a read of the `kafka-log` data sources: the range of offsets of each partition, and slices of the log.
 
-Made in the process in which Spark plans a query. Reads listings, checkpoints, indexes, and, where a time or a
-transaction has to be found, the batches around it.
+Runs in the process in which Spark plans a query. Reads listings, checkpoints and indexes, and to find a time or a
+transaction, the batches around it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from keytail.log.transactions import read_aborted
 from keytail.lookup.steps import lookup_time
 from keytail.source.options import EARLIEST, LATEST, Bound, SourceOptions
 
-# What opening a file costs beside reading it, as Spark counts it: many small partitions share a task.
+# The cost of opening a file, in bytes read, as in Spark: many small partitions share a task.
 _OPENING_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A slice with whose it is."""
+    """A slice with its topic and partition."""
 
     topic: str
     partition: int
@@ -34,7 +34,7 @@ class Piece:
 
 
 def plan_read(fs: FileSystem, options: SourceOptions) -> list[tuple[Piece, ...]]:
-    """What each task reads, in order of topics, partitions and offsets."""
+    """Return the slices of each task, by topic, partition and offset. Raises UsageProblem, Refused."""
     surveyed = survey_log_dirs(fs, options.log_dirs)
     chosen = sorted(
         ((log_dir, entry) for log_dir in surveyed for entry in log_dir.partitions
@@ -65,7 +65,8 @@ def _shared_out(pieces: Iterable[Piece], most_bytes: int) -> Iterable[tuple[Piec
 
 
 def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surveyed: Sequence[LogDirFacts]) -> None:
-    """What is asked for by name must be there; where offsets are given a partition, all partitions must have some."""
+    """Raise UsageProblem if named topics or partitions are missing, or if offsets per partition do not cover exactly
+    the partitions that are read."""
     found = {(entry.topic, entry.partition) for entry in chosen}
     topics = {topic for topic, _ in found}
     lacking = [topic for topic in options.topics if topic not in topics]
@@ -162,6 +163,6 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
 
 
 def _offset_of(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int, limit: Readable) -> int | None:
-    """The first offset at or after a time, of what can be read."""
+    """Return the first readable offset at or after a time, or None."""
     found = lookup_time(fs, facts, timestamp_ms).record
     return None if found is None or found.offset >= limit.end_offset else found.offset

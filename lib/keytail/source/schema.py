@@ -1,6 +1,6 @@
-"""The columns of the `kafka-log` data sources by name and type, and which of them a read has.
+"""The columns of the `kafka-log` data sources by name and type, and the schema of a read.
 
-Those of records are the columns of Spark's own Kafka source (SOURCE.md).
+The columns of records are those of Spark's own Kafka source (SOURCE.md).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BATCH_COLUMNS: dict[str, T.DataType] = {
 
 
 def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *, headers: bool = True) -> T.StructType:
-    """The columns that are read, in the order in which they are asked for. UsageProblem for one that is none."""
+    """Return the schema with columns in the requested order. Raises UsageProblem for unknown columns, or none."""
     there = {name: kind for name, kind in columns.items() if headers or name != "headers"}
     names = wanted if wanted is not None else tuple(there)
     for name in names:
@@ -66,7 +66,7 @@ def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *
 
 
 def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None:
-    """UsageProblem where a schema given by hand has other names or types."""
+    """Raise UsageProblem if a schema given by the user has other names or types."""
     for field in schema:
         wanted = columns.get(field.name)
         if wanted is None:

@@ -1,8 +1,8 @@
-"""The verb `undo`: partitions as they were before a run that kept its originals, and what becomes of those.
+"""The command `undo`: restores partitions to their state before a run that kept its originals; lists or removes those.
 
-No Spark is needed. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
-held from before the first look to after the last file. Listing and forgetting touch no log dir, and so a broker may
-run meanwhile.
+No Spark is required. Without `execute` nothing is changed and no lock is taken; with it, the locks of the log dirs are
+held from before the first survey until after the last file. Listing and forgetting do not access log dirs, so a broker
+may run meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from keytail.undo.manifest import Manifest
 from keytail.undo.originals import Entry, entries, entry_directories, forget, refuse_foreign
 from keytail.undo.partition import bytes_to_copy, check_originals, decide, look, restore
 
-# Of each partition that is there, by log dir and name.
+# Each existing partition, by log dir and name.
 Places: TypeAlias = dict[tuple[str, str], tuple[LogDirFacts, PartitionEntry]]
 
 BAD = ("refused", "corrupt", "failed")
@@ -36,9 +36,9 @@ BAD = ("refused", "corrupt", "failed")
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that `undo` is told. Without a run what is kept is listed.
+    """All parameters of `undo`. Without a run the kept runs are listed.
 
-    `log_dirs` are where the partitions are now, if they were moved since; by default where the run found them.
+    `log_dirs` are the current log dirs of partitions that were moved since the run; by default those of the run.
     """
 
     originals: str
@@ -54,9 +54,9 @@ class Request:
 class UndoRow:
     """One partition of a run.
 
-    `status`: `would-undo`, `undone`, `clean` (nothing is to be undone), `would-forget`, `forgotten`, `refused`,
-    `corrupt`, `failed`. `differences` are the reasons of a refusal, a sentence each. `held_bytes` become free when
-    the partition is forgotten.
+    `status`: `would-undo`, `undone`, `clean` (nothing to undo), `would-forget`, `forgotten`, `refused`, `corrupt`,
+    `failed`. `differences` are the reasons for a refusal, one sentence each. `held_bytes` are freed when the partition
+    is forgotten.
     """
 
     run_id: str
@@ -86,7 +86,7 @@ class UndoRow:
 class KeptRun:
     """A run whose originals are kept.
 
-    `state`: `kept`, `undone`, `partly undone`, `unfinished` (of a partition of it nothing can be undone).
+    `state`: `kept`, `undone`, `partly undone`, `unfinished` (at least one partition cannot be undone).
     """
 
     run_id: str
@@ -97,7 +97,7 @@ class KeptRun:
 
 
 def kept_runs(request: Request, fs: FileSystem = LOCAL) -> list[KeptRun]:
-    """What is kept, oldest first."""
+    """Return the runs whose originals are kept, oldest first."""
     by_run: dict[str, list[Entry]] = {}
     for entry in _entries(fs, request):
         by_run.setdefault(entry.run_id, []).append(entry)
@@ -122,7 +122,7 @@ def _state(of_run: Sequence[Entry]) -> str:
 
 
 def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
-    """A row for each partition of the run that was asked for, in the order of their names."""
+    """Undo or forget a run. Returns a row for each requested partition, in the order of their names."""
     chosen = _chosen(request, _entries(fs, request))
     if request.forget:
         return [_forget(fs, entry, request.execute) for entry in chosen]
@@ -151,7 +151,7 @@ def undo(request: Request, fs: FileSystem = LOCAL) -> list[UndoRow]:
 def _entries(fs: FileSystem, request: Request) -> list[Entry]:
     try:
         originals = os.path.realpath(request.originals)
-        # Whoever owns an entry can edit what it says: it is believed with no more than that user's rights.
+        # The owner of an entry can edit its manifest, so it is used only with the rights of that user.
         work_as_owner(fs, request.log_dirs, (originals, *entry_directories(fs, originals)))
         return entries(fs, originals)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -178,7 +178,7 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
 
 
 def _where_it_is(entry: Entry, places: Places, log_dirs: Sequence[str]) -> Entry:
-    """With the log dir that has the partition now, where others than the noted one are given."""
+    """Return the entry with the log dir that now has the partition, if it is one of `log_dirs`."""
     of_name = [log_dir for log_dir in log_dirs if (log_dir, entry.name) in places]
     if entry.manifest is None or not of_name:
         return entry
@@ -193,7 +193,7 @@ def _row(entry: Entry) -> UndoRow:
 
 @contextlib.contextmanager
 def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
-    """What is raised becomes the status of the last of `rows`."""
+    """Convert KeytailError and OSError to the status and error of the last of `rows`."""
     try:
         yield
     except KeytailError as problem:
@@ -279,7 +279,7 @@ def _manifest(entry: Entry) -> Manifest:
 
 
 def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) -> list[str]:
-    """What an interrupted run left; Refused where the partition is not to be touched."""
+    """Resolve leftovers of an interrupted run. Returns notes; raises Refused if the partition must not be changed."""
     if (manifest.log_dir, manifest.name) not in places:
         raise Refused(
             "the partition is not there any more",
@@ -309,7 +309,7 @@ def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
 
 
 def exit_status(rows: Iterable[UndoRow]) -> int:
-    """3: some could not be done. 1: none could. Else 0."""
+    """Return 3 if some partitions could not be done, 1 if none could, else 0."""
     rows = list(rows)
     bad = sum(row.status in BAD for row in rows)
     if bad:

@@ -1,6 +1,6 @@
-"""The manifest of kept originals: what was there, and what was put, or is about to be put, in its place.
+"""The manifest of kept originals: the files before the run, and those that replace them, or are about to.
 
-JSON, of one version, replaced atomically. What it is good for is originals.py's and undo/partition.py's.
+It is JSON of a single version, and replaced atomically. originals.py and undo/partition.py use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keytail.format.json_object import parse_object
 from keytail.log.fs import FileSystem
 from keytail.log.replace import GroupOutput, parts
 
-_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the last that can be printed
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999, the latest that can be printed
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -25,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LeftFile:
-    """A file that the run put into the partition, under its final name. The digest is XXH3-128."""
+    """A file that the run added to the partition, with its final name. The digest is XXH3-128."""
 
     name: str
     size_bytes: int
@@ -47,7 +47,7 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is replaced at once: the segments at these bases, by these files. It is noted before it is done."""
+    """One atomic replacement, of the segments at these base offsets by these files. Recorded before it is done."""
 
     source_bases: tuple[int, ...]
     left: tuple[LeftFile, ...]
@@ -55,11 +55,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an entry is of.
+    """The contents of an entry.
 
-    `end_offset` is the base of the first segment that the run left alone. Of the checkpoints there is what stood in
-    them before; of the leader epochs those that begin below `end_offset`. `next_checkpoint` is what the run sets the
-    cleaner's checkpoint to at its end. `parts` ascend; those of later rounds come later.
+    `end_offset` is the base offset of the first segment that the run does not replace. The checkpoints are those before
+    the run; the leader epochs are those that begin below `end_offset`. `next_checkpoint` is the value to which the run
+    sets the cleaner checkpoint at its end. `parts` ascend; those of later rounds come later.
     """
 
     run_id: str
@@ -86,7 +86,7 @@ class Manifest:
 
     @cached_property
     def files_by_base(self) -> dict[int, list[KeptFile]]:
-        """`files` by the base offset that their names say, in their order."""
+        """Return `files` by the base offset in their names, in order."""
         found: dict[int, list[KeptFile]] = {}
         for kept in self.files:
             base = names.parse_file_name(kept.name).base_offset
@@ -96,7 +96,7 @@ class Manifest:
 
 
 def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
-    """What each group is replaced by, in the steps in which that is done."""
+    """Return the atomic steps in which the groups are replaced."""
     return tuple(
         Part(
             part.source_bases,
@@ -112,10 +112,10 @@ def parts_of(groups: Iterable[GroupOutput]) -> tuple[Part, ...]:
 
 
 def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
-    """Replaces it atomically; durable at the end."""
+    """Replaces the manifest in the directory `path` atomically and durably."""
     target = os.path.join(path, MANIFEST)
     temporary = target + names.TEMPORARY
-    if fs.exists(temporary):  # of a run that was killed here
+    if fs.exists(temporary):  # left by a run that was killed here
         fs.unlink(temporary)
     text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1) + "\n"
     fs.put_file(target, text.encode(), fs.stat(path), temporary)
@@ -123,8 +123,8 @@ def write_manifest(fs: FileSystem, path: str, manifest: Manifest) -> None:
 
 
 def read_manifest(fs: FileSystem, path: str) -> Manifest:
-    """CorruptLog for one that cannot be read or that `write_manifest` never writes, Refused for one of another version.
-    """
+    """Reads the manifest in the directory `path`. Raises CorruptLog if it cannot be parsed or has values that keytail
+    never writes; Refused for another version."""
     file = os.path.join(path, MANIFEST)
     data = fs.read_bytes(file, whole=True)
     try:
@@ -154,9 +154,9 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
 
 
 def _check(manifest: Manifest, path: str) -> None:
-    """ValueError for what keytail never writes.
+    """Raise ValueError for values that keytail never writes.
 
-    The owner of the entry can edit it: no name in it may lead out of the entry and its partition.
+    The owner of the entry can edit it: no name in it may be a path out of the entry or its partition.
     """
     run, name = os.path.split(path)
     if (manifest.name, manifest.run_id) != (name, os.path.basename(run)):
@@ -168,7 +168,7 @@ def _check(manifest: Manifest, path: str) -> None:
         parsed = names.parse_file_name(file.name)
         if parsed.kind != "live" or parsed.base_offset is None:
             raise ValueError("it names a file that is none of a segment")
-    os.fsencode(manifest.log_dir)  # a ValueError where no path has such characters
+    os.fsencode(manifest.log_dir)  # a ValueError for characters that no path can have
     optional = (manifest.cleaner_checkpoint, manifest.log_start_checkpoint, manifest.undone_ms)
     numbers = [manifest.partition, manifest.kept_ms, manifest.end_offset, manifest.next_checkpoint]
     numbers += [number for number in optional if number is not None]

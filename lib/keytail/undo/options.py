@@ -1,4 +1,4 @@
-"""Where originals may be kept: `--keep-originals DIR`, and what is said about it."""
+"""The flag `--keep-originals DIR`: checks of the directory, and messages about it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def originals_of(
     fs: FileSystem, directory: str | None, copies: bool, log_dirs: Sequence[str]
 ) -> Originals | None:
-    """What the flags say. UsageProblem for a directory in which nothing can be kept, Refused for another file system
-    where hard links are wanted."""
+    """Return the settings from the flags, or None. Raises UsageProblem for an unsuitable directory; Refused for another
+    file system, unless `copies`."""
     if directory is None:
         if copies:
             raise UsageProblem("--copy-originals says how originals are kept, and --keep-originals where: give both")
@@ -46,7 +46,7 @@ def originals_of(
 
 
 def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
-    """With the owner of the log dir, if it is not there yet."""
+    """Create the directory, with the owner of the log dir, if it does not exist."""
     path = originals.directory
     if not fs.exists(path):
         fs.mkdir(path, fs.stat(log_dir))
@@ -54,7 +54,7 @@ def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
 
 
 def tell(originals: Originals) -> None:
-    """On standard error, of a run that would keep them."""
+    """Print to standard error where a run would keep originals."""
     _say(originals, "Originals would be", "ID")
     if not originals.copies:
         text = "So a partition that is replaced in rounds (--max-scratch-bytes, or for want of space) frees nothing "
@@ -63,7 +63,7 @@ def tell(originals: Originals) -> None:
 
 
 def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
-    """On standard error, if the run has kept any."""
+    """Print to standard error where the run has kept originals, if any."""
     if fs.exists(os.path.join(originals.directory, run_id)):
         _say(originals, f"The originals of run {run_id} are", run_id)
 

@@ -1,9 +1,8 @@
-"""Keeps the files that a replacement of segments removes, so that it can be undone.
+"""Keeps the files that a replacement of segments removes (a backup), so that it can be undone.
 
-An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest that
-says what was there and what was put in its place. It is durable before the first file is replaced. The directory of
-the run has a marker file, by which `forget` knows what it may remove. Which files, and what becomes of them later, is
-left to the callers.
+An entry is a directory `<run id>/<topic>-<partition>` with the files, as hard links or copies, and a manifest of these
+and of the files that replace them. It is durable before the first file is replaced. The directory of the run has a
+marker file, by which `forget` recognises directories that it may remove. Callers choose the files, and use them later.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _directories = threading.Lock()
 
 @dataclass(frozen=True)
 class Originals:
-    """Where a run keeps what it replaces. `copies`: not as hard links."""
+    """The directory in which a run keeps replaced files, as hard links or `copies`."""
 
     directory: str
     copies: bool = False
@@ -42,9 +41,9 @@ class Originals:
 
 @dataclass(frozen=True)
 class Entry:
-    """One partition of one run. Without a manifest its keeping was not finished, or it is half forgotten.
+    """One partition of one run. Without a manifest its creation was not finished, or its removal was interrupted.
 
-    `held_bytes` are of files that have no other name: what forgetting it frees.
+    `held_bytes` is the size of files without another hard link, which forgetting the entry frees.
     """
 
     run_id: str
@@ -60,7 +59,7 @@ def entry_path(directory: str, run_id: str, topic: str, partition: int) -> str:
 
 
 def source_files(fs: FileSystem, partition_path: str, source_bases: Collection[int]) -> list[str]:
-    """Names of the files of these segments, and of the producer snapshots at their bases."""
+    """Return the names of the files of these segments, and of the producer snapshots at their base offsets."""
     bases = set(source_bases)
     parsed = [names.parse_file_name(entry.name) for entry in fs.scan(partition_path)]
     return sorted(file.name for file in parsed if file.kind == "live" and file.base_offset in bases)
@@ -80,9 +79,9 @@ def keep(
     next_checkpoint: int,
     now_ms: int,
 ) -> str:
-    """Makes an entry; its path. All of it is durable at the end, and where it fails nothing is left.
+    """Creates an entry and returns its path. It is durable at the end; after an error nothing is left.
 
-    Refused where links cannot be made, and where a segment lacks an index: without it nothing can be put back.
+    Raises Refused if hard links are impossible, or if a segment lacks an index, without which it cannot be restored.
     """
     log_dir = os.path.dirname(partition_path)
     files = source_files(fs, partition_path, source_bases)
@@ -106,22 +105,22 @@ def keep(
             files=tuple(_keep_file(fs, originals, partition_path, path, name) for name in files),
             parts=parts_of(groups),
         )
-        write_manifest(fs, path, manifest)  # which makes the other names of its directory durable, too
+        write_manifest(fs, path, manifest)  # also makes the other names in its directory durable
     except BaseException:
-        with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be told
+        with contextlib.suppress(OSError, KeytailError):  # the first error is the one to be reported
             forget(fs, path)
         raise
     return path
 
 
 def add_groups(fs: FileSystem, path: str, groups: Iterable[GroupOutput]) -> None:
-    """Notes what is to be replaced in a further round; durable before it is."""
+    """Adds the parts of a further round to the manifest, durably, before they are replaced."""
     manifest = read_manifest(fs, path)
     write_manifest(fs, path, replace(manifest, parts=(*manifest.parts, *parts_of(groups))))
 
 
 def epochs_below(fs: FileSystem, partition_path: str, end_offset: int) -> tuple[tuple[int, int], ...]:
-    """Leader epochs that begin below `end_offset`, each with its start offset."""
+    """Return the leader epochs that begin below `end_offset`, with their start offsets."""
     entries = read_epochs(fs, os.path.join(partition_path, names.LEADER_EPOCHS))
     return tuple(entry for entry in entries if entry[1] < end_offset)
 
@@ -139,7 +138,7 @@ def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], fi
 
 
 def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -> None:
-    """That of the entry, and durably those above it that are missing. FileExistsError where there is such an entry."""
+    """Create an entry's directory, and durably missing parents and marker. Raises FileExistsError if it exists."""
     run = os.path.dirname(path)
     with _directories:
         for above in (directory, run):
@@ -153,7 +152,7 @@ def _make_directory(fs: FileSystem, directory: str, path: str, like: FileStat) -
 
 
 def _marker(run: str) -> bytes:
-    """What the marker in the directory of a run says."""
+    """Return the contents of the marker in the directory of a run."""
     return f"keytail backup of run {os.path.basename(run)}\n".encode()
 
 
@@ -175,7 +174,7 @@ def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: 
                     remedy="Add --copy-originals",
                 ) from error
             raise
-        # It loses the name under which its writer made it durable, if that did.
+        # Synced, since the file loses the name under which its writer made it durable, if it did.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
@@ -196,7 +195,7 @@ def other_file_system(directory: str) -> Refused:
 
 
 def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple[int, str]:
-    """A durable copy with owner, mode and time of `like`; size and digest of what was copied."""
+    """Copy a file durably, with owner, mode and mtime of `like`. Returns size and digest of the copied bytes."""
     digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
     from_fd = fs.open_read(source)
     try:
@@ -222,7 +221,7 @@ def copy_file(fs: FileSystem, source: str, target: str, like: FileStat) -> tuple
 
 
 def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, str]:
-    """Size and digest of a file. `sync`: it is made durable, too."""
+    """Return size and digest of a file. With `sync` it is also made durable."""
     digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
     fd = fs.open_write(path) if sync else fs.open_read(path)
     try:
@@ -237,12 +236,12 @@ def digest_file(fs: FileSystem, path: str, *, sync: bool = False) -> tuple[int, 
 
 
 def entries(fs: FileSystem, directory: str) -> list[Entry]:
-    """What is kept in `directory`, by run and partition."""
+    """Return the entries in `directory`, by run and partition."""
     return [_entry(fs, path) for path in entry_directories(fs, directory) if os.path.dirname(path) != directory]
 
 
 def entry_directories(fs: FileSystem, directory: str) -> list[str]:
-    """The directories of runs in `directory`, each followed by those of its entries, in the order of their names."""
+    """Return the directories of runs in `directory`, each followed by those of its entries, sorted by name."""
     found = []
     for run in sorted(fs.scan_names(directory)):
         if not run.is_dir:
@@ -270,9 +269,9 @@ def _entry(fs: FileSystem, path: str) -> Entry:
 
 
 def refuse_foreign(fs: FileSystem, path: str) -> None:
-    """Refused unless `keep` has made the entry at `path`: neither it nor any directory above it is a log dir, the
-    directory of its run has our marker (or, made by an older keytail, the entry itself a manifest of this run and
-    partition), and it holds nothing but files that `keep` makes."""
+    """Raise Refused unless `keep` has created the entry at `path`: neither it nor any directory above it is a log dir,
+    the directory of its run has the marker (or the entry a manifest of this run and partition, if an older keytail
+    created it), and it contains only files that `keep` creates."""
     _refuse_below_log_dir(fs, path)
     if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
         raise Refused(
@@ -314,7 +313,7 @@ def _has_marker(fs: FileSystem, run: str) -> bool:
 
 
 def _has_own_manifest(fs: FileSystem, path: str) -> bool:
-    """The entry is of the time before markers, and whole or half forgotten."""
+    """Whether the entry has a manifest of its own run and partition, as entries from before markers do."""
     if not any(entry.name == MANIFEST and entry.is_regular for entry in fs.scan(path)):
         return False
     try:
@@ -325,10 +324,10 @@ def _has_own_manifest(fs: FileSystem, path: str) -> bool:
 
 
 def forget(fs: FileSystem, path: str) -> None:
-    """Removes an entry, and the directory of its run with the last one. Stopped, it can be called again.
+    """Removes an entry, and with the last one the directory of its run. After an interruption it can be called again.
 
-    The manifest is removed last: it names files that are missing. Refused, with nothing removed, where keytail did not
-    make it or it holds something that `keep` does not make.
+    The manifest is removed last, since it names the missing files. Raises Refused, with nothing removed, if keytail did
+    not create the entry, or it contains files that `keep` does not create.
     """
     refuse_foreign(fs, path)
     for file in sorted(fs.scan(path), key=lambda entry: (entry.name == MANIFEST, entry.name)):

@@ -1,8 +1,8 @@
-"""Gives a partition back as it was before a run that kept its originals.
+"""Restores a partition to its state before a run that kept its originals.
 
-Whether that may be done, and what is left to do, is decided from values: what the run's manifest says, and what is on
-disk now. Putting the originals back is safe to stop at any moment; UNDO.md beside this file has the order, and every
-state on disk. The caller holds the locks and has resolved leftovers (`recover.recover`).
+Pure functions decide, from the run's manifest and the files on disk, whether that is allowed, and what is left to do.
+Restoring the originals may be interrupted at any moment; UNDO.md beside this file has the order, and every state on
+disk. The caller holds the locks and has resolved leftovers (`recover.recover`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPT = "undo"
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A file of the partition as it is now. The digest is empty where the size alone tells it from all others."""
+    """A current file of the partition. The digest is empty if no known file of its name has this size."""
 
     size_bytes: int
     digest_hex: str
@@ -40,7 +40,7 @@ class LiveFile:
 
 @dataclass(frozen=True)
 class Found:
-    """What is on disk now: files below our end by name, checkpoint entries, and leader epochs below our end."""
+    """The state on disk below the manifest's `end_offset`: files by name, checkpoint entries, leader epochs."""
 
     files: Mapping[str, LiveFile]
     cleaner_checkpoint: int | None
@@ -50,10 +50,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Decision:
-    """`parts` are to be put back, in this order, which is that of the run backwards.
+    """The decision about one partition. `parts` are to be restored, in this order, the reverse of that of the run.
 
-    With `differences`, sentences, nothing may be done. `cleaner_checkpoint` is what its entry is set to (None: it is
-    taken out), and `moves_checkpoint` says whether it stands elsewhere now.
+    If there are `differences` (sentences), nothing may be changed. `cleaner_checkpoint` is the target value of the
+    entry (None: it is removed), and `moves_checkpoint` is true if the current value is different.
     """
 
     parts: tuple[Part, ...]
@@ -67,7 +67,8 @@ class Decision:
 
 
 def decide(manifest: Manifest, found: Found) -> Decision:
-    """Each part must hold what the run left, or what was there before it; what it did not come to, the latter."""
+    """Decide what to restore. Each part must have the files that the run left, or those before it; segments that the
+    run has not reached, the latter."""
     differences: list[str] = []
     todo: list[Part] = []
     expected: set[str] = set()
@@ -96,7 +97,7 @@ def decide(manifest: Manifest, found: Found) -> Decision:
 
 
 def _units(manifest: Manifest) -> list[Part]:
-    """The parts, ascending, and each segment that no part was to replace yet."""
+    """Return the parts, ascending, including one part for each segment that is not yet in a part."""
     in_parts = {base for part in manifest.parts for base in part.source_bases}
     rest = {base for kept in manifest.files if (base := _base(kept.name)) not in in_parts and _is_log(kept.name)}
     return sorted([*manifest.parts, *(Part((base,), ()) for base in rest)], key=lambda part: part.source_bases)
@@ -125,7 +126,7 @@ def _files_before(manifest: Manifest, part: Part) -> dict[str, KeptFile]:
 
 
 def _files_left(part: Part, before: Mapping[str, KeptFile]) -> dict[str, KeptFile | LeftFile]:
-    """With the producer snapshots that stay: those at the bases of the new segments."""
+    """Return the files that the run left, including the retained producer snapshots: those at the new base offsets."""
     bases = {_base(file.name) for file in part.left}
     stay = {name: kept for name, kept in before.items() if _is_snapshot(name) and _base(name) in bases}
     return {**stay, **{file.name: file for file in part.left}}
@@ -137,9 +138,9 @@ def _replaced_sources(
     before: Mapping[str, KeptFile],
     left: Mapping[str, KeptFile | LeftFile],
 ) -> tuple[int, ...] | None:
-    """The bases of the segments that are gone, where the new ones are in their place; else None.
+    """Return the base offsets of the replaced segments if the new ones are in their place; else None.
 
-    Of a replacement that was interrupted the last sources may still be there, behind the end of what replaced them.
+    After an interrupted replacement the last sources may still exist, above the end of the new segments.
     """
     for count in range(len(part.source_bases), 0, -1):
         rest = part.source_bases[count:]
@@ -150,7 +151,8 @@ def _replaced_sources(
 
 
 def _are(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile] | Mapping[str, KeptFile | LeftFile]) -> bool:
-    """But for producer snapshots that are gone: a broker that starts removes those below the log start."""
+    """Whether the files are those wanted. Producer snapshots may be missing: a broker that starts removes those below
+    the log start."""
     missing = wanted.keys() - there.keys()
     return (
         there.keys() <= wanted.keys()
@@ -175,7 +177,8 @@ def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile | 
 
 
 def _checkpoint_before(manifest: Manifest) -> int | None:
-    """None where there was none, and where it lay outside of the log: then the cleaner begins at the log start."""
+    """Return the cleaner checkpoint before the run. None if there was none, or if it was beyond `next_checkpoint`:
+    then the cleaner begins at the log start."""
     before = manifest.cleaner_checkpoint
     return before if before is not None and before <= manifest.next_checkpoint else None
 
@@ -208,7 +211,7 @@ def _epochs(entries: Sequence[tuple[int, int]]) -> str:
 
 
 def look(fs: FileSystem, manifest: Manifest) -> Found:
-    """Reads the files below our end that have a size that the run knows; Refused for what is no regular file."""
+    """Read the state on disk, with digests of files of known sizes. Raises Refused for files that are not regular."""
     path, log_dir, key = manifest.partition_path, manifest.log_dir, (manifest.topic, manifest.partition)
     known: dict[str, set[int]] = {}
     files_known: list[KeptFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
@@ -220,7 +223,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
         if parsed.kind != "live" or parsed.base_offset is None or parsed.base_offset >= manifest.end_offset:
             continue
         if parsed.suffix == names.SNAPSHOT and entry.name not in known:
-            continue  # a broker takes and removes those where no segment begins
+            continue  # a broker creates and removes those where no segment begins
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
             raise Refused("not a regular file", path=where, remedy="Move it away, then run again; nothing was changed")
@@ -235,7 +238,7 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
 
 
 def check_originals(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> None:
-    """CorruptLog where a kept file that is needed is not what it was any more."""
+    """Raise CorruptLog if a kept original that is needed is missing or has changed."""
     for part in parts:
         for kept in _files_before(manifest, part).values():
             path = os.path.join(entry, kept.name)
@@ -249,7 +252,7 @@ def check_originals(fs: FileSystem, manifest: Manifest, entry: str, parts: Itera
 
 
 def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> int:
-    """What putting the parts back writes; hard links write nothing."""
+    """Return the bytes that restoring the parts writes; hard links write nothing."""
     partition = fs.stat(manifest.partition_path)
     kept = [file for part in parts for file in _files_before(manifest, part).values()]
     facts = [(file, fs.stat(os.path.join(entry, file.name))) for file in kept]
@@ -257,10 +260,10 @@ def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterabl
 
 
 def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, now_ms: int) -> None:
-    """Puts back what was decided. Stopped at any moment, deciding again finds what is left to do.
+    """Carry out the decision. After an interruption at any moment, deciding again finds what is left to do.
 
-    The cleaner's checkpoint comes first: above it a broker's cleaner takes records for clean that are about to come
-    back. Parts follow from the newest to the oldest, so that what one deletes never comes back before what deletes it.
+    The cleaner checkpoint is moved first: a broker's cleaner treats records below it as clean, which those restored are
+    not. Parts follow from the latest to the oldest, so that a tombstone or marker is restored before what it deletes.
     """
     if decision.moves_checkpoint:
         checkpoint = os.path.join(manifest.log_dir, names.CLEANER_CHECKPOINT)
@@ -271,7 +274,7 @@ def restore(fs: FileSystem, manifest: Manifest, entry: str, decision: Decision, 
         for part in decision.parts:
             _put_back(directory, manifest, entry, part)
     except (KeytailError, OSError):
-        with contextlib.suppress(KeytailError, OSError):  # the first error is the one to be told
+        with contextlib.suppress(KeytailError, OSError):  # the first error is the one to be reported
             recover(fs, manifest.partition_path)
         raise
     write_manifest(fs, entry, replace(manifest, undone_ms=now_ms))
@@ -298,12 +301,13 @@ def _put_back(directory: Directory, manifest: Manifest, entry: str, part: Part) 
             segments[parsed.base_offset].append(CleanFile(parsed.suffix, scratch, kept.size_bytes, kept.digest_hex))
     left_bases = tuple(sorted({_base(file.name) for file in part.left}))
     outputs = tuple(OutputSegment(base, tuple(files)) for base, files in segments.items())
-    directory.keep()  # scratch files are no names of the log
+    directory.keep()  # scratch files do not belong to the log
     commit_group(fs, path, GroupOutput(left_bases, outputs, tuple(snapshots)), directory=directory)
 
 
 def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, partition: FileStat) -> None:
-    """The owner in the manifest is not used: whoever can write there would choose whom a file is given to."""
+    """Link or copy an original to a scratch file. The owner in the manifest is not used: anyone who can write there
+    could choose the owner of a file."""
     facts = fs.stat(source)
     if _may_link(kept, facts, partition):
         try:
@@ -319,8 +323,8 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, part
 
 
 def _may_link(kept: KeptFile, facts: FileStat, partition: FileStat) -> bool:
-    """Whether the kept file can be the file of the log itself: same file system, owner, mode and time, and an owner and
-    a mode that a copy would get, too."""
+    """Whether the kept file can be linked into the log: same file system, and unchanged owner, mode and mtime, of which
+    owner and mode are those that a copy would get too."""
     if partition.uid not in (0, facts.uid) or facts.mode & ~0o666:
         return False
     same = (facts.uid, facts.gid, facts.mode, facts.mtime_ns) == (kept.uid, kept.gid, kept.mode, kept.mtime_ns)

@@ -1,4 +1,4 @@
-"""What `undo` prints: its rows and runs as tables, and what to do next."""
+"""Prints the rows and runs of `undo` as tables, and what to do next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LINES = 40
 
 
 def print_table(rows: Sequence[UndoRow], title: str) -> None:
-    """A line for each partition, then the reasons, with a line for each difference, then totals."""
+    """Print a line for each partition, then the reasons, with a line for each difference, then totals."""
     console = show.output_console()
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")
@@ -66,7 +66,7 @@ def print_runs(runs: Sequence[KeptRun], directory: str) -> None:
 
 
 def _cleaned(row: UndoRow) -> str:
-    """What the cleaner's checkpoint becomes; `-` for no entry."""
+    """Return the new cleaner checkpoint as text, `-` for no entry; empty if it is not changed."""
     changes = row.status in ("undone", "would-undo")
     return (_text(row.cleaner_checkpoint_after) or "-") if changes else ""
 

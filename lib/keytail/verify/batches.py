@@ -1,6 +1,6 @@
-"""The walk over the batches of a partition's segments: the kernel looks, this words what it found.
+"""Walks over the batches of a partition's segments: the kernel checks them, this module adds the findings.
 
-Batches that may be believed are handed on to whoever compares the log with other files.
+Valid batches are passed to the caller, which compares the log with other files.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _KINDS = {
     kernels.PRODUCER: "producer",
     kernels.CONTROL_UNREADABLE: "control",
 }
-# A wrong time leaves all else that the batch says believable.
+# A batch with a wrong timestamp is otherwise valid.
 _HARMLESS = {kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF}
 
-# Given a segment's base, the rows and the runs of batches that were written down (kernels/verify.py).
+# Called with a segment's base offset, and the rows and runs of batches that the kernel wrote (kernels/verify.py).
 Heard = Callable[[int, np.ndarray, np.ndarray], None]
 
 
@@ -60,7 +60,7 @@ class BatchWalk:
 
     @property
     def last_offset(self) -> int:
-        """Of all batches so far; -1 before the first."""
+        """The last offset of all batches so far; -1 before the first."""
         return int(self._state[kernels.LAST_OFFSET])
 
     @property
@@ -73,33 +73,33 @@ class BatchWalk:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """Of the segment just walked; -1 for none."""
+        """The largest timestamp of the latest segment; -1 for none."""
         return int(self._state[kernels.MAX_TIMESTAMP])
 
     @property
     def spoiled(self) -> bool:
-        """Whether something was wrong with a batch; what lies behind it is no longer handed on."""
+        """Whether an invalid batch was found; batches after it are not passed on."""
         return bool(self._state[kernels.SPOILED])
 
     @property
     def without_epoch(self) -> int:
-        """How many batches have no leader epoch."""
+        """The number of batches without a leader epoch."""
         return int(self._state[kernels.WITHOUT_EPOCH])
 
     def unmet(self) -> tuple[int, int]:
-        """Which entry of the offset index, and of the time index, no batch has come up to yet."""
+        """Return the index of the first entry of the offset index, and of the time index, that no batch has reached."""
         return int(self._state[kernels.INDEX_AT]), int(self._state[kernels.TIME_AT])
 
     @property
     def has_open_entry(self) -> bool:
-        """Whether the last entry of the offset index that a batch came up to names an offset behind all batches."""
+        """Whether the last offset index entry that a batch has reached has an offset above those of all batches."""
         return bool(self._state[kernels.SET_IS_OPEN])
 
     def close(self) -> None:
         self._window.close()
 
     def segment(self, base: int, next_base: int | None, entries: Entries) -> bool:
-        """Walk the segment at `base`; False where the walk had to stop before its end."""
+        """Walk over the segment at `base`; return False if the walk had to stop before its end."""
         self._base = base
         log = names.segment_file(base, names.LOG)
         size_bytes = self.scope.files[log].size_bytes
@@ -119,7 +119,7 @@ class BatchWalk:
             self._window.open(f"{self.scope.path}/{log}", size_bytes)
             whole = self._walk(log, entries)
             self.bytes_read += size_bytes
-        except KeytailError as problem:  # it became shorter: a broker truncates its active segment
+        except KeytailError as problem:  # the file became shorter: a broker truncates its active segment
             if not self.scope.live:
                 self.scope.findings.add("shrunk", log, problem.byte_position)
         except OSError as problem:
@@ -162,7 +162,7 @@ class BatchWalk:
                 self._found(log, code, at, entries)
 
     def _found(self, log: str, code: int, at: int, entries: Entries) -> None:
-        """Word what the kernel found at index `at` of the window, or in the entry it has just passed."""
+        """Add a finding for `code` at index `at` of the window, or for the index entry that the kernel just passed."""
         state = self._state
         if code in _KINDS:
             self._add_batch(log, code, at)
@@ -189,7 +189,8 @@ class BatchWalk:
         self.scope.findings.add(kind, log, position, offset, recovered=recovered, **facts)
 
     def _end(self, log: str, at: int, code: int) -> None:
-        """The bytes from here on are no batches; a live broker's active segment may end in half of one."""
+        """Add a finding: the bytes from here on are no batches. A live broker's active segment may end in a partial
+        batch."""
         window = self._window
         left = window.size_bytes - window.position - at
         active = self.scope.is_active(self._base)
@@ -206,7 +207,7 @@ class BatchWalk:
             self._add(log, "zeros" if zeros else "size", at, size=size, left=left)
 
     def _check_block(self, log: str, at: int) -> None:
-        """Open the compressed batch at index `at` and look at its records."""
+        """Decompress the batch at index `at` and check its records."""
         window, state = self._window, self._state
         header = window.bytes[at : at + 61].tobytes()
         base, length = struct.unpack_from(">qi", header)
@@ -214,7 +215,7 @@ class BatchWalk:
         (count,) = struct.unpack_from(">i", header, 57)
         data = window.bytes[at + 61 : at + 12 + length].data
         state[kernels.FOUND_OFFSET] = base
-        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # what lies beyond was found by the walk
+        last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # the walk has reported offsets outside int64
         try:
             code = check_block(
                 header[22] & 7, data, base=base, last=last, count=count, base_timestamp_ms=base_timestamp,
@@ -231,7 +232,7 @@ class BatchWalk:
             self._add_batch(log, code, at)
 
     def _check_wrapper(self, log: str, at: int) -> None:
-        """Open the compressed message of magic 0 or 1 at index `at` and look at those inside."""
+        """Decompress the message of magic 0 or 1 at index `at` and check the messages inside."""
         window, state = self._window, self._state
         offset, length = struct.unpack(">qi", window.bytes[at : at + 12].tobytes())
         try:

@@ -1,6 +1,6 @@
-"""What is said of a partition elsewhere, held against its log: leader epochs, and the log dir's checkpoints.
+"""Compares the leader epochs and the log dir's checkpoints of a partition with its log.
 
-What must hold, and what a healthy log may break, stands in VERIFY.md beside this file.
+VERIFY.md beside this file lists what must hold, and what may differ in a healthy log.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from keytail.kernels import verify as columns
 from keytail.log.checkpoint import read_epochs
 from keytail.verify.scope import Scope
 
-_FIRST_LINE = 3  # of the entries of a checkpoint, behind version and count
+_FIRST_LINE = 3  # of a checkpoint's entries, after version and count
 
 
 class EpochCheck:
-    """Takes the runs of batches of one leader epoch, in order; `close` holds them against the checkpoint."""
+    """Collects runs of batches of one leader epoch, in order; `close` compares them with the checkpoint."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -28,7 +28,7 @@ class EpochCheck:
         self._bases: list[int] = []
 
     def heard(self, base: int, runs: np.ndarray) -> None:
-        """Runs (columns RUN_... of the kernel) of the segment at `base`."""
+        """Add runs (columns RUN_... of the kernel) of the segment at `base`."""
         for run in runs:
             if self._runs and self._runs[-1][columns.RUN_EPOCH] == run[columns.RUN_EPOCH]:
                 self._runs[-1][columns.RUN_LAST_BASE] = run[columns.RUN_LAST_BASE]
@@ -37,7 +37,7 @@ class EpochCheck:
                 self._bases.append(base)
 
     def close(self, log_end_offset: int, *, whole: bool, without_epoch: int) -> None:
-        """`whole`: all of the log was walked. `without_epoch`: how many batches have none."""
+        """Add the findings. `whole`: the whole log was read. `without_epoch`: number of batches without an epoch."""
         entries = self._read()
         if entries is None:
             return
@@ -69,13 +69,13 @@ class EpochCheck:
         self._scope.findings.add(kind, names.LEADER_EPOCHS, offset=start, line=line, epoch=epoch, start=start, **facts)
 
     def _compare(self, epochs: np.ndarray, starts: np.ndarray, without_epoch: int) -> None:
-        """Every batch above the log start lies under the entry of its epoch."""
+        """Check that the entry for each batch at or above the log start offset has the epoch of the batch."""
         if not len(starts):
             self._check_missing(without_epoch)
             return
         for number, run in enumerate(self._runs):
-            # What lies below the first entry proves nothing: a message of an old format empties the file when it is
-            # appended, and may be gone by now.
+            # Batches below the first entry prove nothing: appending a message of an old format empties the file, and
+            # that message may have been removed since.
             epoch, last = int(run[columns.RUN_EPOCH]), int(run[columns.RUN_LAST_BASE])
             first = max(int(run[columns.RUN_BASE]), self._scope.log_start, int(starts[0]))
             if last < first:
@@ -89,16 +89,16 @@ class EpochCheck:
                 self._scope.findings.add("epochs-wrong", names.LEADER_EPOCHS, offset=int(starts[i + 1]), **facts)
 
     def _check_missing(self, without_epoch: int) -> None:
-        """A file without entries, of a log in which every batch has an epoch and the newest one is there."""
+        """Add a finding about a file without entries if every batch has an epoch and the latest batches are present."""
         runs = [run for run in self._runs if run[columns.RUN_LAST_BASE] >= self._scope.log_start]
-        # After a crash the file may have been cut at a log start that is not on disk yet.
+        # After a crash the file may have been truncated at a log start offset that is not on disk yet.
         if runs and not without_epoch and self._scope.claims.clean_shutdown:
             first = max(int(runs[0][columns.RUN_BASE]), self._scope.log_start)
             facts: dict[str, Any] = {"epoch": int(runs[-1][columns.RUN_EPOCH]), "first": first}
             self._scope.findings.add("epochs-missing", names.LEADER_EPOCHS, offset=first, **facts)
 
     def _add_wrong(self, number: int, epoch: int, stated: int, first: int) -> None:
-        """The log is wrong where its own epochs do not rise, else the file."""
+        """Add a finding about the log if its own epochs do not rise, else about the checkpoint file."""
         before = int(self._runs[number - 1][columns.RUN_EPOCH]) if number else 0
         behind = int(self._runs[number + 1][columns.RUN_EPOCH]) if number + 1 < len(self._runs) else epoch
         if before <= epoch <= behind:
@@ -112,7 +112,7 @@ class EpochCheck:
 
 
 def check_claims(scope: Scope, log_end_offset: int) -> None:
-    """The log dir's checkpoints for this partition, none of which may lie above the log end."""
+    """Check that no checkpoint of the log dir has an offset above the log end offset for this partition."""
     claims = scope.claims
     for kind, file, value in (
         ("log-start", names.LOG_START_CHECKPOINT, claims.log_start),

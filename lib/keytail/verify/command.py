@@ -1,6 +1,6 @@
-"""The verb `verify`: look at every byte of the chosen partitions and list what a broker would stumble over.
+"""The command `verify`: read every byte of the chosen partitions and list the problems that a broker would have.
 
-Takes no lock and changes nothing. Needs no configuration: what is checked holds for every topic.
+Takes no lock and changes nothing. Needs no topic configuration: the checks apply to every topic.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NAMED = 5  # partitions in the last line
 class VerifyRow:
     """One partition; or, without topic and partition, a log dir with findings of its own.
 
-    `status`: `sound`, `suspect` (warnings only), `damaged`, `failed` where it could not be read to the end, or
-    `refused` where its files are not those that were listed: on another host, or changed meanwhile.
-    `live`: a broker was running on it, so that the tail of the active segment was not judged.
+    `status`: `sound`, `suspect` (warnings only), `damaged`, `failed` if it could not be read to the end, or
+    `refused` if its files are not those that were listed: on another host, or changed meanwhile.
+    `live`: a broker was running on it, so the tail of the active segment was not checked.
     """
 
     topic: str | None
@@ -57,7 +57,7 @@ class VerifyRow:
     findings: tuple[dict[str, Any], ...] = ()
     start_ms: int | None = None
     end_ms: int | None = None
-    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # what `error` says, in its fields
+    problem: KeytailError | None = field(default=None, compare=False, repr=False)  # the error of `error`
 
     @property
     def name(self) -> str:
@@ -90,10 +90,10 @@ def verify(
     on_row: Callable[[VerifyRow], None] = lambda row: None,
     fs: FileSystem = LOCAL,
 ) -> list[VerifyRow]:
-    """A row for each log dir with findings of its own, then one for each chosen partition, which `on_row` hears of as
-    it ends.
+    """Return a row for each log dir with findings of its own, then one for each chosen partition. `on_row` is called
+    with the row of each partition when it is done.
 
-    Starts Spark only where there is much to read, or it has been started.
+    Starts Spark only if there is much to read, or `master` or `submitted` is given.
     """
     from keytail.verify.driver import verify_all, verify_here  # noqa: PLC0415 (--help and --version stay fast)
 
@@ -120,13 +120,13 @@ def _tasks(fs: FileSystem, chosen: Chosen) -> list[VerifyTask]:
     from keytail.verify.driver import VerifyTask  # noqa: PLC0415 (brings in the kernels)
     from keytail.verify.scope import claims_of  # noqa: PLC0415 (brings in the kernels)
 
-    # A broker removes the file of a clean shutdown as soon as it has the lock.
+    # A broker removes .kafka_cleanshutdown as soon as it has the lock.
     live = {facts.path: not facts.clean_shutdown and is_held(facts.path, fs) for facts in chosen.log_dirs}
     tasks = []
     for facts, entry in chosen.partitions:
         claims = claims_of(facts, entry.topic, entry.partition)
         seen = None
-        with contextlib.suppress(OSError):  # the task will say why
+        with contextlib.suppress(OSError):  # the task will report it
             seen = seen_logs(fs, entry.path)
         size_bytes = seen.size_bytes if seen is not None else 0
         tasks.append(VerifyTask(entry.path, size_bytes, claims, live=live[facts.path], seen=seen))
@@ -189,7 +189,7 @@ def exit_status(rows: Sequence[VerifyRow]) -> int:
 
 
 def print_table(rows: Sequence[VerifyRow]) -> None:
-    """A line for each partition, then every finding with where it is and what to do."""
+    """Print a line for each partition, then every finding with its place and remedy."""
     console = show.output_console()
     table = Table(title="Verified", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")
@@ -232,7 +232,7 @@ def next_step(rows: Sequence[VerifyRow]) -> str:
 
 
 def finding_text(finding: dict[str, Any]) -> str:
-    """As `error: what (path, byte position n, offset m). A broker: what it does. Remedy`."""
+    """Return `error: what (path, byte position n, offset m). A broker: what it does. Remedy`, escaped for rich."""
     where = [str(finding["path"])] if finding.get("path") else []
     where += [f"{name} {finding[key]}" for name, key in (("byte position", "byte_position"), ("offset", "offset"))
               if finding.get(key) is not None]  # fmt: skip

@@ -1,6 +1,6 @@
-"""Verification of many partitions, in tasks of Spark or of Processes, or, of a few bytes, in this process.
+"""Verifies many partitions, in tasks of Spark or of Processes, or, for little data, in this process.
 
-Reads only. What is looked at in a partition is verify/task.py's; here is who looks when.
+Reads only. This module schedules the tasks; verify/task.py inspects a partition.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ BUNDLE_PARTITIONS = 64
 
 @dataclass(frozen=True)
 class VerifyTask:
-    """One partition directory, and what its log dir says of it.
+    """One partition directory, and the offsets that its log dir's checkpoints have for it.
 
-    `live`: a broker may be writing to it, so its tail is not judged. Otherwise `seen` is what the driver saw there:
-    a host that sees something else refuses (None: nobody looked).
+    `live`: a broker may be writing to it, so its tail is not checked. Otherwise `seen` describes the files that the
+    driver saw there: a task on a host that sees other files refuses (None: not compared).
     """
 
     path: str
@@ -55,7 +55,8 @@ def verify_here(tasks: Sequence[VerifyTask], heard: Heard) -> None:
 
 
 def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
-    """`heard` is called as each bundle returns, from one thread at a time: the caller's."""
+    """Verify `tasks` in bundles, largest first. `heard` is called in the caller's thread, in the order of the bundles.
+    """
     threads = concurrent_tasks(spark) + 1
     stopped = threading.Event()
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="bundles") as pool:
@@ -66,7 +67,7 @@ def verify_all(spark: Any, tasks: Sequence[VerifyTask], heard: Heard) -> None:
             for bundle, job in zip(bundles, jobs, strict=True):
                 for task, outcome in zip(bundle, job.result(), strict=True):
                     heard(task, outcome)
-        except BaseException:  # a signal, or Spark has ended: no other begins
+        except BaseException:  # a signal, or Spark has ended: start no other bundle
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             end_jobs(spark, lambda: any(job.running() for job in jobs))

@@ -1,4 +1,4 @@
-"""What a kind of finding is made of; the kinds are in `finding_kinds.py` and `finding_kinds_whole.py`."""
+"""The fields of a kind of finding; the kinds are in `finding_kinds.py` and `finding_kinds_whole.py`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning"]
-# "at-end": only about the last segment, at whose end a broker that starts looks for the log end.
+# "at-end": only in the last segment, at whose end a starting broker searches for the log end.
 StartLoses = Literal["no", "at-end", "yes"]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What becomes of it where a broker recovers the segment as it starts, as after an unclean shutdown."""
+    """The severity and effect if a broker recovers the segment when it starts, as after an unclean shutdown."""
 
     severity: Severity
     broker: str
@@ -21,10 +21,10 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Kind:
-    """`what` and `broker` may name facts in braces.
+    """One kind of finding. `what` and `broker` may contain names of facts in braces.
 
     `start_loses`: whether a broker that starts on it loses, hides or makes unreadable records that were acknowledged
-    or that it acknowledges from then on; of each kind VERIFY.md says why.
+    or that it acknowledges afterwards; VERIFY.md gives the reason for each kind.
     """
 
     severity: Severity

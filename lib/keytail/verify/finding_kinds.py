@@ -1,6 +1,6 @@
-"""The kinds of findings: what each says, how bad it is, what a broker does with it, and which command helps.
+"""The kinds of findings: text, severity, what a broker does with it, and the remedy.
 
-Here those about a segment: its batches and its indexes.
+This module has those about a segment: its batches and its indexes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REINDEXED = Recovery("warning", "Recovers the segment when it starts, which wri
 
 
 def _log(what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
-    """Damage to batches that a recovery cuts off."""
+    """Return a kind of damage to batches that a recovery truncates."""
     return Kind("error", what, broker, REFETCH, _CUT_HERE, start_loses)
 
 

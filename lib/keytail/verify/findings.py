@@ -1,7 +1,7 @@
-"""What an inspection finds: one thing wrong a finding, with its place, what a broker does, and what helps.
+"""The findings of an inspection: one problem each, with its place, what a broker does, and the remedy.
 
-The kinds are listed in `finding_kinds.py`; here they become findings, counted by file so that one bad file does
-not drown the others.
+The kinds are listed in `finding_kinds.py`. The number of findings per file is limited, so that one bad file does not
+hide the others.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _DIGITS = 20  # of the base offset that a segment's files begin with
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong, and where. `broker` says what a broker that starts on it, or serves it, does.
+    """One problem and its place. `broker` describes what a broker does when it starts on it, or serves it.
 
-    `kind` is a name of KINDS; `severity` "error", or "warning" for what costs time and no data. `start_loses`: a
-    broker that starts on it loses acknowledged records, or hides them (VERIFY.md).
+    `kind` is a key of KINDS; `severity` is "error", or "warning" for problems that cost time and no data.
+    `start_loses`: a broker that starts on it loses or hides acknowledged records (VERIFY.md).
     """
 
     kind: str
@@ -38,10 +38,10 @@ class Finding:
 
 @dataclass
 class Findings:
-    """The findings about the files of one directory, in the order in which they were made.
+    """The findings about the files of one directory, in the order in which they were added.
 
-    Of segments, as the 20 digits that their files begin with: `last` is the last one, `unindexed` are those without an
-    offset index, which a broker recovers, each by itself, even after a clean shutdown.
+    `last` is the last segment, and `unindexed` are the segments without an offset index, which a broker recovers
+    individually even after a clean shutdown. Both are given as the 20 digits that the file names begin with.
     """
 
     directory: str
@@ -61,10 +61,10 @@ class Findings:
         recovered: bool = False,
         **facts: int | str,
     ) -> None:
-        """Note a finding; past a number a file, only count. `facts` fill in the kind's sentence.
+        """Add a finding; after MOST_A_FILE of a file, only count it. `facts` fill the placeholders of the kind's texts.
 
-        `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: its segment
-        is one that a broker recovers when it starts.
+        `file`: a name in the directory, "" for the directory itself, or an absolute path. `recovered`: a broker
+        recovers its segment when it starts.
         """
         self._by_file[file] += 1
         loses = self._start_loses(KINDS[kind], file, recovered)
@@ -74,7 +74,7 @@ class Findings:
             self._losing.add(file)
 
     def close(self) -> None:
-        """Say how many findings of a file were only counted."""
+        """Add for each file a finding with the number of those that were only counted."""
         for file, count in sorted(self._by_file.items()):
             if count > MOST_A_FILE:
                 facts: dict[str, int | str] = {"count": count - MOST_A_FILE}

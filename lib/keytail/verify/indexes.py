@@ -1,4 +1,4 @@
-"""The index files of a segment: as files, and what is left of them when all batches have gone by."""
+"""Checks the index files of a segment: the files themselves, and after the batches, the entries without a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a segment's offset and time index as far as they rise: int64, offsets absolute."""
+    """The entries of a segment's offset and time index up to the first that does not rise: int64, offsets absolute."""
 
     base: int
     offsets: np.ndarray
@@ -30,12 +30,14 @@ class Entries:
         return len(self.offsets) + len(self.times)
 
     def add_offset_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """A finding about entry `i`: its offset (`at_batch`: its position is that of a batch), or its position."""
+        """Add a finding about offset index entry `i`: its offset is wrong (`at_batch`: its position is that of a batch)
+        or its position is."""
         kind = "index-offset" if at_batch else "index-position"
         self._add(scope, kind, names.INDEX, OFFSET_ENTRY.itemsize * i, self.offsets[i], position=self.positions[i])
 
     def add_time_entry(self, scope: Scope, i: int, *, at_batch: bool) -> None:
-        """A finding about entry `i`: its timestamp (`at_batch`: a batch ends with its offset), or its offset."""
+        """Add a finding about time index entry `i`: its timestamp is wrong (`at_batch`: a batch ends with its offset)
+        or its offset is."""
         kind = "time-entry" if at_batch else "time-offset"
         self._add(scope, kind, names.TIME_INDEX, TIME_ENTRY.itemsize * i, self.time_offsets[i], timestamp=self.times[i])
 
@@ -47,7 +49,7 @@ class Entries:
 
 
 def read_entries(scope: Scope, base: int) -> Entries:
-    """The entries of the segment's index files; findings about the files as files."""
+    """Return the entries of the segment's index files, and add the findings about these files themselves."""
     log_bytes = scope.files[names.segment_file(base, names.LOG)].size_bytes
     index = parse_offset_index(_used_bytes(scope, base, names.INDEX, OFFSET_ENTRY.itemsize, log_bytes))
     pairs = np.column_stack((index["relative_offset"], index["position"])).astype(np.int64)
@@ -67,7 +69,7 @@ def read_entries(scope: Scope, base: int) -> Entries:
 
 
 def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_bytes: int) -> bytes:
-    """The file's entries without unused ones; b"" where it is missing."""
+    """Return the bytes of the file's used entries; b"" if it is missing or cannot be read."""
     file = names.segment_file(base, suffix)
     time = "time-" if suffix == names.TIME_INDEX else ""
     recovered = scope.is_recovered(base)
@@ -96,7 +98,7 @@ def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_byte
 
 
 def _begins_at_zero(scope: Scope, base: int) -> bool:
-    """Whether the first batch is one of timestamp 0 that ends at the base: its entry is all zeros."""
+    """Return whether the first batch ends at the base offset and has timestamp 0: its time index entry is all zeros."""
     try:
         header = scope.fs.read_at(f"{scope.path}/{names.segment_file(base, names.LOG)}", 0, _HEADER_BYTES)
     except OSError:
@@ -109,7 +111,7 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
 
 
 def _rising(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
-    """How many entries come before the first that does not rise in both columns, or has a negative one."""
+    """Return the number of entries before the first that does not rise in both columns or has a negative value."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():
@@ -121,7 +123,7 @@ def _rising(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_byt
 
 
 class EndOfWalk(Protocol):
-    """What is known when all batches of a segment were walked."""
+    """The state of the walk after all batches of a segment."""
 
     @property
     def largest_timestamp_ms(self) -> int: ...
@@ -133,9 +135,8 @@ class EndOfWalk(Protocol):
 
 
 def check_ends(scope: Scope, entries: Entries, walk: EndOfWalk, batches: int) -> None:
-    """After a walk to the end: entries that no batch has met, and what a closed segment's indexes need.
-
-    `batches`: how many the segment has.
+    """After a complete walk, add findings about index entries that matched no batch, and about missing entries of a
+    closed segment. `batches`: the number of batches in the segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
     unmet, largest_timestamp_ms = walk.unmet(), walk.largest_timestamp_ms

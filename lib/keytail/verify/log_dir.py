@@ -1,4 +1,4 @@
-"""What is wrong with a log dir itself: what stops a broker before it comes to a partition, said once."""
+"""Verifies a log dir itself: finds, once per log dir, what stops a broker before it loads a partition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keytail.verify.findings import Finding, Findings
 
 
 def verify_log_dir(fs: FileSystem, path: str) -> tuple[Finding, ...]:
-    """Its checkpoints and the names of its directories. OSError where it cannot be listed."""
+    """Check the checkpoints of the log dir and the names of its directories. OSError if it cannot be listed."""
     findings = Findings(path)
     for name in foreign_dirs(fs.scan(path)):
         findings.add("foreign-directory", name)

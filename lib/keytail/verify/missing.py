@@ -1,6 +1,6 @@
-"""Segments that are not there: what shows that one was, between two that are.
+"""Detects missing segments between two existing ones.
 
-Offsets without batches are no evidence by themselves, since compaction leaves them (VERIFY.md says what is).
+Offsets without batches are no evidence by themselves, since compaction leaves such gaps (VERIFY.md lists the evidence).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _UNFINISHED = ("cleaned", "swap", "deleted", "scratch")
 
 
 class MissingSegments:
-    """Takes what the walk found in each segment, in order; `close` adds the findings."""
+    """Collects the offsets and record counts of the segments, in order; `close` adds the findings."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._ends: list[int] = []  # of each segment the offset behind its last batch
+        self._ends: list[int] = []  # for each segment, the offset after its last batch
         self._are_dense = True
 
     def after_segment(self, base: int, records: int, last_offset: int) -> None:
-        """`records` of the segment at `base`, and the last offset of the log so far."""
+        """Note the number of `records` of the segment at `base`, and the last offset of the log so far."""
         end = max(last_offset + 1, base)
         self._ends.append(end)
         self._are_dense = self._are_dense and records == end - base
 
     def close(self) -> None:
-        """Once all of the log was walked, of a broker that is stopped."""
+        """Add the findings. Call it only after the whole log was read, and only if the broker is stopped."""
         bases, log_start = self._scope.bases, self._scope.log_start
         gaps = [
             (base, max(end, log_start), next_base)
@@ -54,8 +54,9 @@ class MissingSegments:
                 self._scope.findings.add("offsets-missing", log, 0, first, **facts)
 
     def _left_files(self) -> dict[int, str]:
-        """By offset, what shows that a segment began there. Nothing where a replacement or a start is unfinished."""
-        # The last one of a base counts: .index, if it is left.
+        """Return by offset the file which shows that a segment began there. Empty after an unclean shutdown or while a
+        replacement is unfinished."""
+        # The names are in descending order, so the last file of a base offset is used: .index, if it exists.
         parsed = [names.parse_file_name(name) for name in sorted(self._scope.files, reverse=True)]
         if not self._scope.claims.clean_shutdown or any(name.kind in _UNFINISHED for name in parsed):
             return {}
@@ -66,21 +67,22 @@ class MissingSegments:
         }
 
     def _shows_a_segment(self, suffix: str) -> bool:
-        """Brokers from 2.8 on, which write partition.metadata, remove a snapshot with the segment that begins there."""
+        """Return whether a file with this suffix is evidence of a segment at its offset. A snapshot is evidence only
+        with brokers from 2.8 on, which write partition.metadata: they remove it with the segment that begins there."""
         if suffix == names.SNAPSHOT:
             return names.PARTITION_METADATA in self._scope.files
         return suffix in names.INDEX_SUFFIXES
 
     def _was_never_compacted(self, below: int) -> bool:
-        """The cleaner has no checkpoint of it, others are known, every offset of each segment has its record, and below
-        the offset `below` there is what a cleaner that came so far would have removed."""
+        """Return whether the partition has no cleaner checkpoint although it has others, each segment has a record at
+        every offset, and below the offset `below` there is a record that a cleaner would have removed."""
         claims = self._scope.claims
         is_known = claims.recovery_point is not None or claims.high_watermark is not None
         return is_known and claims.cleaner is None and self._are_dense and self._has_removable(below)
 
     def _has_removable(self, below: int) -> bool:
-        """Whether a record below the offset has no key, or the key of another one. Most logs answer soon; no more than
-        _MOST_KEYS are compared."""
+        """Return whether a record in a segment with a base offset below `below` has no key, or the key of another
+        record. For most logs this is decided soon; at most _MOST_KEYS keys are compared."""
         seen: set[bytes] = set()
         reader = LogReader(self._scope.fs)
         for base in self._scope.bases:
@@ -99,7 +101,7 @@ class MissingSegments:
 
 
 def _keys(part: Part) -> Iterator[bytes | None]:
-    """The keys of data, by digests of 16 bytes."""
+    """Yield the keys of the data records (not of markers) as digests of 16 bytes; None for a record without key."""
     if part.records is None:
         return
     is_data = part.records.batches["attributes"][part.records.records["row"]] & CONTROL == 0

@@ -1,6 +1,6 @@
-"""The names in a partition directory, and who may open what has them: nothing is read.
+"""Checks the file names in a partition directory, and the files' owners and modes; reads no file.
 
-What a broker does with a name stands in format/NAMES.md, with leftovers of a replacement in log/SWAP.md.
+format/NAMES.md describes what a broker does with a name, log/SWAP.md what it does with leftovers of a replacement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 
 
 def check_names(scope: Scope) -> None:
-    """Every name that is none of a segment's, and files that are no files."""
+    """Check the names of all files: leftovers, fatal names, orphaned indexes, non-regular and too large files."""
     parsed = [names.parse_file_name(name) for name in sorted(scope.files)]
     for name in parsed:
         if name.kind in _LEFTOVERS:
@@ -29,7 +29,7 @@ def check_names(scope: Scope) -> None:
         if name.kind not in ("other", "scratch"):
             _check_kind_of_file(scope, scope.files[name.name], name.suffix)
     _check_swaps(scope, parsed)
-    if scope.live:  # what is gone or alone now may not have been so when something else was listed
+    if scope.live:  # a file may have vanished while the directory was listed
         return
     for name in parsed:
         is_index = name.kind == "live" and name.suffix not in (names.LOG, names.SNAPSHOT)
@@ -47,7 +47,7 @@ def _check_kind_of_file(scope: Scope, entry: DirEntry, suffix: str) -> None:
 
 
 def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
-    """A `.swap` is taken for finished, unless a `.cleaned` stands at or below it."""
+    """Check `.swap` files. A `.swap` counts as complete unless a `.cleaned` has the same or a lower base offset."""
     parsed = list(parsed)
     guard = min((n.base_offset for n in parsed if n.kind == "cleaned" and n.base_offset is not None), default=None)
     covered = {n.base_offset for n in parsed if n.kind == "live" and n.suffix == names.LOG}
@@ -64,10 +64,10 @@ def _check_swaps(scope: Scope, parsed: Iterable[names.FileName]) -> None:
 
 
 def check_owners(scope: Scope) -> None:
-    """Whether the user that the directory belongs to, as which a broker runs, can use its files.
+    """Check that the owner of the directory, as which a broker runs, can read and write its files.
 
-    Modes may differ in all else: what a broker made under another umask is as good. One finding for all files of
-    one owner and mode.
+    Other differences of mode are ignored: the umask of the broker may have changed. Adds one finding for all files of
+    the same owner and mode.
     """
     try:
         directory = scope.fs.stat(scope.path)
@@ -86,7 +86,7 @@ def check_owners(scope: Scope) -> None:
 
 
 def _may_use(directory: FileStat, entry: DirEntry) -> bool:
-    """Whether its mode lets the directory's owner read and write the file."""
+    """Return whether the file's mode lets the directory's owner read and write it."""
     if directory.uid == 0:
         return True
     if entry.uid == directory.uid:

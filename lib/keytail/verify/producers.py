@@ -1,7 +1,7 @@
-"""What a log says of its producers, held against its producer snapshots and transaction indexes.
+"""Compares the producer batches of a log with its producer snapshots and transaction indexes.
 
-A cleaned log holds less than was ever written, so it is only asked what it cannot be wrong about: a batch that is
-there was written, a marker goes only after its data, a transaction entry only with its marker (VERIFY.md).
+A cleaned log contains less than was ever written, so only facts that cleaning preserves are checked: an existing batch
+was written, a marker is removed only after its data, a transaction entry only with its marker (VERIFY.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _SNAPSHOT_HEAD_BYTES, _SNAPSHOT_ENTRY_BYTES = 10, 46
 
 
 class ProducerChecks:
-    """Takes the batches of a partition's producers in order; `close_segment` after each segment, `close` at the end."""
+    """Checks the batches of a partition's producers, given in order; call `close_segment` after each segment and
+    `close` at the end."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -28,11 +29,11 @@ class ProducerChecks:
         self._ids: list[int] = []
         self._state = np.full((16, kernels.STATE_COLUMNS), -1, dtype=np.int64)
         self._markers: list[np.ndarray] = []
-        self._highest_stable: tuple[int, str, int] | None = None  # of entries so far: value, file, byte position
+        self._highest_stable: tuple[int, str, int] | None = None  # of the entries so far: value, file, byte position
         self.index_entries = 0
 
     def heard(self, base: int, rows: np.ndarray) -> None:
-        """Batches (columns ROW_... of the kernel) of the segment at `base`."""
+        """Process batches (columns ROW_... of the kernel) of the segment at `base`."""
         if not len(rows):
             return
         while self._snapshots and self._snapshots[0] <= rows[-1, columns.ROW_BASE]:
@@ -43,7 +44,7 @@ class ProducerChecks:
             if at > self._scope.log_start:
                 self._check_snapshot(at)
             else:
-                self._check_readable(at)  # a broker that starts removes it
+                self._check_readable(at)  # a broker removes it when it starts
         self._follow(base, rows)
 
     def _follow(self, base: int, rows: np.ndarray) -> None:
@@ -61,7 +62,7 @@ class ProducerChecks:
             first = first_after
 
     def _is_outside(self, row: np.ndarray, number: int) -> bool:
-        """Whether the last row is data outside a transaction while one is open."""
+        """Return whether the last row is data outside a transaction while one is open."""
         return (
             row[columns.ROW_ATTRIBUTES] & 0x30 == 0
             and row[columns.ROW_LAST] >= self._scope.log_start
@@ -74,7 +75,7 @@ class ProducerChecks:
             "transaction", names.segment_file(base, names.LOG), int(row[columns.ROW_POSITION]),
             int(row[columns.ROW_BASE]), producer=self._ids[number], first=int(state[kernels.OPEN_FROM]),
         )  # fmt: skip
-        state[kernels.OPEN_FROM] = -1  # said once
+        state[kernels.OPEN_FROM] = -1  # reported once
 
     def _number(self, producer_id: int) -> int:
         number = self._numbers.setdefault(producer_id, len(self._ids))
@@ -111,7 +112,7 @@ class ProducerChecks:
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int) -> list[ProducerEntry] | None:
-        """Its entries; None, with a finding, where it cannot be believed."""
+        """Return the entries of the snapshot at offset `at`; None, with a finding, if it is not valid."""
         file = names.segment_file(at, names.SNAPSHOT)
         data = self._scope.read(file)
         if data is None:
@@ -135,7 +136,7 @@ class ProducerChecks:
     # Transaction indexes
 
     def close_segment(self, base: int, *, believed: bool) -> None:
-        """Hold the segment's transaction index against its markers, where those are `believed`."""
+        """Compare the segment's transaction index with its markers, if those are `believed` (valid)."""
         found = np.concatenate(self._markers) if self._markers else np.empty((0, kernels.MARKER_COLUMNS), np.int64)
         self._markers = []
         aborts = found[found[:, kernels.MARKER_ABORTS] == 1]
@@ -161,16 +162,16 @@ class ProducerChecks:
         )
 
     def _check_abort(self, base: int, file: str, marker: np.ndarray, entry: np.void | None, i: int) -> None:
-        """One ABORT marker, and its entry where it has one."""
+        """Check one ABORT marker, and its entry if it has one."""
         at, first = int(marker[kernels.MARKER_OFFSET]), int(marker[kernels.MARKER_DATA])
         producer = self._ids[marker[kernels.MARKER_PRODUCER]]
         if first >= 0 and self._highest_stable is not None and first < self._highest_stable[0]:
-            # A search for this data ends at that entry, before it comes to the one of this marker.
+            # A search for this data ends at that entry, before it reaches the entry of this marker.
             stable, earlier, position = self._highest_stable
             self._scope.findings.add("txn-stable-offset", earlier, position, at, stated=stable, most=first)
             self._highest_stable = None
         if entry is None:
-            # The log start of a broker that runs may have moved on since it was checkpointed.
+            # The log start offset of a running broker may have advanced since it was checkpointed.
             if first >= 0 and at >= self._scope.log_start and not self._scope.live:
                 self._add(base, "txn-no-entry", file, None, at, producer=producer, first=first)
             return
@@ -183,7 +184,8 @@ class ProducerChecks:
             self._highest_stable = stable, file, TXN_ENTRY.itemsize * i
 
     def _read_index(self, base: int) -> np.ndarray | None:
-        """The entries as far as they rise; None where the file cannot be read."""
+        """Return the entries, empty if there is no file. None if it cannot be read, has an invalid entry, or may
+        contain entries of batches that were not read (live broker)."""
         file = names.segment_file(base, names.TXN_INDEX)
         if file not in self._scope.files:
             return np.empty(0, TXN_ENTRY)
@@ -215,7 +217,7 @@ class ProducerChecks:
         self._scope.findings.add(kind, file, position, offset, recovered=recovered, **facts)
 
     def close(self, log_end_offset: int, *, believed: bool) -> None:
-        """After all batches; `believed` as in `close_segment`, up to the end of the log."""
+        """Check the remaining snapshots after all batches; `believed`: all batches up to the log end are valid."""
         for at in self._snapshots:
             if at > log_end_offset and not self._scope.live and believed:
                 file = names.segment_file(at, names.SNAPSHOT)
@@ -230,7 +232,7 @@ class ProducerChecks:
 
 
 def _snapshot_offsets(scope: Scope) -> list[int]:
-    """Of all snapshots, ascending."""
+    """Return the offsets of all producer snapshots, ascending."""
     parsed = map(names.parse_file_name, scope.files)
     return sorted(
         name.base_offset
@@ -240,7 +242,7 @@ def _snapshot_offsets(scope: Scope) -> list[int]:
 
 
 def _nonsense(entry: ProducerEntry, at: int) -> str:
-    """Why no broker writes such an entry into a snapshot at offset `at`; "" where one may."""
+    """Return why no broker writes such an entry into a snapshot at offset `at`; "" if the entry is possible."""
     if entry.last_offset >= at:
         return f"its last offset {entry.last_offset} is not below the snapshot's"
     if entry.current_txn_first_offset >= at:
@@ -253,9 +255,9 @@ def _nonsense(entry: ProducerEntry, at: int) -> str:
 
 
 def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
-    """What the batches below the snapshot say against an entry; "" where they say nothing.
+    """Return how an entry contradicts the batches below the snapshot; "" if it does not.
 
-    They may have gone, so that a later state than theirs is no contradiction.
+    Batches may have been removed, so an entry with a later state than theirs is no contradiction.
     """
     epoch, sequence, last, delta, opened, marker = (int(value) for value in state)
     if entry.epoch < epoch:

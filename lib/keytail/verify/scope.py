@@ -1,4 +1,4 @@
-"""What one look at a partition directory works on: its listing, what the log dir says of it, the findings so far."""
+"""The state of one inspection of a partition directory: its listing, its checkpoints, the findings so far."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from keytail.verify.findings import Findings
 
 @dataclass(frozen=True)
 class Claims:
-    """What the log dir says of a partition. None: its checkpoint has no entry, or nobody asked.
+    """The offsets that the log dir's checkpoints have for a partition. None: no entry, or the checkpoint was not read.
 
-    `clean_shutdown`: there is a .kafka_cleanshutdown, so that a broker that starts recovers nothing.
+    `clean_shutdown`: .kafka_cleanshutdown exists, so a starting broker recovers nothing.
     """
 
     clean_shutdown: bool = True
@@ -29,7 +29,7 @@ NO_CLAIMS = Claims()
 
 
 def claims_of(log_dir: LogDirFacts, topic: str, partition: int) -> Claims:
-    """What `log_dir` says of one of its partitions."""
+    """Return the checkpointed offsets of one partition of `log_dir`."""
     key = (topic, partition)
     return Claims(
         clean_shutdown=log_dir.clean_shutdown,
@@ -42,7 +42,7 @@ def claims_of(log_dir: LogDirFacts, topic: str, partition: int) -> Claims:
 
 @dataclass
 class Scope:
-    """One look at one partition directory. `live`: a broker may be writing to it meanwhile."""
+    """One inspection of one partition directory. `live`: a broker may be writing to it meanwhile."""
 
     fs: FileSystem
     path: str
@@ -73,7 +73,8 @@ class Scope:
         return base == self.bases[-1]
 
     def is_recovered(self, base: int) -> bool:
-        """Whether a broker that starts recovers the segment: batches checked, indexes written anew."""
+        """Return whether a starting broker recovers the segment, that is, checks its batches and rebuilds its indexes.
+        """
         if self.claims.clean_shutdown or self.live:
             return False
         behind = next((other for other in self.bases if other > base), None)
@@ -84,7 +85,8 @@ class Scope:
         return max(self.claims.log_start or 0, self.bases[0] if self.bases else 0)
 
     def read(self, file: str) -> bytes | None:
-        """A whole small file; None, with a finding unless it may vanish, where it cannot be read."""
+        """Return the content of a small file. If it cannot be read, return None and add a finding, unless it may have
+        vanished beside a live broker."""
         try:
             return self.fs.read_bytes(f"{self.path}/{file}")
         except OSError as problem:

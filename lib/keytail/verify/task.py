@@ -1,9 +1,8 @@
-"""What is wrong with a partition directory: every batch, every index entry, every name, and what files say of each
-other (VERIFY.md).
+"""Verifies a partition directory: every batch, every index entry, every name, and the consistency between the files
+(VERIFY.md).
 
-Reads only, changes nothing, and needs no lock: beside a live broker it tolerates files that vanish or
-grow, and says nothing of the active segment's tail. Whatever the bytes are, the answer is findings, not
-an exception; only an unreadable directory is one.
+Reads only and needs no lock: beside a live broker it tolerates files that vanish or grow, and does not check the
+active segment's tail. Invalid bytes give findings, not exceptions; only an unreadable directory raises.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from keytail.verify.scope import NO_CLAIMS, Claims, Scope
 
 @dataclass(frozen=True)
 class VerifyCounts:
-    """What was looked at."""
+    """The amount of data that was verified."""
 
     segments: int = 0
     batches: int = 0
@@ -37,7 +36,7 @@ class VerifyCounts:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The findings of one partition, names first, then in the order of files and positions."""
+    """The findings about one partition: names first, then in the order of files and positions."""
 
     findings: tuple[Finding, ...]
     counts: VerifyCounts
@@ -52,8 +51,8 @@ class VerifyReport:
 def verify_partition(fs: FileSystem, path: str, claims: Claims = NO_CLAIMS, *, live: bool = False) -> VerifyReport:
     """Inspect the partition directory `path`.
 
-    `live`: a broker may be writing to it meanwhile. Then only what two looks find alike is said, since files that
-    replace others between one reading and the next seem to contradict each other.
+    `live`: a broker may be writing to it meanwhile. Then only findings that two inspections have in common are
+    reported, since files that are replaced between two reads seem to contradict each other.
     """
     report = _look(fs, path, claims, live)
     if live and report.findings:
@@ -101,7 +100,7 @@ def _look(fs: FileSystem, path: str, claims: Claims, live: bool) -> VerifyReport
 
 
 def _check_whole(scope: Scope, walk: BatchWalk, producers: ProducerChecks, epochs: EpochCheck) -> None:
-    """What can be said once the log end is known. Beside a live broker it is not."""
+    """Add the findings that need the log end offset, which is not known beside a live broker."""
     if not scope.bases:
         return
     log_end_offset = max(walk.last_offset + 1, scope.bases[-1])

@@ -1,8 +1,8 @@
-"""What a shard says of which records survive, as a scratch file that the rewriting of any segments reads a part of.
+"""The surviving records of a shard, in a scratch file of which each rewriting task reads a part.
 
-A file is blocks, then an index with a row a block: the numbers within their segment of records that survive (4 bytes
-each, ascending), or bits of the batches with a null value. It is part of a run, as what compact/handing_on.py writes,
-and nothing of it is believed before its checksums fit.
+A file consists of blocks, then an index with one row per block: the numbers within their segment of surviving records
+(4 bytes each, ascending), or bits of the batches with a null value. Like the files of compact/handing_on.py it is part
+of a run, and it is not used before its checksums match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keytail.log.fs import FileSystem
 from keytail.log.replace import CleanFile
 
 RECORDS, NULLS = 0, 1
-# `first`: of NULLS, the number within the segment of the first batch; `count`: records, or batches.
+# `first`: for NULLS, the number within the segment of the first batch; `count`: records, or batches.
 _ROW = np.dtype(
     [("segment", "i8"), ("kind", "i8"), ("position", "i8"), ("count", "i8"), ("first", "i8"), ("digest", "S16")]
 )
@@ -35,9 +35,10 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True)
 class ShardBits:
-    """The file of one shard, the number of blocks in it, how many keys the dirty section has there, and what was
-    counted there of records without a key: of (those to be mapped, their first offset, the others, theirs). `counted`
-    are the records of its keys, where that was asked for."""
+    """The file of one shard, its number of blocks, its number of keys in the dirty section, and per slice the counts of
+    records without a key: (number of those to be mapped, their first offset, number of the others, their first offset).
+    `counted`, if requested, are the record counts of its keys.
+    """
 
     file: CleanFile
     blocks: int
@@ -47,7 +48,7 @@ class ShardBits:
 
 
 class BitsWriter:
-    """The file of one shard in the making: `add` what survives, `add_nulls`, then `close`; or `discard`."""
+    """Writes the file of one shard: `add` survivors, `add_nulls`, then `close`; or `discard`."""
 
     def __init__(self, fs: FileSystem, task: CleaningTask, most_numbers: int) -> None:
         self._fs = fs
@@ -61,7 +62,7 @@ class BitsWriter:
         self._size_bytes = 0
 
     def add(self, ordinals: np.ndarray) -> None:
-        """Ordinals of records that survive, in any order, each once."""
+        """Add ordinals of surviving records, in any order, each once."""
         while len(ordinals):
             part = ordinals[: len(self._waiting) - self._filled]
             self._waiting[self._filled : self._filled + len(part)] = part
@@ -93,7 +94,7 @@ class BitsWriter:
         self._size_bytes += len(part)
 
     def close(self) -> tuple[CleanFile, int]:
-        """The file, and how many blocks it has."""
+        """Finish and return the file, and its number of blocks."""
         self._flush()
         rows = np.array(self._rows, _ROW)
         data = rows.tobytes()
@@ -105,7 +106,7 @@ class BitsWriter:
         return CleanFile(names.SURVIVORS, self.name, self._size_bytes + len(data), digest), len(rows)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # the first error is the one to be told
+        with contextlib.suppress(OSError):  # the first error is the one reported
             if self._fd >= 0:
                 self._fs.close(self._fd)
         with contextlib.suppress(OSError):
@@ -115,7 +116,7 @@ class BitsWriter:
 def load_survivors(
     fs: FileSystem, task: CleaningTask, shards: Sequence[ShardBits], slices: Sequence[SliceFacts], part: tuple[int, int]
 ) -> Survivors:
-    """Of segments `part[0]` .. `part[1]`: bits decide about all of their records, and there is no map."""
+    """Return the survivors of segments `part[0]` .. `part[1]`: bits decide all their records, and there is no map."""
     first, end = part
     survivors = Survivors(OffsetMap(0), first, latest_offset=task.first_uncleanable_offset - 1)
     for number in range(first, end):
@@ -165,7 +166,7 @@ def _block(fs: FileSystem, fd: int, path: str, row: np.void) -> np.ndarray:
     data = np.empty(size, np.uint8)
     got = fs.read_into(fd, data, int(row["position"])) if size else 0
     digest: bytes = hashlib.blake2b(data, digest_size=16).digest()
-    if got < size or digest.rstrip(b"\0") != row["digest"]:  # NumPy gives back no zeros at the end
+    if got < size or digest.rstrip(b"\0") != row["digest"]:  # NumPy strips trailing zeros
         raise _differs(path)
     return data
 

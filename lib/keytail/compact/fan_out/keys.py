@@ -1,9 +1,9 @@
-"""The second stage of a fan-out: key runs of slices, split into shards by hash, and what each shard makes of them.
+"""Stages 3 and 4 of a fan-out: key runs of slices, split into shards by hash, and their merge in each shard.
 
-Records of the dirty section that the map would take are *put*: of each key the last one of a slice travels. All others
-whose key decides about them are *probed*: those before the dirty section, and data that is aborted to the map alone
-(CLEANING.md 11.4). A shard has all puts and probes of its keys. One rule holds for both: a record survives unless a
-newer one of its key was put.
+Records of the dirty section that the map would contain are *put*: for each key the last one of a slice is sent. All
+others whose survival depends on their key are *probed*: those before the dirty section, and data that only the map
+treats as aborted (CLEANING.md 11.4). A shard receives all puts and probes of its keys. One rule holds for both: a
+record survives unless a later one of its key was put.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ MOST_SHARDS = 1 << 14
 _PUTS, _FACTS, _PROBES = 0, 1, 2  # upper part of a cell's order
 _KIND_BITS = 60
 _SLICE_BITS = 32
-_RUN = 1 << 20  # keys that are split into shards at a time: 24 MiB, and as much again for what comes of it
+_RUN = 1 << 20  # keys that are split into shards at a time: 24 MiB, and as much again for the result
 _LEAST_RUN = 1 << 10
-_DEDUP_BYTES = 12 << 20  # stays within a cache, so that keys of a slice that come once cost little
+_DEDUP_BYTES = 12 << 20  # fits into a cache, so that keys that occur once in a slice cost little
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,21 @@ class ScanPart:
 
 
 def shards_for(task: CleaningTask, slices: Sequence[SliceFacts]) -> int:
-    """So many that the keys of each fit into the memory of a map, were all keys of the dirty section different.
+    """Return a number of shards such that the keys of each fit into a map even if all records have distinct keys.
 
-    And those of the proof, whose table is larger, and what survives of a shard in front of the dirty section.
+    The keys of the proof, whose table is larger, and the survivors of a shard before the dirty section fit as well.
     """
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     dirty = sum(facts.records for facts in slices if first <= facts.segment < end)
-    # The proof's slots hold at most 0.75; hashes spread a few percent unevenly.
+    # The proof's slots are at most 0.75 full; hashes are distributed unevenly by a few percent.
     keys = max(1, int(task.map_memory_bytes * 2 / (3 * SLOT_BYTES) * 0.75 * 0.85))
     return min(MOST_SHARDS, max(1, -(-dirty // keys)))
 
 
 class _Run:
-    """Keys on their way to the shards: arrays that are split when they are full.
+    """Buffers for keys to be sent to the shards: arrays that are split when they are full.
 
-    `counting`: they come out of maps that count, and go with how many records each stands for.
+    `counting`: the keys come from counting maps, and are sent with the number of records that each stands for.
     """
 
     def __init__(self, kind: int, number: int, shards: int, memory_bytes: int, *, counting: bool = False) -> None:
@@ -76,7 +76,7 @@ class _Run:
         self._filled = 0
 
     def take(self, low: np.ndarray, high: np.ndarray, ordinals: np.ndarray, n: int) -> Iterator[Cell]:
-        """Items with an ordinal below 0 are none."""
+        """Add items; those with an ordinal below 0 are skipped."""
         i = 0
         while True:
             i, self._filled = kernels.gather(low, high, ordinals, n, i, *self._arrays, self._filled)
@@ -85,7 +85,7 @@ class _Run:
             yield from self.give()
 
     def drain(self, offset_map: OffsetMap) -> Iterator[Cell]:
-        """All that is in a map whose hashes have their words swapped; it is empty then."""
+        """Move all entries out of a map whose hashes have their words swapped; it is empty afterwards."""
         i = 0
         low, high, ordinals = self._arrays
         while True:
@@ -98,7 +98,7 @@ class _Run:
             yield from self.give()
 
     def give(self) -> Iterator[Cell]:
-        """A cell for each shard that has any of the keys so far."""
+        """Yield a cell for each shard that has any of the keys so far."""
         sorted_arrays: list[np.ndarray] = [*self._sorted, self._sorted_times]
         shards = len(self._starts) - 1
         kernels.split(*self._arrays, self._times, self._filled, shards, self._starts, *sorted_arrays)
@@ -110,7 +110,7 @@ class _Run:
 
 
 class _Scan:
-    """One slice under way."""
+    """The scan of one slice."""
 
     def __init__(self, part: ScanPart, settled: Settled) -> None:
         task = part.task
@@ -127,7 +127,7 @@ class _Scan:
         self.keyless = np.array([0, -1, 0, -1], np.int64)
 
     def wanted(self, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each batch (bool): is it put, is it probed?"""
+        """Return for each batch (bool) whether it is put, and whether it is probed."""
         is_data = ((table["attributes"] & CONTROL) == 0) & (table["record_count"] > 0)
         puts = np.zeros(len(table), bool)
         if self._is_dirty:
@@ -145,7 +145,7 @@ class _Scan:
         done = 0
         while True:
             low, high, ordinals = (array[done:n] for array in (columns.low, columns.high, columns.ordinals))
-            done += self._map.put_all(high, low, ordinals, n - done)  # in its order they are drained: not a shard's
+            done += self._map.put_all(high, low, ordinals, n - done)  # swapped: not drained in a shard's order
             if done == n:
                 break
             yield from self._puts.drain(self._map)
@@ -158,7 +158,7 @@ class _Scan:
 
 
 def scan(fs: FileSystem, part: ScanPart, attempt: str) -> Iterator[Cell]:
-    """The key runs of a slice, and to one shard what else it knows of its batches. Writes nothing."""
+    """Yield the key runs of a slice, and to one shard the nulls and keyless counts of its batches. Writes nothing."""
     task, facts = part.task, part.facts
     settled: Settled = take_over(fs, task, part.settled)
     reader, scanner = SegmentReader(fs), RecordScanner()
@@ -192,9 +192,9 @@ def _chunks(
 def merge(
     fs: FileSystem, task: CleaningTask, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> ShardBits:
-    """What survives of the keys of one shard; `cells` ascend, so that all puts come first, in the order of the log.
+    """Write the survivors among the keys of one shard; `cells` ascend: all puts come first, in the order of the log.
 
-    Memory: the map, and a quarter of it beside it, whatever the probes are. Leaves a scratch file of this attempt.
+    Memory: the map, and a quarter of it besides, whatever the number of probes. Writes a scratch file of this attempt.
     """
     counting = task.hottest_keys > 0
     offset_map = OffsetMap(task.map_memory_bytes, counting=counting)
@@ -237,7 +237,7 @@ def _item_bytes(*, counting: bool) -> int:
 
 
 def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of a cell of `n` items: both words of the hashes, ordinals, and how many records each stands for, if it says."""
+    """Split a cell of `n` items: both words of the hashes, ordinals, and the records each stands for, if included."""
     words = np.frombuffer(data, np.uint64, 3 * n)
     times = np.frombuffer(data, COUNT, -1, SLOT_BYTES * n) if len(data) > SLOT_BYTES * n else np.zeros(0, COUNT)
     return words[:n], words[n : 2 * n], words[2 * n :].view(np.int64), times

@@ -1,7 +1,7 @@
-"""The engine of a fan-out on Spark: stages are jobs, and a shuffle of Spark carries the cells between two of them.
+"""The engine of a fan-out on Spark: stages are jobs, and a Spark shuffle transfers the cells between two of them.
 
-What a stage does stands in compact/fan_out/stages.py and its neighbours; here is how payloads get to tasks, cells to
-shards, and problems back. Whatever a task raises comes back as a value, so a bad batch never runs a task again.
+The stages are defined in compact/fan_out/stages.py and its neighbours; this module sends payloads to tasks, cells to
+shards, and errors back. Exceptions of a task are returned as values, so a bad batch never reruns a task.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 _CELL_SCHEMA = "shard int, place bigint, data binary"
-_PROBLEM = -1  # the place of a problem, in front of all cells of shard 0
-_BATCH_BYTES = 4 << 20  # of cells that travel together: few calls, little memory
+_PROBLEM = -1  # the place of an error, before all cells of shard 0
+_BATCH_BYTES = 4 << 20  # of cells that are sent together: few calls, little memory
 _SETTINGS = {
-    # Of rows of megabytes; without a bound 10,000 of them would be one Arrow batch.
+    # Rows have megabytes; without a limit one Arrow batch would contain 10,000 of them.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
 }
 
 
 @dataclass(frozen=True)
 class Workers:
-    """What every task of a fan-out has to know of the run."""
+    """The settings of the run that every task of a fan-out needs."""
 
     scratch_path: str
     tasks_a_host: int
@@ -73,7 +73,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Place:
-    """Of a task in a fan-out: whom it tells what it is at, and the name of its stage."""
+    """The context of a task in a fan-out: the channel for its progress reports, and the name of its stage."""
 
     workers: Workers
     channel: Channel | None
@@ -86,7 +86,7 @@ class Place:
 
 @dataclass
 class SparkEngine:
-    """Runs the stages of one partition. `on_trace` hears of errors that keytail did not expect."""
+    """Runs the stages of one partition. `on_trace` is called with errors that keytail did not expect."""
 
     spark: Any
     workers: Workers
@@ -121,7 +121,7 @@ class SparkEngine:
                 raise lost(problem) from problem
             raise_if_ended(self.spark, problem)
             try:
-                outcomes = job()  # a worker that dies ends its job, where Spark runs on one host
+                outcomes = job()  # a worker that dies ends its job if Spark runs on one host
             except Exception as again:
                 raise_if_ended(self.spark, again)
                 raise lost(again) from again
@@ -137,7 +137,7 @@ class SparkEngine:
         take: Merging[R],
         context: Any,
     ) -> list[Outcome[R]]:
-        session = self.spark.newSession()  # of the same application, with settings of its own
+        session = self.spark.newSession()  # of the same application, with its own settings
         for key, value in _SETTINGS.items():
             session.conf.set(key, value)
         sc = session.sparkContext
@@ -156,8 +156,9 @@ class SparkEngine:
         return [answers[shard] for shard in range(shards)]
 
     def _values(self, outcomes: Sequence[Outcome[R]]) -> list[R]:
-        """The values; the first problem is raised. Refused where a host has written files that are not here: the next
-        stage would look for them in vain, on hosts that are not the one to blame."""
+        """Return the values, or raise the first error. Refused if a host has written files that are not visible here:
+        the next stage would fail to find them, on hosts that are not at fault.
+        """
         values = []
         for outcome in outcomes:
             if outcome.trace:
@@ -178,7 +179,7 @@ def fan_out_on_spark(
     stopped: Callable[[], bool] = lambda: False,
     sizes: Sizes | None = None,
 ) -> Outcome[CleaningResult]:
-    """One partition compacted by the tasks of all hosts, or a round of it: what one task would have answered."""
+    """Compact one partition, or a round of it, with the tasks of all hosts; the outcome is as with one task."""
     start_ms = time.time_ns() // 1_000_000
     cores = concurrent_tasks(spark)
     workers = Workers(task.scratch_path, cores, task.throttle_bytes_per_s, shared_storage)
@@ -186,7 +187,7 @@ def fan_out_on_spark(
     engine = SparkEngine(spark, workers, label, on_trace, stopped)
 
     def work(payload: CleaningTask, attempt: str) -> CleaningResult:
-        if not payload.map_memory_bytes:  # each host's own share: that of one of them counts for all
+        if not payload.map_memory_bytes:  # each host's own share: one host's value is used for all
             [memory] = engine.run("memory", _memory, [cores])
             payload = replace(payload, map_memory_bytes=memory)
         return fan_out(LOCAL, payload, engine, sizes)
@@ -196,7 +197,7 @@ def fan_out_on_spark(
 
 
 def _written(answer: object) -> list[str]:
-    """Names of the scratch files that the answer of a stage tells of."""
+    """Return the names of the scratch files in the answer of a stage."""
     files: list[CleanFile | None] = []
     if isinstance(answer, CleanFile):
         files = [answer]
@@ -236,7 +237,7 @@ def _emitting(
 def _cells(
     here: Place, emit: Callable[[FileSystem, P, str], Iterator[Cell]], payload: P, number: int
 ) -> Iterator[Cell]:
-    """Those of one payload; what is raised becomes the last one."""
+    """Yield the cells of one payload; an exception becomes the last cell."""
     attempt = attempt_name()
     try:
         with here.telling(attempt):
@@ -251,7 +252,7 @@ def _raise(problem: Exception, attempt: str) -> None:
 
 
 def _batches(cells: Iterable[Cell]) -> Iterator[Any]:
-    """Cells as Arrow batches of about `_BATCH_BYTES`."""
+    """Yield cells as Arrow batches of about `_BATCH_BYTES`."""
     waiting: list[Cell] = []
     size = 0
     for cell in cells:
@@ -290,7 +291,7 @@ def _taking(shared: Any, here: Place, take: Merging[R]) -> Callable[[Iterator[An
         while first is not None and first[0] == _PROBLEM:
             problems.append(from_bytes(first[1]))
             first = next(cells, None)
-        if problems:  # of the tasks before: it comes back in place of an answer
+        if problems:  # of the previous tasks: returned instead of an answer
             answer = min(problems, key=lambda one: one[0])[1]
         else:
             some = iter(()) if first is None else itertools.chain([first], cells)

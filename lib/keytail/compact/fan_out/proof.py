@@ -1,9 +1,9 @@
-"""The last stage of a fan-out: every group is proven by a task of its own, and newest records by shards of keys.
+"""Stages 6, 8 and 9 of a fan-out: every group is proven by a separate task, and latest records by shards of keys.
 
-The walk is compact/proof/prove.py's, over one group and its sources. What it notes of keys goes into a table as always;
-a table that is full, and what is left at the end, is split into shards. A shard merges entries of all groups and says
-whether a key has lost its newest record. Markers of transactions are collected before, with where their data begins: a
-group does not see the data of those before it.
+The walk is that of compact/proof/prove.py, over one group and its sources. The keys that it notes go into a table; a
+full table, and the rest at the end, is split into shards. A shard merges entries of all groups and reports whether a
+key has lost its latest record. Markers of transactions are collected first, with the start of their data: a group does
+not contain the data of earlier groups.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from keytail.log.window import Window
 
 _WORDS = proof_table.SLOT_WORDS
 _CELL_ENTRIES = 1 << 17
-_TABLE_BYTES = 64 << 20  # of one group's keys: a larger one has fewer entries a key to merge, and more cache misses
+_TABLE_BYTES = 64 << 20  # of one group: larger tables merge fewer entries per key, but have more cache misses
 _FIRST_SLOTS = 1 << 14
 _LOAD = 0.75
 
 
 @dataclass(frozen=True)
 class ProofPart:
-    """`groups` that take segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later rounds."""
+    """`groups` that replace segments `numbers[0]` .. `numbers[1]`, or none, and segments `present` for later rounds."""
 
     task: CleaningTask
     numbers: tuple[int, int]
@@ -55,7 +55,7 @@ class ProofPart:
 
 @dataclass(frozen=True)
 class ProofContext:
-    """What shards are given: `proofs` are their tables after the round before, `goes_on`: another round follows."""
+    """The input of all shards. `proofs` are their tables after the previous round, `goes_on`: another round follows."""
 
     task: CleaningTask
     proofs: tuple[CleanFile, ...]
@@ -64,8 +64,9 @@ class ProofContext:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one shard: the first newest record that is gone (-1: none), whether an older one outlived it, how many keys,
-    and the table for the next round."""
+    """The result of one shard: the offset of the first missing latest record (-1: none), whether an older one outlived
+    it, the number of keys, and the table for the next round.
+    """
 
     offset: int
     outlived: int
@@ -74,7 +75,7 @@ class Verdict:
 
 
 def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
-    """The table of all markers of the log, with the first data of each: a scratch file of this attempt.
+    """Write the table of all markers of the log, with the first data of each, to a scratch file of this attempt.
 
     Two passes over the headers of the log, in order, by one task: only a log with transactions needs them.
     """
@@ -111,7 +112,7 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
 
 
 def prove_part(fs: FileSystem, part: ProofPart, attempt: str) -> Iterator[Cell]:
-    """Prove one group, or read segments of later rounds; the keys by shard. Changes nothing."""
+    """Prove one group, or read segments of later rounds; yield the keys by shard. Changes nothing."""
     yield from _pushed(lambda push: _prove(fs, part, push))
 
 
@@ -150,7 +151,7 @@ def _prove(fs: FileSystem, part: ProofPart, push: Callable[[Cell], None]) -> Non
 def settle_proof(
     fs: FileSystem, context: ProofContext, shard: int, cells: Iterable[tuple[int, bytes]], attempt: str
 ) -> Verdict:
-    """Merge the keys of one shard, in any order; with what the shard knew after the round before."""
+    """Merge the keys of one shard, in any order, with the shard's table after the previous round."""
     task = replace(context.task, attempt=attempt)
     table = _Table(task.map_memory_bytes, task.partition_path)
     if context.proofs:
@@ -163,7 +164,7 @@ def settle_proof(
 
 
 class _Table:
-    """Entries of keys of one shard, within `memory_bytes`, growth included."""
+    """The key entries of one shard, within `memory_bytes`, growth included."""
 
     def __init__(self, memory_bytes: int, path: str) -> None:
         self._memory_bytes, self._path = memory_bytes, path
@@ -172,12 +173,12 @@ class _Table:
         self.used = 0
 
     def go_on(self, slots: np.ndarray) -> None:
-        """With the table that the round before has left."""
+        """Continue with the table of the previous round."""
         self.slots = slots
         self.used = int(np.count_nonzero(slots.reshape(-1, _WORDS)[:, 2]))
 
     def merge(self, entries: np.ndarray) -> None:
-        """Free slots among them are passed over."""
+        """Add entries; free slots among them are skipped."""
         entries = entries.reshape(-1, _WORDS)
         entries = np.ascontiguousarray(entries[entries[:, 2] != 0]).reshape(-1)
         done, n = 0, len(entries) // _WORDS
@@ -199,7 +200,7 @@ class _Table:
 
 
 def _pushed(work: Callable[[Callable[[Cell], None]], None]) -> Iterator[Cell]:
-    """What `work` pushes, from a thread that waits where nobody takes it; what it raises is raised here."""
+    """Yield what `work` pushes, from a thread that waits while the queue is full; its exceptions are raised here."""
     cells: queue.Queue[Any] = queue.Queue(maxsize=4)
     given_up = threading.Event()
 
@@ -238,4 +239,4 @@ def _pushed(work: Callable[[Callable[[Cell], None]], None]) -> Iterator[Cell]:
 
 
 class _GivenUp(Exception):
-    """Nobody takes what is pushed any more."""
+    """The consumer has stopped."""

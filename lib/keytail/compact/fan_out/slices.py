@@ -1,8 +1,8 @@
-"""The first stage of a fan-out: slices of segments, what lies in them, and what became of the transactions.
+"""Stages 1 and 2 of a fan-out: slices of segments, their contents, and the outcome of the transactions.
 
-A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and hands
-on its transactional and control batches; `settle` follows those of all slices in the order of the log, as
-compact/reading.py follows strides, and says of each slice which records it begins with.
+A slice is a byte range of a segment that begins at a batch, about `SLICE_BYTES` long. `survey` reads one and passes on
+its transactional and control batches; `settle` processes those of all slices in the order of the log, as
+compact/reading.py processes strides, and determines the first record of each slice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CELL_BITS = 32  # of a cell's order: its number within its slice
 
 
 class Cell(NamedTuple):
-    """What a stage hands to the next by way of a shuffle: to which shard, where in its order, and packed bytes."""
+    """What a stage passes to the next through a shuffle: the shard, the position in its order, and packed bytes."""
 
     shard: int
     order: int
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Slice:
-    """Part `part` of `parts` of the segment of this number."""
+    """Part `part` of `parts` of segment number `segment`."""
 
     segment: int
     part: int
@@ -52,7 +52,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceFacts:
-    """Bytes `start` .. `end` of a segment: how many batches and records, and how many of its segment are before."""
+    """Bytes `start` .. `end` of a segment: the number of batches and records, and of those before it in the segment."""
 
     segment: int
     start: int
@@ -67,7 +67,7 @@ class SliceFacts:
 
 @dataclass(frozen=True)
 class SurveyPart:
-    """One slice to be surveyed. `aborted`: the entries of the transaction indexes, as far as they are believed."""
+    """One slice to be surveyed. `aborted`: the entries of the transaction indexes that are trusted so far."""
 
     task: CleaningTask
     slice: Slice
@@ -77,7 +77,7 @@ class SurveyPart:
 
 @dataclass(frozen=True)
 class AbortedToMap:
-    """Data that the map takes for aborted: of each producer, from one base offset to below another (CLEANING.md 11.4).
+    """Data that the map treats as aborted: per producer, from one base offset to below another (CLEANING.md 11.4).
 
     Sorted by producer and first offset.
     """
@@ -95,7 +95,7 @@ class AbortedToMap:
 
 @dataclass(frozen=True)
 class Settled:
-    """What holds for the whole log; large where it has many transactions, so it travels as a file."""
+    """The results for the whole log; large if it has many transactions, so they are passed as a file."""
 
     transactions: Transactions
     aborted_to_map: AbortedToMap
@@ -104,8 +104,10 @@ class Settled:
 
 @dataclass(frozen=True)
 class Survey:
-    """The slices of the whole log, in order, and the file with what is Settled. `contradicting`: entries of the
-    transaction indexes that the log asks for instead; then nothing else is said."""
+    """The slices of the whole log, in order, and the file with the Settled.
+
+    `contradicting`: the transaction index entries that the log requires instead; then the other fields are unset.
+    """
 
     slices: tuple[SliceFacts, ...] = ()
     settled: CleanFile | None = None
@@ -115,7 +117,7 @@ class Survey:
 
 
 def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """All slices of the log, in order; a segment is one where it is not longer."""
+    """Return all slices of the log, in order; a shorter segment is one slice."""
     slices = []
     for number, segment in enumerate(task.segments):
         parts = max(1, -(-segment.log_bytes // slice_bytes)) if segment.index_bytes else 1
@@ -124,9 +126,10 @@ def slices_of(task: CleaningTask, slice_bytes: int = SLICE_BYTES) -> list[Slice]
 
 
 def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
-    """First byte of the slice and of the next one, by the offset index: neighbours find the same.
+    """Return the first byte of the slice and of the next one, by the offset index: adjacent slices get the same.
 
-    Whether a batch begins there is not known. The whole segment where its index is none.
+    It is not checked whether a batch begins there. The whole segment if it has no index. CorruptLog for an unsorted
+    index.
     """
     segment = task.segments[piece.segment]
     if piece.parts == 1:
@@ -148,9 +151,9 @@ def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
 
 
 def survey(fs: FileSystem, part: SurveyPart, attempt: str) -> Iterator[Cell]:
-    """Check every batch of a slice; all cells go to shard 0. CorruptLog, Refused as in the one-task way.
+    """Check every batch of a slice; all cells go to shard 0. Raises CorruptLog and Refused as with one task.
 
-    Handed on are batches of transactions, and those in which an offset lies that a transaction index names.
+    Passes on the batches of transactions, and those that contain an offset named by a transaction index.
     """
     task, piece = part.task, part.slice
     segment = task.segments[piece.segment]
@@ -192,7 +195,7 @@ def settle(
     cells: Iterable[tuple[int, bytes]],
     attempt: str,
 ) -> Survey:
-    """What the surveys of all slices say together; `cells` ascend. Leaves a scratch file of this attempt."""
+    """Combine the surveys of all slices; `cells` ascend. Writes a scratch file of this attempt."""
     task, aborted = replace(context[0], attempt=attempt), context[1]
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
     tracker = TransactionTracker(aborted, task.log_start_offset)
@@ -230,7 +233,7 @@ def settle(
 
 
 def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> SliceFacts:
-    """The slice with what lies before it in its segment."""
+    """Return the slice with the counts before it in its segment."""
     before = slices[-1] if slices else None
     if before is None or before.segment != facts.segment:
         return facts
@@ -251,7 +254,7 @@ def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> 
 
 
 def _runs(table: np.ndarray, discard: np.ndarray) -> np.ndarray:
-    """(producer, first base offset, last base offset + 1) of runs of aborted data batches of one producer."""
+    """Return (producer, first base offset, last base offset + 1) of runs of aborted data batches of one producer."""
     is_data = (table["attributes"] & (CONTROL | TRANSACTIONAL)) == TRANSACTIONAL
     table, discard = table[is_data], discard[is_data]
     order = np.lexsort((table["base_offset"], table["producer_id"]))

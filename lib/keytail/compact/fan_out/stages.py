@@ -1,9 +1,9 @@
-"""The story of one partition that takes many tasks: survey, key runs, survivors, rewriting, proof (FAN_OUT.md).
+"""Compacts one partition with many tasks: survey, key runs, survivors, rewriting, proof (FAN_OUT.md).
 
-`fan_out` tells it to an engine that runs the stages, each a function of values, here
-(`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). It gives what `clean_partition`
-gives of the same task with room for all keys, the same bytes; as there, scratch files are all that is written, and
-installing them is the driver's.
+`fan_out` passes the stages, each a function of values, to an engine that runs them in this process
+(`tests/compact/fan_out/in_process.py`) or on Spark (`compact/fan_out/on_spark.py`). The result is the same, byte for
+byte, as that of `clean_partition` for the same task with room for all keys; likewise, only scratch files are written,
+and the driver installs them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Merging = Callable[[FileSystem, Any, int, Iterable[tuple[int, bytes]], str], R]
 
 
 class Engine(Protocol):
-    """Runs stages. What a function raises comes out of it; `attempt` differs between any two runs of a function.
+    """Runs stages. Exceptions of a function are raised by the engine; `attempt` differs between any two runs.
 
-    A function may run twice, also at the same time: only what one of the runs gives counts. `name` is for people.
+    A function may run twice, also concurrently: the result of only one of the runs is used. `name` is for display.
     """
 
     def run(self, name: str, function: Callable[[FileSystem, P, str], R], payloads: Sequence[P]) -> list[R]:
-        """`function(fs, payload, attempt)` of each payload, in their order."""
+        """Return `function(fs, payload, attempt)` of each payload, in their order."""
 
     def shuffle(
         self,
@@ -66,15 +66,15 @@ class Engine(Protocol):
         take: Merging[R],
         context: Any,
     ) -> list[R]:
-        """`take(fs, context, shard, cells, attempt)` of each shard, in their order.
+        """Return `take(fs, context, shard, cells, attempt)` of each shard, in their order.
 
-        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` has for the shard, by order.
+        `cells` are the (order, data) of all cells that `emit(fs, payload, attempt)` yields for the shard, by order.
         """
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a slice; number of shards where it is not to follow from the memory of a map."""
+    """Bytes of a slice; number of shards, None to derive it from the memory of a map."""
 
     slice_bytes: int = SLICE_BYTES
     shards: int | None = None
@@ -82,7 +82,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class _Found:
-    """What the first stages found, for all rounds."""
+    """The results of the first stages, for all rounds."""
 
     ranges: tuple[tuple[int, int], ...]
     settled: CleanFile
@@ -96,10 +96,10 @@ class _Found:
 
 
 def fan_out(fs: FileSystem, task: CleaningTask, engine: Engine, sizes: Sizes | None = None) -> CleaningResult:
-    """Write what is to replace the segments below the first uncleanable offset, or a round of it, and prove it.
+    """Write the replacement of the segments below the first uncleanable offset, or one round of it, and prove it.
 
-    `fs` is the driver's, which reads transaction indexes and nothing else. Raises as `clean_partition` does; the
-    caller then removes the run's scratch files. The task's `map_memory_bytes` bounds each task's tables.
+    `fs` is the driver's, used only to read transaction indexes. Raises as `clean_partition` does; the caller then
+    removes the run's scratch files. The task's `map_memory_bytes` limits the tables of each task.
     """
     clock = PhaseClock()
     check_sources(fs, task)
@@ -150,7 +150,7 @@ def _known(before: FannedOut) -> _Found:
 
 
 def _survey(fs: FileSystem, task: CleaningTask, engine: Engine, slice_bytes: int) -> Survey:
-    """Of slices by the offset indexes, or of whole segments where those do not lead to batches."""
+    """Survey slices by the offset indexes, or whole segments if the indexes do not lead to batches."""
     aborted = read_aborted(fs, task.partition_path, task.segments, task.log_start_offset)
     try:
         return _survey_with(task, engine, slice_bytes, aborted)
@@ -161,7 +161,7 @@ def _survey(fs: FileSystem, task: CleaningTask, engine: Engine, slice_bytes: int
 
 
 def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: np.ndarray) -> Survey:
-    """As reading.read_log: transaction indexes are believed until the log contradicts them."""
+    """As in reading.read_log: transaction indexes are trusted until the log contradicts them."""
     for _ in range(2):
         pieces = [
             SurveyPart(task, piece, number, aborted) for number, piece in enumerate(slices_of(task, slice_bytes))
@@ -176,7 +176,9 @@ def _survey_with(task: CleaningTask, engine: Engine, slice_bytes: int, aborted: 
 def _count_keys(
     task: CleaningTask, engine: Engine, slices: Sequence[SliceFacts], bits: Sequence[ShardBits]
 ) -> KeyCounts:
-    """A shard has keys of its own. The hottest are read by a task for each slice in which one was written last."""
+    """Merge the counts of the shards, which have no key in common. The hottest keys are read by one task per slice that
+    contains the last record of one.
+    """
     counted = merged((shard.counted for shard in bits if shard.counted is not None), task.hottest_keys)
     places = [((facts.segment << 32) + facts.records_before, facts.start) for facts in slices if facts.records]
     pieces = [HotPart(task, place, hottest) for place, hottest in by_place(places, counted.hottest)]
@@ -185,7 +187,7 @@ def _count_keys(
 
 
 def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
-    """Those of the dirty section first, as the one-task way finds them first."""
+    """Refuse keyless records; those of the dirty section first, as one task finds them first."""
     counted = [one for shard in bits for one in shard.keyless]
     for at in (0, 2):
         some = [one for one in counted if one[at]]
@@ -194,11 +196,11 @@ def _refuse_keyless(task: CleaningTask, bits: Sequence[ShardBits]) -> None:
 
 
 def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
-    """Ranges as far as the scratch space takes them beside the files of the fan-out itself, and at least one."""
+    """Return the ranges that fit into the scratch space beside the files of the fan-out itself, and at least one."""
     if task.max_scratch_bytes is None or task.out_of_place is not None:
         return list(found.ranges)
     kept = sum(shard.file.size_bytes for shard in found.bits) + found.settled.size_bytes
-    kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # of the proof: the last round's and this one's
+    kept += 2 * table_bytes(sum(shard.keys for shard in found.bits))  # the proofs of the previous round and of this one
     left = task.max_scratch_bytes - kept
     taken: list[tuple[int, int]] = []
     for one in found.ranges:
@@ -212,14 +214,14 @@ def _of_this_round(task: CleaningTask, found: _Found) -> list[tuple[int, int]]:
 def _write(
     task: CleaningTask, engine: Engine, found: _Found, ranges: list[tuple[int, int]], end: int
 ) -> tuple[list[tuple[tuple[int, int], Written]], list[tuple[int, int]]]:
-    """What was written of each range, and the ranges left for later rounds.
+    """Write groups; return what was written of each range, and the ranges left for later rounds.
 
-    Where an output met a limit that its sizes did not tell, all from there on is written by one task, in its order.
+    If an output reached a limit that its sizes did not show, everything from there on is written by one task, in order.
     """
     write_all = partial(parts_of, task, slices=found.slices, settled=found.settled, bits=found.bits)
     written = engine.run("groups", write, write_all(ranges))
     for number, (one, groups) in enumerate(zip(ranges, written, strict=True)):
-        # Of Kafka's groups the next begins all the same, and behind the last range none does.
+        # With Kafka's groups the next one begins anyway, and after the last range there is none.
         if task.grouping == "measured" and len(groups.groups) != 1 and one[1] < end:
             rest = (one[0], end)
             [of_rest] = engine.run("groups in order", write, write_all([rest]))
@@ -236,7 +238,7 @@ def _prove(
     stop: int,
     end: int,
 ) -> tuple[CleanFile, ...]:
-    """The tables for the next round, if there is one."""
+    """Prove the groups; return the tables for the next round, if there is one."""
     shards = len(found.bits)
     part = partial(ProofPart, task, settled=found.settled, markers=found.markers, shards=shards)
     pieces = [part(numbers=one, groups=groups.groups, present=(end, end)) for one, groups in written]

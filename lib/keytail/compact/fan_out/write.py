@@ -1,8 +1,8 @@
-"""The third stage of a fan-out: groups of segments, each rewritten by a task of its own.
+"""Stages 5 and 7 of a fan-out: groups of segments, each rewritten by a separate task.
 
-Kafka's groups are known from sizes alone. Measured ones depend on what is left of each segment: `measure` rewrites
-one into nothing, `ranges_of` lays the outputs out as the one-task way would, and `write` says whether that was right.
-Only limits that depend on how segments lie in an output (index.bytes, 2^31 offsets) can prove it wrong.
+Kafka's groups follow from sizes alone. Measured ones depend on how much of each segment remains: `measure` rewrites one
+without keeping the output, `ranges_of` lays the outputs out as one task would, and `write` detects whether that was
+correct. Only limits that depend on the position of segments in an output (index.bytes, 2^31 offsets) can make it wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keytail.log.writer import OutputWriter
 
 @dataclass(frozen=True)
 class WritePart:
-    """Segments `numbers[0]` .. `numbers[1]` to be rewritten, and what the stages before found."""
+    """Segments `numbers[0]` .. `numbers[1]` to be rewritten, and the results of the earlier stages."""
 
     task: CleaningTask
     numbers: tuple[int, int]
@@ -38,7 +38,7 @@ class WritePart:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is left of a segment: bytes in all, and bytes of its last output where it alone needs several."""
+    """What remains of a segment: total bytes, and bytes of its last output if it needs several by itself."""
 
     bytes: int
     last_bytes: int
@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Written:
-    """The groups that were made of a range, and what was counted."""
+    """The groups made of a range, and their counts."""
 
     groups: tuple[GroupOutput, ...]
     counts: Counts
@@ -63,7 +63,7 @@ def parts_of(
     settled: CleanFile,
     bits: tuple[ShardBits, ...],
 ) -> list[WritePart]:
-    """Each with the slices of its own segments."""
+    """Return one part per range, each with the slices of its own segments."""
     of_segment: dict[int, list[SliceFacts]] = {}
     for facts in slices:
         of_segment.setdefault(facts.segment, []).append(facts)
@@ -74,7 +74,7 @@ def parts_of(
 
 
 def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
-    """What is left of one segment, alone. Writes nothing."""
+    """Return what remains of one segment by itself. Writes nothing."""
     task = replace(part.task, grouping="measured")
     written = _rewrite(fs, _Nowhere(), part, task)
     sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
@@ -82,9 +82,9 @@ def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
 
 
 def write(fs: FileSystem, part: WritePart, attempt: str) -> Written:
-    """Rewrite the range's segments; one group, unless a limit had an output end at a segment's begin.
+    """Rewrite the range's segments into one group; into more if a limit ended an output at the start of a segment.
 
-    Leaves scratch files of this attempt, none where it raises.
+    Writes scratch files of this attempt, and removes them on an exception.
     """
     check_sources(fs, part.task)
     return _rewrite(fs, fs, part, replace(part.task, attempt=attempt))
@@ -113,12 +113,12 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
 def ranges_of(
     task: CleaningTask, first: int, end: int, measured: Sequence[Measured] | None
 ) -> list[tuple[int, int]]:
-    """The segments of each group, ascending; `measured` are those of segments `first` .. `end`, where asked for."""
+    """Return the segments of each group, ascending; `measured` are those of segments `first` .. `end`, if requested."""
     if measured is None:
         groups = kafka_groups(task, task.first_uncleanable_offset)
         return [(a, b) for a, b in groups if a >= first]
     starts = [first]
-    current = 0  # bytes of the output in the making, and its sources, none as long as it has no bytes
+    current = 0  # bytes of the current output; `merged` are its sources, none while it has no bytes
     merged: list[SegmentFacts] = []
     for number in range(first, end):
         segment, size = task.segments[number], measured[number - first]
@@ -136,7 +136,7 @@ def ranges_of(
 
 
 class _Nowhere(FileSystem):
-    """Takes what an OutputWriter writes, and keeps nothing of it."""
+    """A file system that discards what an OutputWriter writes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""`compact --output-dir`: what the log dirs would become, written elsewhere; they stay as they are.
+"""`compact --output-dir`: writes what the log dirs would become elsewhere; they remain unchanged.
 
-What is due is decided as for `compact`, but of a partition that the target has already as if its output were the
-source. All else is copied. The story on disk is compact/out_of_place/OUT_OF_PLACE.md.
+The rules for what is due are those of `compact`, but for a partition that is already in the target, its output is used
+as the source. Everything else is copied. The states on disk are described in compact/out_of_place/OUT_OF_PLACE.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COPIED_BYTES_PER_S = 400e6
 
 
 def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """A row for each chosen partition: what `--execute` would do. Changes and locks nothing, neither here nor there."""
+    """Return a row for each chosen partition: what `--execute` would do. Changes and locks nothing on either side."""
     with contextlib.ExitStack() as run:
         if request.submitted:
             session_of_run(run, request.master, submitted=request.submitted)
@@ -72,12 +72,12 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
-    """Write the chosen partitions to the target; a row for each."""
+    """Write the chosen partitions to the target; return a row for each."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as run:
         target = target_of(fs, request)
         rules = replace(request.rules(fs), high_watermark="log-end")
-        choose(fs, request.choice)  # mistakes in flags, before any lock
+        choose(fs, request.choice)  # report invalid flags before taking locks
         _refuse_in_use(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
         if spark is not None and is_named_by(spark):
@@ -87,7 +87,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             if not request.shared_storage:
                 refuse_shared_storage(fs, target.places)
             run.enter_context(hold(target.places, fs))
-        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, and a session of ours stopped
+        at_end = run.enter_context(contextlib.ExitStack())  # with the locks held, own session stopped
         chosen = choose(fs, request.choice)
         configuration = with_metadata(fs, request.choice.log_dirs, request.configuration, rules.now_ms)
         known = target.found()
@@ -130,7 +130,7 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 @dataclass
 class _Driver:
-    """One executing run, from what was judged to what is in the target."""
+    """One executing run, from the decisions to the contents of the target."""
 
     request: Request
     rules: Rules
@@ -189,7 +189,7 @@ class _Driver:
         self.placed[task.partition_path] = record
 
     def roots(self) -> list[Root]:
-        """The log dirs of the target, as they are by what is placed so far."""
+        """Return the log dirs of the target, according to what is placed so far."""
         from keytail.compact.out_of_place.output_root import Root  # noqa: PLC0415 (brings in the kernels)
 
         roots = []
@@ -216,8 +216,7 @@ class _Driver:
         return roots
 
     def _find_vanished(self, roots: list[Root]) -> None:
-        """What the target has of partitions that the source's log dir has no more. In two log dirs a broker does not
-        start on it."""
+        """Find partitions in the target that left their log dir of the source. A broker refuses one in two log dirs."""
         hosted = {name: root for root in roots for name in (*root.records, *root.lacking)}
         for root in roots:
             for name in self.known[root.facts.path]:
@@ -241,7 +240,7 @@ class _Driver:
         close_to_brokers(roots)
 
     def finish(self) -> None:
-        """The files of the log dirs, and what there is to say of the whole."""
+        """Write the files of the log dirs, and report what is missing or left over."""
         from keytail.compact.out_of_place.output_root import write  # noqa: PLC0415 (brings in the kernels)
 
         roots = self.roots()
@@ -259,7 +258,7 @@ class _Driver:
             )
 
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
-        """Of the chosen partitions, in their order; the metadata log's has none, unless it could not be copied."""
+        """Return the rows of the chosen partitions, in their order, and that of a metadata log that was not copied."""
         done: Iterator[ResultRow] = iter(placed)
         rows = [one.gated(next(done)) if one.fate in ("clean", "copy") else one.row for one in self.judged]
         if self.request.in_detail:

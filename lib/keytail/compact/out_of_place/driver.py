@@ -1,7 +1,7 @@
-"""The driver of a compaction out of place: each partition put in the target by what a task wrote of it, and its row.
+"""The driver of a compaction out of place: puts the output of tasks in the target, and makes the row of each partition.
 
-Tasks write scratch files in the target, or, where that is an object store, send them there; the driver gives names,
-writes the record of what is there, and never touches the source (compact/out_of_place/OUT_OF_PLACE.md).
+Tasks write scratch files in the target or, if that is an object store, send them there; the driver renames them, writes
+the record of the contents, and never changes the source (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Tree(Protocol):
 
 @dataclass(frozen=True)
 class Intended:
-    """What the driver has decided of one partition: where it goes, and the row that says why it is copied, if it is.
+    """The driver's decision for one partition: where it is placed, and the row that gives the reason if it is copied.
 
-    `entries` are those of the source's checkpoints, `mended` that of the cleaner where it lies outside the log.
+    `entries` are those of the source's checkpoints, `mended` is the cleaner's if that is outside the log.
     """
 
     tree: Tree
@@ -66,8 +66,9 @@ class Intended:
 
 @dataclass
 class Placing:
-    """One partition on its way into the target, in the place of compact/replacing.py's Replacing. `finish` has a task
-    take over what is not written yet, after a fan-out; `on_record` hears of what is in its place."""
+    """The placing of one partition in the target, in place of compact/replacing.py's Replacing. `finish` runs a task
+    that copies what a fan-out did not write; `on_record` is called with the record of what was placed.
+    """
 
     fs: FileSystem
     task: CleaningTask
@@ -116,7 +117,7 @@ class Placing:
         )
 
     def compacted_row(self) -> ResultRow:
-        """Of a partition that is in its place."""
+        """Return the row of a partition that has been placed."""
         assert self._result is not None and self.task.out_of_place is not None
         if self._result.refusal:
             row = self.row.unchanged("refused", f"copied as it is: {self._result.refusal}")
@@ -134,7 +135,7 @@ class Placing:
         yield from self.intended.notes
 
     def fail(self, problem: KeytailError) -> None:
-        """Ends a partition that is not in its place."""
+        """End a partition that has not been placed."""
         self.problem = problem
         remove_lost_scratch(self.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
@@ -146,7 +147,7 @@ class Placing:
 
 
 def unfinished(task: CleaningTask) -> OutputRecord:
-    """The record of a partition whose files are about to be replaced."""
+    """Return the record of a partition whose files are about to be replaced."""
     return OutputRecord(
         run_id=task.run_id,
         topic=task.topic,
@@ -164,7 +165,7 @@ def unfinished(task: CleaningTask) -> OutputRecord:
 
 @dataclass(frozen=True)
 class Worker:
-    """What every task has to know of the run; `stores`, by log dir, where the target is an object store."""
+    """The settings of the run that every task needs; `stores`, by log dir, if the target is an object store."""
 
     tasks_a_host: int
     shared_storage: bool = False
@@ -174,7 +175,7 @@ class Worker:
         return self.stores.get(os.path.dirname(task.partition_path))
 
     def place(self, task: CleaningTask, attempt: str) -> CleaningResult:
-        """All of a partition that one task does."""
+        """Do all the work on a partition in one task."""
         fs, task = on_worker(self.tasks_a_host, task, attempt)
         store = self.store_of(task)
         with telling(task.partition_path, attempt, "copy"):
@@ -185,7 +186,7 @@ class Worker:
                 return self._send(fs, store, task, clean_or_not(fs, task))
 
     def finish(self, work: tuple[CleaningTask, CleaningResult], attempt: str) -> CleaningResult:
-        """What is left to do of a partition whose groups were written by a fan-out."""
+        """Copy or send the rest of a partition whose groups were written by a fan-out."""
         given, result = work
         fs, task = on_worker(self.tasks_a_host, given, attempt)
         store = self.store_of(task)
@@ -202,7 +203,7 @@ class Worker:
         return replace(result, placed=(*outputs_of(result.groups), *copies))
 
     def _send(self, fs: FileSystem, store: Store, task: CleaningTask, result: CleaningResult) -> CleaningResult:
-        """The answer has no scratch files: they are where they belong."""
+        """Send the files; the result has no scratch files, since they are at their final place."""
         placed = store.send(fs, task, result.groups, unfinished(task))
         refuse_other_files(fs, task)
         return replace(result, groups=(), placed=placed)
@@ -215,7 +216,7 @@ class Worker:
 def finish_by(
     run: Any, worker: Worker, spark: Any
 ) -> Callable[[CleaningTask, CleaningResult], Outcome[CleaningResult]]:
-    """`Placing.finish`, by tasks of `spark`; `run` is `run_bundle`."""
+    """Return `Placing.finish`, run by tasks of `spark`; `run` is `run_bundle`."""
 
     def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
         name = f"take over the rest of {os.path.basename(task.partition_path)}"

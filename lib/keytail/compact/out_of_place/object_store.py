@@ -1,8 +1,9 @@
-"""A target in an object store, through pyarrow's filesystems: partitions sent there, listed, and their records.
+"""A target in an object store, through pyarrow's filesystems: partitions sent there, their listing and their records.
 
-An object is there whole or not at all, but objects are not there together: a partition's record, put last and taken
-back first, says whether its objects are of one state (compact/out_of_place/OUT_OF_PLACE.md). Who may come in is the
-environment's or the URI's matter; nothing of a URI but its scheme, host and path is ever told or stored.
+An object is written completely or not at all, but several objects are not written together: a partition's record,
+written last and marked unfinished first, shows whether its objects are consistent
+(compact/out_of_place/OUT_OF_PLACE.md). Credentials come from the environment or the URI; only a URI's scheme, host and
+path are ever printed or stored.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ _CHUNK_BYTES = 8 << 20
 _ATTEMPTS = 4
 _LONGEST_WAIT_S = 20.0
 _WITH_BUCKETS = ("s3", "gcs")
-_READERS = 16  # records that are read at the same time
+_READERS = 16  # records that are read concurrently
 
 
 class StoreProblem(KeytailError):
-    """The object store does not answer, or says no."""
+    """The object store does not respond, or returns an error."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """A folder in an object store, by a URI of `pyarrow.fs.FileSystem.from_uri`. Small and picklable; what it prints
-    as has no secret in it, but its URI may have one."""
+    """A folder in an object store, by a URI of `pyarrow.fs.FileSystem.from_uri`. Small and picklable; its printed form
+    contains no secret, but its URI may.
+    """
 
     uri: str
-    folder: str = ""  # below it: a log dir of several, a partition
+    folder: str = ""  # below it: one of several log dirs, a partition
 
     def __str__(self) -> str:
         return "/".join(filter(None, (shown(self.uri).rstrip("/"), self.folder)))
@@ -61,9 +63,9 @@ class Store:
         return replace(self, folder="/".join(filter(None, (self.folder, name))))
 
     def connect(self) -> tuple[Any, str]:
-        """pyarrow's filesystem and the path in it."""
+        """Return pyarrow's filesystem and the path in it."""
         try:
-            with as_caller():  # keys may be in files of the caller's home
+            with as_caller():  # credentials may be in files of the caller's home
                 fs, path = _connected(self.uri)
         except Exception as problem:
             raise UsageProblem(
@@ -83,8 +85,11 @@ class Store:
     def send(
         self, fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput], begun: OutputRecord
     ) -> tuple[PlacedFile, ...]:
-        """Put all objects of a partition, from a worker: what was cleaned from its scratch directory, all else from
-        the source. First the record says that they are being replaced. Their sizes are looked at in the store."""
+        """Put all objects of a partition, from a worker: cleaned ones from its scratch directory, others from the
+        source.
+
+        The record is marked unfinished first. Sizes are checked in the store.
+        """
         assert task.out_of_place is not None
         store = self.below(begun.name)
         outputs = outputs_of(groups)
@@ -98,7 +103,7 @@ class Store:
         return tuple(placed)
 
     def put_file(self, fs: FileSystem, source: str, name: str, wanted: PlacedFile) -> PlacedFile:
-        """Stream a local file into an object, and look at its size there. `wanted`: what must have been read."""
+        """Stream a local file into an object, and check its size there. `wanted`: what must have been read."""
 
         def once(remote: Any, path: str) -> PlacedFile:
             digest, position, buffer = file_digest(), 0, bytearray(_CHUNK_BYTES)
@@ -140,7 +145,7 @@ class Store:
             )
 
     def put(self, name: str, data: bytes) -> None:
-        """A small object."""
+        """Write a small object."""
 
         def once(remote: Any, path: str) -> None:
             with remote.open_output_stream(path) as out:
@@ -149,7 +154,7 @@ class Store:
         self._tried(name, once)
 
     def read(self, name: str) -> bytes | None:
-        """A small object, None where it is not there."""
+        """Return a small object, None if it does not exist."""
 
         def once(remote: Any, path: str) -> bytes | None:
             try:
@@ -162,7 +167,7 @@ class Store:
         return self._tried(name, once)
 
     def delete(self, name: str) -> None:
-        """Of an object that is gone already, too."""
+        """Delete an object, if it exists."""
 
         def once(remote: Any, path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -171,7 +176,7 @@ class Store:
         self._tried(name, once)
 
     def sizes(self) -> dict[str, int]:
-        """Of all objects below the folder, by their names from there on. UsageProblem where there is no such bucket."""
+        """Return the sizes of all objects below the folder, by relative name. UsageProblem if the bucket is missing."""
         import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
         def once(remote: Any, path: str) -> dict[str, int]:
@@ -186,7 +191,7 @@ class Store:
         return self._tried("", once)
 
     def _tried(self, name: str, once: Callable[[Any, str], T]) -> T:
-        """`once(filesystem, path)`; again after a while where the store failed."""
+        """Return `once(filesystem, path)`; retried with delays if the store failed."""
         retrying = Retrying(
             retry=retry_if_exception_type(StoreProblem),
             stop=stop_after_attempt(_ATTEMPTS),
@@ -205,7 +210,7 @@ class Store:
 
 @lru_cache(maxsize=4)
 def _connected(uri: str) -> tuple[Any, str]:
-    """Once a process: it looks for the keys that there are."""
+    """Connect, once per process: this looks for credentials."""
     import pyarrow.fs  # noqa: PLC0415 (not where the target is a mounted path)
 
     remote, path = pyarrow.fs.FileSystem.from_uri(uri)
@@ -214,13 +219,13 @@ def _connected(uri: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _told(store: Store, what: str) -> Iterator[None]:
-    """The store's errors, which pyarrow raises as OSError, in our words. A local file's have its name in them."""
+    """Convert the store's errors, raised by pyarrow as OSError. Those of local files (with file name) are re-raised."""
     try:
         yield
     except FileNotFoundError as missing:
         if missing.filename is not None:
             raise
-        raise Refused(  # which is not tried again
+        raise Refused(  # not retried
             f"there is no such bucket, folder or object: {store.without_secrets(str(missing))}",
             path=str(store),
             remedy="Make the bucket, or mend the name, and run again",
@@ -241,19 +246,19 @@ def _size(remote: Any, path: str) -> int | None:
 
 
 def shown(uri: str) -> str:
-    """A URI without user, password and options."""
+    """Return a URI without user, password and options."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
 
 
 def is_store(target: str) -> bool:
-    """Whether a target is a URI of an object store; `file:` is a path."""
+    """Return whether a target is a URI of an object store; `file:` is a path."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", target) is not None and not target.startswith("file://")
 
 
 class StoreTree:
-    """One log dir of the target in an object store, as compact/out_of_place/output_tree.py has it of a mounted path."""
+    """One log dir of the target in an object store; output_tree.py has the same for a mounted path."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -282,14 +287,16 @@ class StoreTree:
         return sorted(name for name in self.store.sizes() if "/" not in name and foreign_root_file(name))
 
     def make(self) -> None:
-        """Folders are made by what is in them."""
+        """Do nothing: folders exist through their objects."""
 
     def make_partition(self, name: str, source: str) -> None:
-        """As `make`."""
+        """Do nothing, as `make`."""
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
-        """The objects are there, sent by a worker; what else is in the folder goes, and the record says that it is
-        done."""
+        """Finish a partition whose objects a worker has sent: remove other objects, and mark the record as finished.
+
+        Raises StoreProblem if an object is missing or has another size.
+        """
         store = self.store.below(record.name)
         sizes = store.sizes()
         wanted = {file.name: file.size_bytes for file in placed}
@@ -319,7 +326,7 @@ class StoreTree:
 
 @contextlib.contextmanager
 def local_scratch(path: str) -> Iterator[None]:
-    """A directory of this host for what is cleaned before it is sent; it stays where a fan-out is to go on in it."""
+    """A directory of this host for files that are cleaned before being sent; retained if a fan-out continues in it."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a partition written out of place is of: the record beside its files, by which the next run knows what is there.
+"""The record beside the files of a partition written out of place, from which the next run learns what is there.
 
-JSON, of one version, written last and put in its place atomically (compact/out_of_place/OUT_OF_PLACE.md). Where it is
-kept, a directory or an object store, and what is concluded from it is left to others.
+JSON, of one version, written last and atomically (compact/out_of_place/OUT_OF_PLACE.md). Its storage, in a directory or
+an object store, and its evaluation are in other modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 class SeenFile(NamedTuple):
-    """A file of the source, by its listing."""
+    """A file of the source, as listed."""
 
     name: str
     size_bytes: int
@@ -29,8 +29,9 @@ class SeenFile(NamedTuple):
 
 
 class PlacedFile(NamedTuple):
-    """A file of the target: its final name, that of the scratch file until then ("": it has its name), size, XXH3-128,
-    and, as soon as it is in its place and a file system tells, its modification time."""
+    """A file of the target: its final name, its current scratch name ("": it has its final name), size, XXH3-128 and,
+    once it is in place and the file system provides it, its modification time.
+    """
 
     name: str
     scratch_name: str
@@ -40,7 +41,7 @@ class PlacedFile(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What the checkpoints of a log dir say of a partition; None: they have no entry."""
+    """The entries of a partition in the checkpoints of a log dir; None: no entry."""
 
     cleaner: int | None = None
     recovery_point: int | None = None
@@ -50,10 +51,10 @@ class Entries(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputRecord:
-    """`source_files` and `source_entries` as they were, `entries` as they are to be in the target, with `files`.
+    """`source_files` and `source_entries` as they were, `entries` as they must be in the target, with `files`.
 
-    Not `is_finished`: its files are being replaced, and may be anything. `copied_for`: why it was copied as it was.
-    `clean_to`: the offset below which it was compacted, None of a copy.
+    Not `is_finished`: its files are being replaced, and may be in any state. `copied_for`: why it was copied unchanged.
+    `clean_to`: the offset below which it was compacted, None for a copy.
     """
 
     run_id: str
@@ -84,7 +85,7 @@ def encode_record(record: OutputRecord) -> bytes:
 
 
 def decode_record(data: bytes, where: str) -> OutputRecord:
-    """CorruptLog for one that cannot be read, Refused for one of another version."""
+    """Parse a record. CorruptLog if it cannot be read, Refused if it has another version."""
     try:
         fields = parse_object(data)
         version = fields.pop("version")
@@ -113,7 +114,7 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
 
 
 def seen_files(fs: FileSystem, partition_path: str) -> tuple[SeenFile, ...]:
-    """All that a copy of the partition takes over, by name: regular files but scratch, ours and a broker's."""
+    """Return the files that a copy of the partition contains, by name: regular ones, without scratch files."""
     return tuple(
         sorted(
             SeenFile(entry.name, entry.size_bytes, entry.mtime_ns)
@@ -130,5 +131,5 @@ def _is_taken_over(name: str) -> bool:
 
 
 def as_listed(record: OutputRecord) -> Mapping[str, tuple[int, int | None]]:
-    """Sizes and times of its files by name, as a listing of the target is to have them."""
+    """Return sizes and times of its files by name, as a listing of the target must show them."""
     return {file.name: (file.size_bytes, file.mtime_ns) for file in record.files}

@@ -1,7 +1,7 @@
-"""The files of a target's log dirs themselves: checkpoints of what is there, and those without which no broker starts.
+"""The files in a target's log dirs: checkpoints, and those without which no broker starts.
 
-`meta.properties` goes before anything is changed and comes last, and only where every partition of the source is there:
-a broker would take the others for empty ones (compact/out_of_place/OUT_OF_PLACE.md).
+`meta.properties` is removed before anything is changed and written last, and only if every partition of the source is
+in the target: a broker would treat missing ones as empty (compact/out_of_place/OUT_OF_PLACE.md).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _FIELD_OF = {
     names.LOG_START_CHECKPOINT: "log_start",
     names.HIGH_WATERMARK_CHECKPOINT: "high_watermark",
 }
-# Of these the first is what a broker asks for, in each log dir; the second spares it to look at the logs again.
+# A broker requires the first in each log dir; with the second it skips the recovery of logs.
 STARTING = (names.META_PROPERTIES, names.CLEAN_SHUTDOWN)
 
 
 @dataclass
 class Root:
-    """One log dir: `records` are of the partitions that are there and as the source is now; `lacking` says of each
-    other one why it is not."""
+    """One log dir: `records` are of the partitions that are in the target as the source is now; `lacking` has the
+    reason for each other one.
+    """
 
     facts: LogDirFacts
     tree: Tree
@@ -53,7 +54,7 @@ def entries_of(facts: LogDirFacts, topic: str, partition: int) -> Entries:
 
 
 def contents(fs: FileSystem, root: Root, *, is_complete: bool) -> dict[str, bytes]:
-    """What the files of the log dir are to hold, by name; those that are not in it are not to be there."""
+    """Return the required contents of the log dir's files, by name; other files must not exist."""
     wanted: dict[str, bytes] = {}
     for name, of in _FIELD_OF.items():
         offsets = {
@@ -75,13 +76,13 @@ def is_outdated(tree: Tree, wanted: Mapping[str, bytes]) -> bool:
 
 
 def close_to_brokers(roots: Sequence[Root]) -> None:
-    """From now on no broker starts on the target. The log dir with the metadata log first: without that none does."""
+    """Prevent brokers from starting on the target. The log dir with the metadata log first: none starts without it."""
     for root in _metadata_first(roots):
         root.tree.remove(STARTING)
 
 
 def write(fs: FileSystem, roots: Sequence[Root], *, is_complete: bool) -> None:
-    """Every file, those that let a broker start at the end, and of these that of the metadata log's dir last."""
+    """Write every file; those that let a broker start last, and of these that of the metadata log's dir last."""
     planned = [(root, contents(fs, root, is_complete=is_complete)) for root in reversed(_metadata_first(roots))]
     for root, wanted in planned:
         _put(root.tree, wanted, (*_FIELD_OF, names.BOOTSTRAP_SNAPSHOT))

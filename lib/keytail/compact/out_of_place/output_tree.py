@@ -1,7 +1,7 @@
-"""A log dir of a target on a mounted path: what is there, a partition put in its place, the files of the log dir.
+"""A log dir of a target on a mounted path: its contents, the placing of a partition, the files of the log dir.
 
-Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md tabulates the states). Which partitions and
-which contents is left to the callers, who hold the target's lock.
+Every step is durable before the next (compact/out_of_place/OUT_OF_PLACE.md lists the states). The callers, who hold the
+target's lock, select partitions and contents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT_FILES = (
 class Found:
     """A partition in a target. No `record`: it was begun and is not done. `is_foreign`: not made by keytail.
 
-    `listing` has size and, where a file system tells, time of its files; `problem` says why its record is of no use.
+    `listing` has size and, if the file system provides it, time of its files; `problem` is why its record is unusable.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Found:
         return self.record is not None and self.record.is_finished
 
     def other_than_written(self) -> str:
-        """In words, how it differs from what its record tells; empty if it does not."""
+        """Return a description of how it differs from its record; empty if it does not."""
         assert self.record is not None
         wanted = as_listed(self.record)
         here = {name: facts for name, facts in self.listing.items() if not _is_ours(name)}
@@ -54,7 +54,7 @@ class Found:
 
 
 def found_of(name: str, listing: dict[str, tuple[int, int | None]], data: bytes | None, where: str) -> Found:
-    """What a directory of this name is, by its listing and the contents of its record, where it has one."""
+    """Return what a directory of this name is, by its listing and the contents of its record, if it has one."""
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
         return Found(name, is_foreign=True)
@@ -67,17 +67,17 @@ def found_of(name: str, listing: dict[str, tuple[int, int | None]], data: bytes 
 
 
 def _is_ours(name: str) -> bool:
-    """A name that only keytail makes, and that no broker reads."""
+    """Return whether only keytail makes this name, which no broker reads."""
     return name.endswith(names.SCRATCH) or name in (names.OUTPUT_RECORD, names.OUTPUT_RECORD + names.TEMPORARY)
 
 
 def foreign_root_file(name: str) -> bool:
-    """Whether a file of the target's log dir is none that keytail writes there."""
+    """Return whether keytail never writes a file of this name in the target's log dir."""
     return name not in (*ROOT_FILES, names.LOCK) and name.removesuffix(names.TEMPORARY) not in ROOT_FILES
 
 
 class MountedTree:
-    """One log dir of the target; `source` is the log dir that it is of, whose owner and mode it takes."""
+    """One log dir of the target; `source` is the original log dir, whose owner and mode it gets."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source
@@ -86,11 +86,11 @@ class MountedTree:
         return self.path
 
     def place_of(self, name: str) -> str:
-        """Of a partition, for people too."""
+        """Return the path of a partition, also for display."""
         return os.path.join(self.path, name)
 
     def found(self) -> dict[str, Found]:
-        """The partitions that are there, and any other directory as a foreign one. None where nothing is there yet."""
+        """Return the partitions in the log dir, and other directories as foreign; empty if it does not exist yet."""
         if not self.fs.exists(self.path):
             return {}
         entries = self.fs.scan_names(self.path)
@@ -108,20 +108,20 @@ class MountedTree:
         return found_of(name, listing, data, record)
 
     def other_files(self) -> list[str]:
-        """Names in the log dir itself that keytail does not write."""
+        """Return the names in the log dir itself that keytail does not write."""
         if not self.fs.exists(self.path):
             return []
         entries = self.fs.scan_names(self.path)
         return sorted(one.name for one in entries if not (one.is_dir or one.is_symlink) and foreign_root_file(one.name))
 
     def make(self) -> None:
-        """The log dir, if it is not there."""
+        """Create the log dir, if it does not exist."""
         if not self.fs.exists(self.path):
             self.fs.mkdir(self.path, writable(self.fs.stat(self.source)))
             self.fs.fsync_dir(os.path.dirname(self.path))
 
     def make_partition(self, name: str, source: str) -> None:
-        """Its directory, if it is not there; without scratch files."""
+        """Create the partition's directory, or remove the scratch files of an existing one."""
         path = self.place_of(name)
         if not self.fs.exists(path):
             self.fs.mkdir(path, writable(self.fs.stat(source)))
@@ -132,9 +132,10 @@ class MountedTree:
                 self.fs.unlink(os.path.join(path, entry.name))
 
     def commit(self, record: OutputRecord, placed: Sequence[PlacedFile]) -> OutputRecord:
-        """Give what a task wrote its names, in place of all that was there; the record as it is at the end.
+        """Rename the output of a task, replacing everything that was there; return the final record.
 
-        While files are replaced the record says so. Stopped anywhere, the partition is as it was, or unfinished.
+        While files are replaced the record is unfinished. A run that stops leaves the partition unchanged or
+        unfinished.
         """
         path = self.place_of(record.name)
         self._check(path, placed)
@@ -154,7 +155,7 @@ class MountedTree:
         return done
 
     def _check(self, path: str, placed: Sequence[PlacedFile]) -> None:
-        """Before anything of what was there is touched."""
+        """Check the output before any existing file is changed."""
         sizes = {entry.name: entry.size_bytes for entry in self.fs.scan(path)}
         for file in placed:
             if sizes.get(file.scratch_name) != file.size_bytes:
@@ -177,20 +178,20 @@ class MountedTree:
         self.fs.fsync_dir(directory)
 
     def read(self, name: str) -> bytes | None:
-        """A file of the log dir, None where it is not there."""
+        """Return the contents of a file of the log dir, None if it does not exist."""
         try:
             return self.fs.read_bytes(os.path.join(self.path, name), whole=True)
         except FileNotFoundError:
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """A file of the log dir, durable, like that of the source."""
+        """Write a file of the log dir, durably, with the attributes of the source's."""
         source = os.path.join(self.source, name)
         like = self.fs.stat(source if self.fs.exists(source) else self.source)
         self._put(self.path, name, data, writable(like))
 
     def remove(self, root_files: Iterable[str]) -> None:
-        """Files of the log dir, those that are there: each is gone for good before the next goes."""
+        """Remove the files of the log dir that exist: each removal is durable before the next."""
         for name in root_files:
             path = os.path.join(self.path, name)
             if self.fs.exists(path):
@@ -200,5 +201,5 @@ class MountedTree:
 
 
 def writable(like: FileStat) -> FileStat:
-    """For its owner: of a source that somebody made read-only a broker could not go on."""
+    """Return attributes with write permission for the owner: a broker could not run on read-only files."""
     return replace(like, mode=like.mode | (0o700 if like.is_dir else 0o600))

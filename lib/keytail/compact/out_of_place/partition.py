@@ -1,7 +1,7 @@
-"""One partition out of place: cleaned into another directory, and all else copied beside that (OUT_OF_PLACE.md).
+"""One partition out of place: cleaned into another directory, and everything else copied beside that (OUT_OF_PLACE.md).
 
-`place_partition` reads the sources and writes scratch files only, and may run anywhere that sees both directories;
-giving them their names is the driver's. The rest are decisions, functions of values.
+`place_partition` only reads the sources and writes scratch files; it may run on any host with both directories. The
+driver renames the files. The other functions are decisions, functions of values.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from keytail.undo.originals import copy_file
 
 
 def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """Write, under scratch names, all files that the partition is to have in the target, durable and proven.
+    """Write, under scratch names, all files that the partition must have in the target, durable and proven.
 
-    A partition whose cleaning is Refused for what its records are is copied; the result's `refusal` says so. Raises
-    what `clean_partition` raises, with every scratch file of this attempt gone again, and Refused where the source is
-    not as the driver saw it, before or after.
+    A partition whose cleaning is Refused because of its records is copied; the result's `refusal` is the reason. Raises
+    what `clean_partition` raises, after removing every scratch file of this attempt, and Refused if the source is not
+    as the driver listed it, before or after.
     """
     result = clean_or_not(fs, task)
     try:
         placed = (*outputs_of(result.groups), *copy_rest(fs, task, result.groups))
-        refuse_other_files(fs, task)  # on the host that has read them; the driver looks for itself
+        refuse_other_files(fs, task)  # on the host that read them; the driver checks as well
     except BaseException:
         remove(fs, task, (file.scratch_name for file in outputs_of(result.groups)))
         raise
@@ -41,7 +41,7 @@ def place_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
-    """What was cleaned and is not in the target's directory under final names yet; nothing of a partition to copy."""
+    """Return the result of cleaning, with files still under scratch names; one without groups if it is only copied."""
     place = _place(task)
     refuse_other_files(fs, task)
     if place.only_copies:
@@ -55,14 +55,14 @@ def clean_or_not(fs: FileSystem, task: CleaningTask) -> CleaningResult:
 
 
 def uncleaned(task: CleaningTask) -> CleaningResult:
-    """Of a partition that stays as it is; nobody has counted its records."""
+    """Return the result for a partition that is copied unchanged; its records are not counted."""
     size_bytes = sum(segment.log_bytes for segment in task.segments)
     count = len(task.segments)
     return CleaningResult(task.first_dirty_offset, (), count, count, size_bytes, size_bytes, 0, 0, 0, 0, 0)
 
 
 def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput]) -> tuple[PlacedFile, ...]:
-    """Durable copies of all files that no group replaces, with their times; none is left where one fails."""
+    """Return durable copies of all files that no group replaces, with their times; on failure none is left."""
     place = _place(task)
     made: list[PlacedFile] = []
     scratch = partial(names.scratch_of, run_id=task.run_id, attempt=task.attempt)
@@ -82,13 +82,14 @@ def copy_rest(fs: FileSystem, task: CleaningTask, groups: Sequence[GroupOutput])
 
 def remove(fs: FileSystem, task: CleaningTask, scratch_names: Iterable[str]) -> None:
     for name in scratch_names:
-        with contextlib.suppress(OSError):  # the first error is the one to be told
+        with contextlib.suppress(OSError):  # the first error is the one reported
             fs.unlink(os.path.join(task.scratch_path, name))
 
 
 def to_copy(source_files: Sequence[SeenFile], groups: Sequence[GroupOutput]) -> list[SeenFile]:
-    """The files that come over as they are: of no segment that a group replaces, nor the producer snapshot at the base
-    of one that is gone, as `log/replace.py` has it in place."""
+    """Return the files that are copied unchanged: of no segment that a group replaces, nor the producer snapshot at the
+    base of a removed one, as `log/replace.py` does in place.
+    """
     sources = {base for group in groups for base in group.source_bases}
     outputs = {out.base_offset for group in groups for out in group.segments}
     return [file for file in source_files if not _is_replaced(file.name, sources, outputs)]
@@ -111,7 +112,7 @@ def outputs_of(groups: Iterable[GroupOutput]) -> tuple[PlacedFile, ...]:
 
 
 def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
-    """Refused unless the source has the files that the driver saw, by names, sizes and times."""
+    """Refused unless the source has the files that the driver listed, by names, sizes and times."""
     here = seen_files(fs, task.partition_path)
     there = _place(task).source_files
     if here == there:
@@ -134,9 +135,9 @@ def _place(task: CleaningTask) -> OutOfPlace:
 
 
 def as_written(facts: PartitionFacts, record: OutputRecord) -> PartitionFacts:
-    """The facts of the target's partition, as planning sees them, from those of its unchanged source.
+    """Return the facts of the target's partition, for planning, from those of its unchanged source.
 
-    Above the offset that it was compacted to, both have the same files; below, the record tells what is there.
+    At and above the offset to which it was compacted, both have the same files; below, the record lists them.
     """
     if record.clean_to is None:
         return facts

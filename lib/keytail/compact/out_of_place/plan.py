@@ -1,6 +1,6 @@
-"""What becomes of one partition in a compaction out of place: cleaned, copied, kept as the target has it, or left out.
+"""What becomes of one partition in a compaction out of place: cleaned, copied, kept in the target, or left out.
 
-Pure but for listings of the source; what the target has is given.
+Pure except for listings of the source; the contents of the target are passed in.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Known = Mapping[str, Mapping[str, "Found"]]
 
 @dataclass(frozen=True)
 class Judged:
-    """One partition. `row` says what a plan says of it, or why it is left out; `record` is the target's of one that is
-    kept. The metadata log's partition is never `planned`."""
+    """The decision for one partition. `row` is that of a plan, or has the reason why it is left out; `record` is that
+    of a kept one in the target. The metadata log's partition is never `planned`.
+    """
 
     log_dir: str
     path: str
@@ -72,7 +73,7 @@ class Judged:
 
     @property
     def is_unhosted(self) -> bool:
-        """Whether other replicas were named, of which none has it."""
+        """Whether other replicas were named, but none of them hosts it."""
         held = self.planned.gate if self.planned is not None and self.fate == "clean" else None
         return held is not None and held.replica is None
 
@@ -123,7 +124,7 @@ def judge(
     *,
     execute: bool = False,
 ) -> Judged:
-    """Of a chosen partition. Reads of the source what a plan reads, and only its listing where nothing has changed."""
+    """Decide for a chosen partition. Reads the same of the source as a plan; if it is unchanged, only its listing."""
     from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
     from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
 
@@ -146,9 +147,9 @@ def judge(
     planned = plan_one(fs, log_dir, entry, configuration, rules)
     row = planned.row()
     facts = planned.facts
-    is_unread = planned.config is None and planned.problem is None  # the system did not let it be judged
+    is_unread = planned.config is None and planned.problem is None  # a system error prevented the decision
     if planned.corrupt or is_unread or facts.problems or not facts.segments:
-        # A plan skips one that is not compacted, whatever else is wrong with it: here it is missing.
+        # A plan skips a partition that is not compacted, whatever its other errors: here it would be missing.
         status = "corrupt" if planned.corrupt else "refused"
         return replace(at, row=row.unchanged(status, _told(planned, log_dir, at.name)), planned=planned)
     if planned.wanted:
@@ -161,7 +162,7 @@ def _no_row(entry: PartitionEntry) -> ResultRow:
 
 
 def _told(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
-    """Why a partition is left out."""
+    """Return why a partition is left out."""
     waiting = [one for one in planned.facts.leftovers if names.parse_file_name(one).kind == "swap"]
     if not waiting:
         return f"not placed: {'; '.join(planned.facts.problems) or planned.row().error}"
@@ -174,7 +175,7 @@ def _told(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
 
 
 def _unusable(there: Found) -> KeytailError | None:
-    """What the target has of the partition, where it must not be replaced."""
+    """Return the error if the target's copy of the partition must not be replaced."""
     if there.problem is not None:
         return there.problem
     if there.is_done and (differs := there.other_than_written()):
@@ -187,7 +188,7 @@ def _unusable(there: Found) -> KeytailError | None:
 
 
 def _unchanged(at: Judged, there: Found | None, clean_shutdown: bool) -> OutputRecord | None:
-    """The target's record, where the source is as it was when that was written."""
+    """Return the target's record, if the source is the same as when that was written."""
     if there is None or there.record is None or not there.is_done:
         return None
     record = there.record
@@ -206,7 +207,7 @@ def _keep(
     at: Judged,
     record: OutputRecord,
 ) -> Judged | None:
-    """Where nothing is due either, by now, of what the target has: what `compact` there would say."""
+    """Keep the target's copy if nothing of it is due now, with the row that `compact` there would give; else None."""
     from keytail.compact.out_of_place.partition import as_written  # noqa: PLC0415 (brings in the kernels)
 
     planned = plan_one(
@@ -229,7 +230,7 @@ def _keep(
 
 
 def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, Found]) -> list[Judged]:
-    """The metadata log's, where the log dir has one: it is copied whole, by what its listing says."""
+    """Return the decision for the metadata log, if the log dir has one: it is copied whole, as listed."""
     from keytail.compact.out_of_place.output_record import Entries, seen_files  # noqa: PLC0415 (--help stays fast)
 
     name = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
@@ -250,8 +251,9 @@ def metadata_partition(fs: FileSystem, facts: LogDirFacts, known: Mapping[str, F
 def not_chosen(
     fs: FileSystem, facts: LogDirFacts, path: str, there: Found | None
 ) -> tuple[OutputRecord | None, str]:
-    """Of a partition that this run is not about: its record, where the target has it as the source is now; else why
-    not."""
+    """For a partition that this run does not select: return its record if the target has it as the source is now, else
+    the reason why not.
+    """
     from keytail.compact.out_of_place.output_record import seen_files  # noqa: PLC0415 (--help stays fast)
     from keytail.compact.out_of_place.output_root import entries_of  # noqa: PLC0415 (brings in the kernels)
 

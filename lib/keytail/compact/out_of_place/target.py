@@ -1,4 +1,4 @@
-"""Where a compaction out of place goes: what `--output-dir` may name, and what is there already."""
+"""The target of a compaction out of place: what `--output-dir` may name, and what is already there."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Target:
             self.tree(log_dir).make()
 
     def found(self) -> dict[str, dict[str, Found]]:
-        """By log dir of the source and name. Refused where something is there that keytail has not written.
+        """Return the partitions by log dir of the source and name. Refused if any content was not written by keytail.
 
-        What speaks to an object store starts threads, and this process may still have to fork: a child asks.
+        The client of an object store starts threads, and this process may still have to fork: a child process lists it.
         """
         if not self.is_store:
             return self._found()
@@ -100,7 +100,7 @@ class Target:
             )
 
     def scratch(self, at_end: contextlib.ExitStack) -> str | None:
-        """Of an object store, a directory of this run for what is not sent yet, gone at the end."""
+        """Return a directory of this run for files to be sent to an object store, removed at the end; else None."""
         if not self.is_store:
             return None
         directory = tempfile.TemporaryDirectory(prefix="keytail-output-", dir=self.scratch_dir)
@@ -108,7 +108,7 @@ class Target:
 
 
 def target_of(fs: FileSystem, request: Request) -> Target:
-    """UsageProblem for flags that do not go together, and for a place in which no log dir may lie."""
+    """Return the target. UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
     given, log_dirs = request.output_dirs, request.choice.log_dirs
     if not given:
         raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")

@@ -1,7 +1,7 @@
-"""The proof's keys: notes that the walk fills, and the table that a second thread puts them into.
+"""The proof's keys: notes that the walk fills, and the table into which a second thread puts them.
 
-Hashing every key of the dirty section is half of the proof's work and needs nothing of the walk but the keys
-themselves: while the walk fills one set of notes, a thread hashes and puts those of the set before.
+Hashing every key of the dirty section is half of the proof's work and depends only on the keys: while the walk fills
+one set of notes, a thread hashes and puts the previous set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_MEMORY_BYTES = 4 << 20
 
 
 class _Notes:
-    """Keys not yet in the table: `pending` (where in `keys`, length, offset, fate) over their bytes."""
+    """Keys not yet in the table: `pending` (position in `keys`, length, offset, fate) and their bytes."""
 
     def __init__(self, records: int, key_bytes: int) -> None:
         self.pending = np.empty((4, records), dtype=np.int64)
@@ -33,10 +33,10 @@ class _Notes:
 
 
 class Keys:
-    """At most `memory_bytes` of table, growth included; `put` takes the notes in the order of offsets.
+    """A table of at most `memory_bytes`, growth included; `put` takes the notes in the order of offsets.
 
-    `slots` and `used` are those of the round before, where there was one. With `spill` a table that is full is handed
-    to it, and filled again from the start: of each key the caller then has several entries to merge.
+    `slots` and `used` are those of the previous round, if there was one. With `spill`, a full table is passed to it and
+    filled again from the start: the caller then merges several entries per key.
     """
 
     def __init__(
@@ -60,34 +60,34 @@ class Keys:
 
     @property
     def notes(self) -> _Notes:
-        """What the walk may fill."""
+        """The set of notes that the walk may fill."""
         return self._notes[0]
 
     @property
     def slots(self) -> np.ndarray:
-        """The table, with the keys handed over last."""
+        """The table, including the keys passed last."""
         self._wait()
         return self._slots
 
     @property
     def used(self) -> int:
-        """Keys in the table, those handed over last included."""
+        """Number of keys in the table, including those passed last."""
         self._wait()
         return self._used
 
     def expect(self, keys: int) -> None:
-        """About so many keys will come: the table need not grow to them step by step. No harm if others come."""
+        """Announce about this many keys, so that the table need not grow step by step. Another number does no harm."""
         self._expected = keys
 
     def take_memory(self, n_bytes: int) -> None:
-        """Leave `n_bytes` of the memory to something else; a table that is larger already stays."""
+        """Reserve `n_bytes` of the memory for other data; a table that is already larger keeps its size."""
         left = _most_slots(self._memory_bytes - n_bytes)
         self._max_slots = max(left, len(self._slots) // kernels.SLOT_WORDS)
 
     def put(self, n: int, records: int = 0, key_bytes: int = 0) -> None:
-        """Hand over the first `n` notes; the next ones have room for `records` keys of `key_bytes` in all.
+        """Pass on the first `n` notes; the next ones have room for `records` keys of `key_bytes` in total.
 
-        KeytailError when the table may not grow as far as it has to.
+        Raises KeytailError if the table cannot grow as far as necessary.
         """
         self._wait()
         if n:
@@ -115,7 +115,7 @@ class Keys:
             self._used, _ = kernels.put_keys(*arguments)
 
     def spill_all(self) -> None:
-        """Hand over what is left in the table."""
+        """Spill the remaining entries of the table."""
         self._wait()
         if self._spill is not None and self._used:
             self._spill(self._slots)
@@ -123,7 +123,7 @@ class Keys:
             self._used = 0
 
     def first_unjustified(self) -> tuple[int, int]:
-        """(lowest offset, 1 if an older record outlived it) of a newest record that is gone; -1: none."""
+        """Return (lowest offset of a missing latest record or -1, 1 if an older record outlived it)."""
         self._wait()
         return kernels.first_unjustified(self._slots)
 
@@ -159,20 +159,20 @@ class Keys:
 
 
 def table_bytes(keys: int) -> int:
-    """About what the table of so many keys takes; as it grows by doubling, twice that at most."""
+    """Return about the bytes that a table of this many keys takes; as it grows by doubling, at most twice that."""
     return int(keys / _LOAD) * SLOT_BYTES
 
 
 def most_keys(memory_bytes: int) -> int:
-    """That the proof has room for."""
+    """Return the number of keys that the proof has room for."""
     return _limit_of(_most_slots(max(memory_bytes, LEAST_MEMORY_BYTES)))
 
 
 def _most_slots(memory_bytes: int) -> int:
-    # As in the offset map: the last doubling holds one and a half tables at once.
+    # As in the offset map: during the last doubling one and a half tables exist at once.
     return memory_bytes * 2 // (3 * SLOT_BYTES)
 
 
 def _limit_of(slots: int) -> int:
-    """Keys at which a table of so many slots grows: one slot stays free, so that searches end."""
+    """Return the number of keys at which a table of `slots` slots grows: one slot stays free, so that searches end."""
     return max(0, min(int(slots * _LOAD), slots - 2))

@@ -1,7 +1,7 @@
-"""The proof's own reading of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
+"""The proof's own reader of messages of magic 0 and 1, and of what replaces them: messages, or version 2 batches.
 
-format/LEGACY.md says what both look like. Written apart from the reader that cleaning uses and without its
-speed, a message at a time; whether what is gone may be gone is for `compact/proof/prove.py` to say.
+Both formats are described in format/LEGACY.md. Written independently of the reader that cleaning uses and without its
+speed, one message at a time; `compact/proof/prove.py` decides whether removed records may be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PREFIX = struct.Struct(">qi")
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _APPEND_TIME = 8
 _HORIZON = 0x40
-_MOST_BLOCK_BYTES = 2**31 - 1  # the writer has refused far smaller ones
+_MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller ones
 _LZ4 = 3
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
 
@@ -36,9 +36,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Message:
-    """One message with the records that it stands for, and the codec and timestamp type bits.
+    """One message with the records that it contains, and the codec and timestamp type bits.
 
-    `is_uniform`: those inside have the same magic, and the message the offset of the last of them.
+    `is_uniform`: the inner messages have the same magic, and the message has the offset of the last of them.
     """
 
     magic: int
@@ -51,7 +51,7 @@ class Message:
 
 
 def read_message(data: bytes) -> Message:
-    """The message that `data` is. ValueError with the reason for one that is not well formed."""
+    """Parse `data` as a message. ValueError with the reason if it is not well-formed."""
     outer_offset, magic, attributes, timestamp_ms, key, value = next(_messages(data, whole=True))
     attributes &= 15 if magic else 7
     codec = attributes & 7
@@ -91,7 +91,7 @@ def _checked(message: Message) -> Message:
 
 
 def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int, bytes | None, bytes | None]]:
-    """(offset, magic, attributes, timestamp, key, value) of each; a cut one at the end is an error if `whole`."""
+    """Yield (offset, magic, attributes, timestamp, key, value) of each; a truncated last one is an error if `whole`."""
     at = 0
     while at + _PREFIX.size <= len(data):
         offset, size = _PREFIX.unpack_from(data, at)
@@ -124,7 +124,7 @@ def _sized(body: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
-    """Offsets of the records that `batch`, which replaces `message`, keeps. ValueError if it is not right.
+    """Return the offsets of the records that `batch`, the replacement of `message`, keeps. ValueError if it is invalid.
 
     `horizon_ms` is what a batch with a tombstone gets, -1: none. Size and checksum have been checked.
     """
@@ -156,9 +156,9 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
 
 
 def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
-    """Offsets of the records that message `output` keeps of `message`, whose bytes are `source`, with its magic.
+    """Return the offsets of the records that message `output` keeps of `message`, whose bytes are `source`.
 
-    ValueError if it is not what Kafka's cleaners before 4.0 leave (LEGACY.md 5).
+    `output` keeps the magic. ValueError if it is not what Kafka's cleaners before 4.0 write (LEGACY.md 5).
     """
     every = {record.offset for record in message.records}
     if output == source:
@@ -193,7 +193,7 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
 
 
 def _inner_message(message: Message, record: Record, first_offset: int) -> bytes:
-    """What a rebuilt message has inside for `record`."""
+    """Return the bytes for `record` inside a rebuilt message."""
     body = bytes([message.magic, message.attributes & _APPEND_TIME])
     if message.magic:
         time = message.timestamp_ms if message.attributes & _APPEND_TIME else record.timestamp_ms

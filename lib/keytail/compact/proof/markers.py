@@ -1,7 +1,7 @@
 """The proof's own view of transactions: every marker of the log, and the transaction index of an output.
 
-Read from the headers of the whole log in one pass, the segments above the rewritten ones included; what cleaning
-knew, and the `.txnindex` files of the sources, are not asked.
+Read from the headers of the whole log in one pass, including the segments above the rewritten ones; independent of the
+findings of cleaning and of the `.txnindex` files of the sources.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PROBLEMS = {
 def collect_markers(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], limit_bytes: int
 ) -> np.ndarray | None:
-    """The table of all markers (kernels/proof_markers.py); None if it would take more than `limit_bytes`.
+    """Return the table of all markers (kernels/proof_markers.py), or None if it would take more than `limit_bytes`.
 
-    What is torn at the end of the last segment is left unread.
+    A torn tail of the last segment is not read.
     """
     window = Window(fs)
     cursor = np.zeros(kernels.CURSOR_SIZE, dtype=np.int64)
@@ -77,7 +77,7 @@ def collect_markers(
 def check_txn_index(
     data: bytes, path: str, markers: np.ndarray, output: int, log_start_offset: int, remedy: str
 ) -> None:
-    """Hold the transaction index of the output of this number against the ABORT markers that it keeps."""
+    """Check the transaction index of output number `output` against the ABORT markers that it keeps."""
     if len(data) % _ENTRY.itemsize:
         at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
         raise KeytailError("the transaction index ends within an entry", path=path, byte_position=at, remedy=remedy)
@@ -111,7 +111,7 @@ def check_txn_index(
 
 
 def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> str:
-    """What is wrong with an entry that follows one whose transaction ended at `before`; empty: nothing."""
+    """Return the error of an entry after one whose transaction ended at `before`; empty if there is none."""
     first, last = int(entry["first"]), int(entry["last"])
     if entry["version"] != 0:
         return f"has the version {int(entry['version'])}"

@@ -1,4 +1,4 @@
-"""Messages of magic 0 and 1 under proof, one at a time in Python: what is left of them is written again."""
+"""The proof of messages of magic 0 and 1, one at a time in Python: what remains of them is rewritten."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prove_message(proof: Proof) -> None:
 
 
 def note_present_message(proof: Proof) -> None:
-    """Note the source's next message of magic 0 or 1, which a later round is to rewrite."""
+    """Note the source's next message of magic 0 or 1, which a later round will rewrite."""
     message, source = _next_message(proof)
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
@@ -81,7 +81,7 @@ def note_present_message(proof: Proof) -> None:
 
 
 def _next_message(proof: Proof) -> tuple[Message, bytes]:
-    """The source's next message, checked, and its bytes."""
+    """Return the source's next message, checked, and its bytes."""
     state, source = proof.state, proof.source
     p = int(state[kernels.SOURCE_FROM])
     size = int.from_bytes(source.bytes[p + 8 : p + 12].tobytes(), "big") + 12
@@ -97,7 +97,7 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
 
 
 def _note_message(proof: Proof, message: Message, kept: set[int]) -> None:
-    """What became of each record into the table of keys; raises for one that must not be gone."""
+    """Note what became of each record in the table of keys; raises for one that must not be missing."""
     state = proof.state
     proof.put_keys(len(message.records), sum(len(record.key or b"") for record in message.records))
     notes = proof.keys.notes

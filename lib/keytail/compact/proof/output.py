@@ -1,4 +1,4 @@
-"""The outputs that a proof reads: opened one after the other, and nothing left over in them or in their indexes."""
+"""The outputs that a proof reads: opened one after the other, and checked for excess bytes, also in their indexes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_output(proof: Proof) -> None:
 
 
 def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
-    """Raises unless the file is as large as it was when it was planned with, or written."""
+    """Open the file. Raises unless it is as large as it was when it was planned with, or written."""
     found = proof.fs.stat(path).size_bytes
     if found != size_bytes:
         what = f"the file has {found} bytes instead of {size_bytes}"
@@ -81,7 +81,7 @@ def _read_index(proof: Proof, file: CleanFile) -> bytes:
 
 
 def finish_output(proof: Proof) -> None:
-    """Nothing is left over in the current output or in its indexes."""
+    """Check that nothing remains in the current output or in its indexes."""
     state, window, output = proof.state, proof.output, proof.current
     assert output is not None
     proof.show_windows()
@@ -119,7 +119,7 @@ def finish_output(proof: Proof) -> None:
 
 
 def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -> np.ndarray | None:
-    """The decompressed records of the batch at index `at`, read-only; None beyond WHOLE_BLOCK_BYTES."""
+    """Return the decompressed records of the batch at index `at`, read-only; None beyond WHOLE_BLOCK_BYTES."""
     codec, data = block_at(window, at)
     try:
         opened = decompress(codec, data, limit_bytes=WHOLE_BLOCK_BYTES)
@@ -133,7 +133,7 @@ def open_block(window: Window, at: int, kind: type[KeytailError], remedy: str) -
 
 
 def block_at(window: Window, at: int) -> tuple[int, memoryview]:
-    """Codec and bytes of the block of the batch at index `at`."""
+    """Return codec and bytes of the block of the batch at index `at`."""
     header = window.bytes
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
     return int(header[at + 22]) & 7, header[at + 61 : at + size_bytes].data
@@ -142,7 +142,7 @@ def block_at(window: Window, at: int) -> tuple[int, memoryview]:
 def not_opened(
     window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
 ) -> KeytailError:
-    """What is raised for a batch of which a codec refuses the block, or that has too large a record."""
+    """Return the error for a batch whose block a codec rejects, or which has too large a record."""
     what = f"a batch cannot be decompressed: {problem}"
     if isinstance(problem, KeytailError):
         kind, what, remedy = Refused, f"a batch is not opened: {problem.what}", problem.remedy or remedy

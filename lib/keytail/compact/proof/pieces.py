@@ -1,4 +1,4 @@
-"""Proof of batches that open to more than memory is for: a piece of the source beside its offsets of the output."""
+"""The proof of batches that decompress to more than the memory limit: piece by piece, at the same offsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keytail.kernels.proof_rest import close_noted, note_piece
 from keytail.log.pieces import RecordStream
 from keytail.log.window import Window
 
-_MOST_GROWTH_BYTES = 32  # of a record that is rewritten: its timestamp counts from another one
+_MOST_GROWTH_BYTES = 32  # of a rewritten record: its timestamp is relative to another base
 
 
 def _arenas() -> list[np.ndarray]:
@@ -20,7 +20,7 @@ def _arenas() -> list[np.ndarray]:
 
 
 class _Records:
-    """The records of the batch at index `at` of a window; what its codec refuses is raised as `kind`."""
+    """The records of the batch at index `at` of a window; errors of its codec are raised as `kind`."""
 
     def __init__(self, window: Window, at: int, kind: type[KeytailError], remedy: str) -> None:
         self._window, self._at, self._kind, self._remedy = window, at, kind, remedy
@@ -28,7 +28,7 @@ class _Records:
         self._stream = RecordStream(codec, data, _count_at(window, at), _arenas())
 
     def next(self) -> tuple[np.ndarray, int, int, bool]:
-        """(block, its bytes, records, whether these are the last)."""
+        """Return (block, its bytes, records, whether these are the last)."""
         try:
             return self._stream.take_last()
         except (ValueError, Refused) as problem:
@@ -39,7 +39,7 @@ class _Records:
         return self._stream.last_delta
 
     def up_to(self, delta: int, most: int, room_bytes: int, *, is_last: bool) -> tuple[np.ndarray, int, int]:
-        """(block, its bytes, records) up to an offset delta, at most `most`; all that are left if `is_last`."""
+        """Return (block, its bytes, records) up to an offset delta, at most `most`; all the rest if `is_last`."""
         try:
             block, n_bytes, count = self._stream.take(most, room_bytes, delta)
         except (ValueError, Refused) as problem:
@@ -55,7 +55,7 @@ def _count_at(window: Window, at: int) -> int:
 
 
 def prove_in_pieces(proof: Proof) -> None:
-    """Prove the batch that `step` asked a block or notes for."""
+    """Prove the batch for which `step` requested a block or notes."""
     state, source, output = proof.state, proof.source, proof.output
     p, q = int(state[kernels.SOURCE_FROM]), int(state[kernels.AT_OUTPUT])
     before = _Records(source, p, CorruptLog, SOURCE_REMEDY)
@@ -86,7 +86,7 @@ def prove_in_pieces(proof: Proof) -> None:
 
 
 def note_in_pieces(proof: Proof) -> None:
-    """Note the batch that `note_rest` asked a block or notes for."""
+    """Note the batch for which `note_rest` requested a block or notes."""
     state, source = proof.state, proof.source
     p = int(state[kernels.SOURCE_FROM])
     records = _Records(source, p, CorruptLog, SOURCE_REMEDY)

@@ -1,9 +1,9 @@
-"""The proof before the commit: what was written is read back and held against what it replaces.
+"""The proof before the commit: reads back what was written and checks it against what it replaces.
 
-Every output batch must be a batch of the source with fewer records, every record of the source that
-is gone must be justified by a newer one that is kept (or by an expired tombstone, or because its transaction
-was aborted), and the index files must be those that the output's bytes earn. Shares no reader, walker, hash or
-view of transactions with the writer; changes nothing, and raises on the first violation with its place.
+Every output batch must be a batch of the source with fewer records, every removed record of the source must be
+justified by a later one that is kept (or by an expired tombstone, or because its transaction was aborted), and the
+index files must be those that the output's bytes require. Shares no reader, walker, hash or view of transactions with
+the writer; changes nothing, and raises on the first violation with its place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class ProofReport:
-    """What a passed proof looked at."""
+    """What a passed proof checked."""
 
     batches_checked: int
     batches_kept: int
@@ -43,7 +43,7 @@ class ProofReport:
     records_kept: int
     keys: int
     bytes_read: int
-    so_far: ProofSoFar | None = None  # for the next round, where there is one
+    so_far: ProofSoFar | None = None  # for the next round, if there is one
 
 
 def prove(
@@ -72,20 +72,20 @@ def prove(
     keep_magic: bool = False,
     by_file_time: bool = False,
 ) -> ProofReport:
-    """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments they name.
+    """Raises unless `groups` (ascending, on disk as scratch files) may replace the segments that they name.
 
-    `segments` are ALL of the partition's, ascending, those above the rewritten ones too: markers of transactions
-    may lie there. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data
-    offset of each or -1, epochs) are not checked when None. `memory_bytes` (4 MiB at least) bounds the table of
-    keys and that of markers; `expected_keys` spares the former to grow. A source that is corrupt raises CorruptLog.
-    At or above `removal_limit_offset` no tombstone and no marker may be gone for its time alone.
-    The scratch files are beside the sources, or in `scratch_path`. With `keep_magic` what is left of messages of magic
-    0 and 1 has that magic. With `by_file_time` the rules are those of CLEANING.md 16.
+    `segments` are ALL of the partition's, ascending, also those above the rewritten ones: they may contain markers of
+    transactions. [`first_dirty_offset`, `end_offset`) was mapped. `active_producers` (sorted ids, last data offset of
+    each or -1, epochs) are not checked if None. `memory_bytes` (at least 4 MiB) limits the table of keys and that of
+    markers; `expected_keys` avoids growing the former step by step. A corrupt source raises CorruptLog. At or above
+    `removal_limit_offset` no tombstone and no marker may be removed for its age alone. The scratch files are beside the
+    sources, or in `scratch_path`. With `keep_magic` the remainder of messages of magic 0 and 1 has that magic. With
+    `by_file_time` the rules are those of CLEANING.md 16.
 
-    In rounds, `groups` are those of one round and take `segments[a:b]`, (a, b) = `round_of`; `so_far` is what the
-    report of the round before says. What goes in a round is justified by what it keeps, or by what is still there
-    above it. The first round reads the segments of all the others, so that what is wrong with them is known before
-    anything is replaced; from then on, each only its own.
+    In rounds, `groups` are those of one round and replace `segments[a:b]`, (a, b) = `round_of`; `so_far` is taken from
+    the report of the previous round. What a round removes is justified by what it keeps, or by what is still present
+    above it. The first round reads the segments of all the others, so that errors in them are found before anything is
+    replaced; each later round reads only its own.
     """
     mine = segments[slice(*round_of)] if round_of else [s for s in segments if s.base_offset < end_offset]
     rest = [s for s in segments if mine and mine[-1].base_offset < s.base_offset < end_offset]
@@ -154,7 +154,7 @@ def prove(
 
 
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
-    """For each output of each group, the base of the output or segment behind it."""
+    """Return for each output of each group the base of the next output or segment."""
     outputs = [segment.base_offset for group in groups for segment in group.segments]
     last_source = groups[-1].source_bases[-1] if groups else -1
     behind = [segment.base_offset for segment in segments if segment.base_offset > last_source]
@@ -165,7 +165,7 @@ def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> li
 def _check_groups(
     path: str, segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput], mine: Sequence[SegmentFacts]
 ) -> None:
-    """The groups take `mine` of the segments, in order, each exactly once."""
+    """Check that the groups cover `mine` of the segments, in order, each exactly once."""
     expected = [segment.base_offset for segment in mine]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
@@ -246,7 +246,7 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
         elif code == kernels.NEED_MARKERS:
             proof.know_markers()
         elif code == kernels.NEED_NEXT_OUTPUT:
-            if not proof.waiting:  # its offsets are those of segments behind all outputs, or no log's
+            if not proof.waiting:  # its offsets are those of segments after all outputs, or of no log
                 at = int(state[kernels.SOURCE_FROM])
                 proof.lost(kernels.SOURCE_ORDER, int.from_bytes(source.bytes[at : at + 8].tobytes(), "big"))
             finish_output(proof)
@@ -258,7 +258,7 @@ def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
 
 
 def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """`room`, or a larger one, that begins with the block."""
+    """Return `room`, or a larger array, that begins with the block."""
     if len(room) < len(block):
         room = np.empty(len(block), np.uint8)
     room[: len(block)] = block
@@ -268,9 +268,9 @@ def _put(block: np.ndarray, room: np.ndarray) -> np.ndarray:
 def refuse_unjustified(
     fs: FileSystem, partition_path: str, segments: Sequence[SegmentFacts], offset: int, outlived: int
 ) -> None:
-    """Each key's newest record is kept, or was a tombstone past its horizon that nothing outlived.
+    """Raise unless each key's latest record is kept, or was a tombstone past its horizon that no older record outlived.
 
-    `offset` is that of the first such record, -1 where there is none.
+    `offset` is that of the first violation, -1 if there is none.
     """
     if offset < 0:
         return
@@ -289,7 +289,7 @@ def refuse_unjustified(
 
 
 def _find_batch(fs: FileSystem, path: str, size_bytes: int, offset: int) -> int:
-    """Byte position of the batch that holds `offset`, in a file whose batches have been checked."""
+    """Return the byte position of the batch that contains `offset`, in a file whose batches have been checked."""
     fd = fs.open_read(path)
     header = bytearray(27)
     position = 0

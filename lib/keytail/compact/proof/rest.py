@@ -1,4 +1,4 @@
-"""The proof's look at segments that later rounds rewrite: checked, and their keys noted as still there."""
+"""The proof's pass over segments that later rounds rewrite: checks them, and notes their keys as still present."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def note_segment(proof: Proof, segment: SegmentFacts) -> None:
-    """Read one segment to its end, and note what in it justifies what goes before it.
+    """Read one segment to its end, and note what in it justifies removals before it.
 
     Raises CorruptLog, and Refused for records without a key that a later round would drop.
     """

@@ -1,4 +1,4 @@
-"""One proof under way: its windows and tables, the state that the kernels share, and what it says when it fails."""
+"""The state of one proof: its windows and tables, the values that the kernels share, and its error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
     from keytail.log.replace import OutputSegment
 
-_BLOCK_BYTES = 1 << 20  # of a batch decompressed: larger ones are opened one by one
+_BLOCK_BYTES = 1 << 20  # of a decompressed batch: larger ones are opened one by one
 
 SOURCE = {
     kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
@@ -94,7 +94,7 @@ class Output:
 
 @dataclass(frozen=True)
 class ProofSoFar:
-    """What the proof of one round hands on to that of the next: its table of keys, its markers, its state."""
+    """What the proof of one round passes to that of the next: its table of keys, its markers, its state."""
 
     slots: np.ndarray
     used: int
@@ -104,10 +104,11 @@ class ProofSoFar:
 
 @dataclass(frozen=True)
 class PartOfProof:
-    """Of a proof that several make side by side, a part each: `keys` takes what this one notes, and who has all of it
-    holds newest records against what became of them. `markers`, None where the log has none, know of all data.
+    """One part of a proof that runs in several parts side by side: `keys` takes the keys noted by this part; the holder
+    of all keys checks the latest records against what became of them. `markers`, None if the log has none, already take
+    all data of the log into account.
 
-    `present` are segments of later rounds that this part notes as still there.
+    `present` are segments of later rounds, which this part notes as still present.
     """
 
     keys: Keys
@@ -116,7 +117,7 @@ class PartOfProof:
 
 
 class Proof:
-    """One proof under way: windows, the table of keys, and the state that the kernels share."""
+    """The state of one proof: windows, the table of keys, and the values that the kernels share."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class Proof:
         self.keys = Keys(self.memory_bytes) if part is None else part.keys
         self.markers = np.empty((0, marker_kernels.COLUMNS), dtype=np.int64)
         self.producers = np.empty((3, 0), dtype=np.int64)
-        self.waiting: list[tuple[OutputSegment, int]] = []  # outputs still to come, and where each must end
+        self.waiting: list[tuple[OutputSegment, int]] = []  # remaining outputs, and where each must end
         self.current: Output | None = None
         self.file_horizon_ms = 0
         self.source = Window(fs)
@@ -156,19 +157,19 @@ class Proof:
             self.markers = so_far.markers
             self.keys.take_memory(self.markers.nbytes)
             self.state = so_far.state
-            # What the round before did not know of, no source has; of its files some are replaced.
+            # Markers unknown to the previous round are in no source; some of its files are replaced.
             self.state[kernels.MARKERS_KNOWN] = 1
 
     def so_far(self) -> ProofSoFar:
         return ProofSoFar(self.keys.slots, self.keys.used, self.markers, self.state)
 
     def put_keys(self, records: int = 0, key_bytes: int = 0) -> None:
-        """Put the keys noted so far into the table; room for the next batch's notes."""
+        """Put the keys noted so far into the table, and make room for the next batch's notes."""
         self.keys.put(int(self.state[kernels.NOTED]), records, key_bytes)
         self.state[kernels.NOTED] = self.state[kernels.NOTED_KEY_BYTES] = 0
 
     def know_markers(self) -> None:
-        """Make the table of markers, once: only a log with transactions needs it."""
+        """Collect the table of markers, once: only a log with transactions needs it."""
         if self.state[kernels.MARKERS_KNOWN]:
             return
         limit_bytes = self.memory_bytes // 2
@@ -185,7 +186,7 @@ class Proof:
                 all_of_them.callback(one.close)
 
     def show_windows(self) -> None:
-        """Let the kernels know how far the windows reach."""
+        """Set how far the windows extend, for the kernels."""
         state = self.state
         state[kernels.SOURCE_TO] = self.source.filled
         state[kernels.SOURCE_IS_ALL] = self.source.is_all
@@ -194,13 +195,13 @@ class Proof:
         state[kernels.OUTPUT_POSITION] = self.output.position
 
     def lost(self, code: int, offset: int) -> NoReturn:
-        """Raise for something of the source's next batch that is not in the output and may not be gone."""
+        """Raise for a part of the source's next batch that is missing from the output and must not be."""
         self.state[kernels.FAIL_AT] = self.state[kernels.SOURCE_FROM]
         self.state[kernels.FAIL_OFFSET] = offset
         self.fail(code)
 
     def fail(self, code: int) -> NoReturn:
-        """Raise what a kernel found, with its place."""
+        """Raise the error that a kernel found, with its place."""
         at, offset = int(self.state[kernels.FAIL_AT]), int(self.state[kernels.FAIL_OFFSET])
         if code in _INDEX:
             suffix, what = _INDEX[code]

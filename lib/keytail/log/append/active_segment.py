@@ -1,7 +1,7 @@
 """The segment that takes appends: its log, its two indexes that grow with it, and its transaction index.
 
-What goes into it is decided elsewhere (rolling.py); here a set of batches is written and indexed, and the segment
-closed as a broker closes it. Which file appears when, and what is durable when, stands in APPEND.md.
+rolling.py decides what goes into it; this module writes and indexes a set of batches, and closes the segment as a
+broker does. APPEND.md specifies when each file is created, and what is durable when.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keytail.log.index_files import AbortedTransaction, OffsetIndex, TimeIndex, 
 
 
 class ActiveSegment:
-    """The last segment of a log, made by `create` or `reopen`; not to be used after `close` or `abandon`."""
+    """The last segment of a log, created by `create` or `reopen`; not to be used after `close` or `abandon`."""
 
     def __init__(
         self, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, opened: Standing
@@ -45,7 +45,7 @@ class ActiveSegment:
         cls, fs: FileSystem, directory: str, base_offset: int, config: AppendConfig, like: FileStat, *,
         now_ms: int, jitter_ms: int,
     ) -> ActiveSegment:  # fmt: skip
-        """A new segment: its `.log`, whose name the caller makes durable. The indexes come with the first append."""
+        """Create the `.log`; the caller makes its name durable. The first append creates the indexes."""
         path = os.path.join(directory, names.segment_file(base_offset, names.LOG))
         fs.close(fs.create(path, like))
         opened = Standing(base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
@@ -61,7 +61,7 @@ class ActiveSegment:
     def reopen(
         cls, fs: FileSystem, directory: str, opened: Standing, config: AppendConfig, like: FileStat
     ) -> ActiveSegment:
-        """The last segment of a log that was closed. CorruptLog for an index that cannot be continued."""
+        """Open the last segment of a closed log. CorruptLog for an index that cannot be continued."""
         segment = cls(fs, directory, opened.base_offset, config, like, opened)
         try:
             offsets, times = segment.open_indexes()
@@ -86,7 +86,7 @@ class ActiveSegment:
         )  # fmt: skip
 
     def renew(self, now_ms: int, jitter_ms: int) -> None:
-        """As if it were made now, still without indexes: what a roll does to a segment that is empty."""
+        """Reset an empty segment, as a roll does: as if it were created now, without indexes."""
         for index in self._indexes or ():
             index.close()
             self._fs.unlink(index.path)
@@ -96,7 +96,7 @@ class ActiveSegment:
         self._opened = Standing(self.base_offset, 0, NO_TIMESTAMP, now_ms, jitter_ms)
 
     def append(self, data: np.ndarray, table: np.ndarray, plan: IndexPlan) -> None:
-        """Write a set (bytes, and its rows with their positions here) and the entries planned for all of it."""
+        """Write a set (bytes, and rows with their positions in this segment) and the index entries planned for it."""
         offsets, times = self.open_indexes()
         if self.size_bytes == 0:
             self._first_timestamp_ms = int(table["max_timestamp_ms"][0])
@@ -112,7 +112,7 @@ class ActiveSegment:
             self._transactions.append(transaction)
 
     def flush(self) -> None:
-        """Make log and indexes durable; names are the caller's. The indexes of an empty segment are made now."""
+        """Make log and indexes durable, not their names. The indexes of an empty segment are created now."""
         self._fs.fsync(self._fd)
         for index in self.open_indexes():
             index.flush()
@@ -120,9 +120,9 @@ class ActiveSegment:
         self.is_dirty = False
 
     def close(self) -> None:
-        """It takes no more appends: the closing entry, all files cut to what is in them, everything durable.
+        """End appends: write the closing entry, truncate all files to their contents, make everything durable.
 
-        The log first, so that no durable index points behind it.
+        The log comes first, so that no durable index points beyond it.
         """
         offsets, times = self.open_indexes()
         if self._fs.fd_stat(self._fd).size_bytes != self.size_bytes:
@@ -136,7 +136,7 @@ class ActiveSegment:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as they are: of all, even where the system tells of an error."""
+        """Close all files as they are, even if the system reports an error for one."""
         with ExitStack() as files:
             if self._fd >= 0:
                 files.callback(self._fs.close, self._fd)
@@ -145,7 +145,7 @@ class ActiveSegment:
             self._fd, self._indexes = -1, None
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         assert self._fs.fd_stat(self._fd).size_bytes >= self.size_bytes
         self._transactions.check()
         for index, entries in zip(self._indexes or (), (kernels.OFFSET_ENTRIES, kernels.TIME_ENTRIES), strict=False):
@@ -153,7 +153,7 @@ class ActiveSegment:
             assert len(index) == self.index_state.values[entries]
 
     def open_indexes(self) -> tuple[OffsetIndex, TimeIndex]:
-        """Both, at their full size; made if they are not there yet."""
+        """Return both at their full size; create missing ones."""
         if self._indexes is None:
             where = self._config.index_bytes, self._like
             offsets = OffsetIndex.open_for_append(self._fs, self._path(names.INDEX), self.base_offset, *where)

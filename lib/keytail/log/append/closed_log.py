@@ -1,4 +1,4 @@
-"""Whether a log was closed cleanly, so that it can be appended to: what APPEND.md, "Before it is opened", asks for."""
+"""Checks that a log was closed cleanly and can be appended to, as required by APPEND.md, "Before it is opened"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keytail.log.producers import newest_snapshot
 
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
-    """Facts of a log in the directory `path` that was closed, or of an empty directory. Refused for any other."""
+    """Return the facts of a closed log in the directory `path`, or of an empty directory. Refused for any other."""
     _refuse_claimed(fs, path)
     facts = survey(path, log_start_offset=log_start_offset, fs=fs)
     if facts.segments:
@@ -35,7 +35,7 @@ def _refuse_claimed(fs: FileSystem, path: str) -> None:
 
 
 def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
-    """A log that was closed cleanly has all its index files, ends with a whole batch and has a snapshot at its end."""
+    """Refuse a log that lacks an index file, does not end with a whole batch or has no snapshot at its end."""
     remedy = "Let a broker start and stop cleanly, or see what `keytail rebuild-index` finds"
     if facts.problems:
         _refuse(facts.path, facts.problems[0], remedy)
@@ -48,7 +48,7 @@ def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
             _refuse(facts.path, f"the segment with base offset {segment.base_offset} has not both indexes", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
-    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left that it could tell of
+    is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left for it to describe
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
         _refuse(facts.path, f"there is no good producer snapshot at the log end offset {end}, or one behind it", remedy)
     if facts.log_start_offset > end:

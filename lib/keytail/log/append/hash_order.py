@@ -1,7 +1,7 @@
-"""The order in which a broker's hash table gives producer ids: snapshots are written in it (APPEND.md, "Producers").
+"""The iteration order of producer ids in a broker's hash table, in which it writes snapshots (APPEND.md, "Producers").
 
-As Java's HashMap. A table begins with 16 places and doubles when it is too full, or too many are in one place of
-it; the place of an id follows from its bits, and within a place the order is that in which they came.
+This is Java's HashMap. A table begins with 16 places (buckets) and doubles when it is too full, or one place is; the
+bits of an id determine its place, and within a place ids are in insertion order.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _FIRST_PLACES = 16
-_CROWD = 8  # in one place; one more doubles a table of fewer than 64 places
+_CROWD = 8  # ids in one place; one more doubles a table of fewer than 64 places
 _PLACES_OF_CROWDS = 64
 
 
 def hash_order(producer_ids: Sequence[int], *, in_front: bool = False) -> list[int]:
-    """Distinct producer ids, given in the order in which they were put in, as the table gives them.
+    """Return distinct producer ids, given in insertion order, in the table's order.
 
-    `in_front`: put in by `computeIfAbsent`, where the last to come is the first in its place, and the table doubles
-    when it was too full before. Where eight ids or more share one of 64 places, a broker's order may be another.
+    `in_front`: inserted by `computeIfAbsent`, where the latest id is the first in its place, and the table doubles if
+    it was too full before. If eight ids or more share one of 64 places, a broker's order may differ.
     """
     places = _FIRST_PLACES
     for count, producer_id in enumerate(producer_ids, 1):

@@ -1,6 +1,6 @@
-"""Sets of batches on their way into a log: read, checked and, by a leader, stamped. No file is touched.
+"""Reads, checks and, for a leader, stamps sets of batches to be appended. No file is touched.
 
-What a leader and a follower refuse, and what neither looks at, stands in APPEND.md beside this file.
+APPEND.md beside this file specifies what a leader and a follower refuse, and what neither checks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OLD = "it is of an old format, which is only compacted, never appended here"
 
 @dataclass(frozen=True)
 class Incoming:
-    """Whole batches: `table` (BATCH_TABLE rows, positions from 0 on) over the bytes `data`."""
+    """Whole batches: `table` (BATCH_TABLE rows, positions from 0) over the bytes `data`."""
 
     data: np.ndarray
     table: np.ndarray
@@ -37,7 +37,7 @@ class Incoming:
 
     @property
     def as_one_row(self) -> np.ndarray:
-        """All of it as one row: what a set that is appended as a whole is to the decision to roll."""
+        """The whole set as one row, which decides a roll if it is appended as a whole."""
         row = self.table[-1:].copy()
         row["size_bytes"] = len(self.data)
         row["max_timestamp_ms"] = self.table["max_timestamp_ms"].max()
@@ -47,7 +47,7 @@ class Incoming:
 def as_leader(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int, config: AppendConfig, now_ms: int
 ) -> Incoming:
-    """The batches with offsets from `next_offset` on, each checked as one that a producer sent; a copy."""
+    """Return a copy of the batches with offsets from `next_offset` on, each checked as sent by a producer."""
     raw = np.array(np.frombuffer(data, np.uint8))
     stamping.stamp(raw, len(raw), next_offset, leader_epoch)
     incoming = _read(raw, next_offset)
@@ -73,10 +73,7 @@ def as_leader(
 def as_follower(
     data: bytes | np.ndarray, next_offset: int, leader_epoch: int | None, config: AppendConfig
 ) -> Incoming | None:
-    """The batches as they are, up to the first whose epoch is above `leader_epoch`; None where that is the first.
-
-    A copy.
-    """
+    """Return a copy of the batches before the first whose epoch is above `leader_epoch`; None if there are none."""
     incoming = _read(np.array(np.frombuffer(data, np.uint8)), next_offset)
     table = incoming.table
     _refuse_any(table["leader_epoch"] < 0, "it has no leader epoch", table)

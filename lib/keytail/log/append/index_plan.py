@@ -1,7 +1,7 @@
-"""Which index entries batches earn that are to be appended, and how many of them go in before an index is full.
+"""Plans the index entries of batches to be appended, and how many batches fit before an index is full.
 
-Nothing is written here. The rules are those of format/INDEX.md, section 2; what fullness means for a segment stands
-in APPEND.md beside this file.
+Nothing is written here. The rules are those of format/INDEX.md, section 2; APPEND.md beside this file specifies what
+a full index means for a segment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True)
 class IndexState:
-    """Where the indexes of a segment stand, and how many entries fit (format/INDEX.md, section 2)."""
+    """The state of a segment's indexes, and how many entries fit (format/INDEX.md, section 2)."""
 
-    values: np.ndarray  # int64[6], as kernels/index.py has them
+    values: np.ndarray  # int64[6], as defined in kernels/index.py
     max_offset_entries: int
     max_time_entries: int
 
@@ -38,7 +38,7 @@ class IndexState:
 
 @dataclass(frozen=True)
 class IndexPlan:
-    """Entries that the first `rows` batches of a set earn (int64[n, 2], as stored), and the state behind them."""
+    """Entries of the first `rows` batches of a set (int64[n, 2], as stored), and the state after them."""
 
     rows: int
     offsets: np.ndarray
@@ -47,7 +47,7 @@ class IndexPlan:
 
 
 def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """The entries of these batches (BATCH_TABLE rows with their positions), as far as there is room for them."""
+    """Return the entries of these batches (BATCH_TABLE rows with their positions), as far as they fit."""
     values = state.values.copy()
     offsets, times = np.empty((len(table), 2), np.int64), np.empty((len(table), 2), np.int64)
     out = np.zeros(4, np.int64)
@@ -60,7 +60,7 @@ def plan_entries(table: np.ndarray, base_offset: int, state: IndexState, interva
 
 
 def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, interval_bytes: int) -> IndexPlan:
-    """The same of as many batches as go in before an index is full, but of one at least."""
+    """Return the same as `plan_entries` for as many batches as fit before an index is full, but at least one."""
     plan = plan_entries(table, base_offset, state, interval_bytes)
     if plan.rows == len(table) and not plan.state.is_full:
         return plan
@@ -73,6 +73,6 @@ def plan_until_full(table: np.ndarray, base_offset: int, state: IndexState, inte
 
 
 def place(table: np.ndarray, size_bytes: int) -> None:
-    """Give the batches of `table` their positions at the end of a segment of `size_bytes`."""
+    """Set the positions of the batches of `table` at the end of a segment of `size_bytes`."""
     sizes = table["size_bytes"].astype(np.int64)
     table["position"] = size_bytes + np.cumsum(sizes) - sizes

@@ -1,7 +1,7 @@
 """The entries of `leader-epoch-checkpoint` as a log grows and is loaded: `LeaderEpochs`, and pure functions for it.
 
-Entries are (epoch, start offset). The rules stand in APPEND.md beside this file, "Leader epochs"; the file's format
-is in log/checkpoint.py.
+Entries are (epoch, start offset). The rules are in APPEND.md, "Leader epochs"; the file's format is in
+log/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Epochs: TypeAlias = list[tuple[int, int]]
 
 
 class LeaderEpochs:
-    """The entries of a log that is open, and the file that has them."""
+    """The entries of an open log, and their file."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -28,21 +28,21 @@ class LeaderEpochs:
         self.entries: Epochs = []
 
     def create(self, like: FileStat) -> None:
-        """An empty file, unless there is one."""
+        """Create an empty file, unless there is one."""
         if not self._fs.exists(self._path):
             self._fs.write_file(self._path, b"", like)
 
     def load(self, log_start_offset: int, log_end_offset: int) -> None:
-        """What a broker keeps of the file's entries when it loads a log with this start and this end."""
+        """Load the entries that a broker retains for a log with this start and end; update the file if they differ."""
         found = read_epochs(self._fs, self._path)
         self._set(found, truncate_from_start(truncate_from_end(found, log_end_offset), log_start_offset))
 
     def note(self, table: np.ndarray) -> None:
-        """These batches (BATCH_TABLE rows) come next. The file is replaced durably where there are new entries."""
+        """Add the epochs of the next batches (BATCH_TABLE rows). New entries replace the file durably."""
         self._set(self.entries, assign(self.entries, table))
 
     def check(self, log_end_offset: int) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         assert self.entries == sorted(self.entries) == read_epochs(self._fs, self._path)
         assert all(start <= log_end_offset for _, start in self.entries)
 
@@ -53,9 +53,9 @@ class LeaderEpochs:
 
 
 def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
-    """The entries after these batches (BATCH_TABLE rows in order): one more where the leader epoch changes.
+    """Return the entries after these batches (BATCH_TABLE rows in order): one more where the leader epoch changes.
 
-    An entry that would not rise above those before takes their place, as a broker has it. None of `entries` begins
+    A new entry replaces those that are not below it in both epoch and offset, as in a broker. None of `entries` begins
     above the first batch.
     """
     epochs = list(entries)
@@ -71,12 +71,12 @@ def assign(entries: Sequence[tuple[int, int]], table: np.ndarray) -> Epochs:
 
 
 def truncate_from_end(entries: Sequence[tuple[int, int]], end_offset: int) -> Epochs:
-    """Without the epochs that begin at or above `end_offset`."""
+    """Return the entries without those that begin at or above `end_offset`."""
     return [(epoch, start) for epoch, start in entries if start < end_offset]
 
 
 def truncate_from_start(entries: Sequence[tuple[int, int]], start_offset: int) -> Epochs:
-    """The epoch that `start_offset` lies in begins there; those before it go."""
+    """Return the entries with the epoch that contains `start_offset` beginning there, and without earlier ones."""
     gone = [epoch for epoch, start in entries if start <= start_offset]
     kept = [(epoch, start) for epoch, start in entries if start > start_offset]
     return [(gone[-1], start_offset), *kept] if gone else kept

@@ -1,7 +1,7 @@
-"""What a broker knows of each producer while it appends: which batches it refuses, and which transactions end.
+"""A broker's state of each producer while it appends: which batches it refuses, and which transactions end.
 
-`judge` says what a set of batches would change, and changes nothing; `take` then makes it so. The rules stand in
-APPEND.md beside this file, "Producers"; what a snapshot keeps of this, in format/SNAPSHOT.md.
+`judge` returns the changes that a set of batches would make; `take` applies them. The rules are in APPEND.md,
+"Producers"; format/SNAPSHOT.md specifies what a snapshot contains of this state.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from keytail.log.append.hash_order import hash_order
 from keytail.log.index_files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
-BATCHES_KEPT = 5  # of each producer, to know a batch that is sent again
+BATCHES_KEPT = 5  # of each producer, to recognise a batch that is sent again
 _NOTHING_WRITTEN = "Nothing of this set was written"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What batches change: `producers` by id, `open_transactions`, and the entries of the transaction index.
+    """Changes made by batches: `producers` by id, `open_transactions`, and new entries of the transaction index.
 
-    Of batches that a leader takes only the first `rows` are judged: the next one was sent before and is there
-    already, as `duplicate`.
+    Of a leader's batches only the first `rows` are judged; if `duplicate` is set, the next one was sent before and is
+    in the log already, as `duplicate`.
     """
 
     rows: int
@@ -41,7 +41,7 @@ class Judgement:
 
 @dataclass
 class LiveProducers:
-    """All producers of a partition, and producer id by first offset of the transactions that are open."""
+    """All producers of a partition, and the producer ids of open transactions by first offset."""
 
     producers: dict[int, Producer] = field(default_factory=dict)
     open_transactions: dict[int, int] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class LiveProducers:
         return cls(known, {p.txn_first_offset: i for i, p in known.items() if p.txn_first_offset >= 0})
 
     def entries(self) -> list[ProducerEntry]:
-        """What a snapshot holds, in the order in which a broker writes it."""
+        """Return the entries of a snapshot, in the order in which a broker writes them."""
         return [self.producers[producer_id].entry(producer_id) for producer_id in hash_order(list(self.producers))]
 
     def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
-        """What these batches change. As leader each is a set of its own and is checked; as follower they are one set.
+        """Return the batches' changes. As leader each is a set of its own and is checked; as follower they are one set.
 
         Refused for what a broker refuses.
         """
@@ -78,7 +78,7 @@ class LiveProducers:
         self.open_transactions = judgement.open_transactions
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         opened = {p.txn_first_offset: i for i, p in self.producers.items() if p.txn_first_offset >= 0}
         assert opened == self.open_transactions
         for producer in self.producers.values():
@@ -88,7 +88,7 @@ class LiveProducers:
 
 
 class _Change:
-    """The judgement in the making: what differs from the producers that it began with."""
+    """A judgement under construction: the differences from the producers at its start."""
 
     def __init__(self, before: LiveProducers) -> None:
         self._before = before.producers
@@ -100,7 +100,7 @@ class _Change:
         return Judgement(rows, self._after, self._open, tuple(self._aborted), duplicate)
 
     def in_hash_order(self) -> _Change:
-        """A broker gathers the producers of a set in a table, and those that are new become known in its order."""
+        """Sort as a broker, which collects the producers of a set in a hash table and adds new ones in its order."""
         order = hash_order(list(self._after), in_front=True)
         self._after = {producer_id: self._after[producer_id] for producer_id in order}
         return self
@@ -131,7 +131,7 @@ class _Change:
                     ended.append((producer_id, producer.txn_first_offset, row))
                 producer = producer.after_marker(row)
             self._after[producer_id] = producer
-        # A broker looks for other open transactions when the whole set is in: those that begin behind count, too.
+        # A broker looks for other open transactions after the whole set: those that begin after the marker count, too.
         for producer_id, first_offset, row in ended:
             marker = int(row["base_offset"])
             if row["control_type"] == ControlType.ABORT:
@@ -156,7 +156,7 @@ def _refuse_sequence(producer: Producer, row: np.void) -> None:
     if epoch < producer.epoch:
         _refuse(row, f"its epoch {epoch} is older than the known one, {producer.epoch}")
     if producer.epoch == -1:
-        return  # nothing is known of it: a broker takes any sequence
+        return  # unknown producer: a broker accepts any sequence
     if epoch != producer.epoch:
         if sequence:
             _refuse(row, f"epoch {epoch} begins with sequence {sequence}, not 0")

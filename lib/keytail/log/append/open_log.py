@@ -1,7 +1,7 @@
-"""The files of a log that is open, and what an append, a roll, a flush and a close do to them: `OpenLog`.
+"""The files of an open log, and the effects of an append, a roll, a flush and a close on them: `OpenLog`.
 
-Nothing is refused here: what may be done was found out before. The order of operations, and what is durable when,
-stands in APPEND.md beside this file.
+Nothing is refused here: callers check operations first. APPEND.md beside this file specifies the order of operations,
+and what is durable when.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keytail.log.partition import PartitionFacts
 
 
 class OpenLog:
-    """Segments, leader epochs and producers of a log, and how far it goes. `begin` or `load` comes first."""
+    """Segments, leader epochs, producers and end of a log. Call `begin` or `load` first."""
 
     def __init__(
         self, fs: FileSystem, facts: PartitionFacts, config: AppendConfig, rng: random.Random, now_ms: int
@@ -42,17 +42,17 @@ class OpenLog:
         self.epochs = LeaderEpochs(fs, self.path)
 
     def begin(self, now_ms: int) -> None:
-        """A new log in an empty directory, at its log start offset."""
+        """Create a new log in an empty directory, at its log start offset."""
         start = self.log_start_offset
         self.epochs.create(self._like)
         self.epochs.load(start, start)
         self.segments.create(start, now_ms)
-        self.active.open_indexes()  # of the segment that a log is loaded with a broker makes them at once
+        self.active.open_indexes()  # a broker creates those of a log's initial segment at once
         self.producers = ProducerState.new(self._fs, self.path, self._like, start)
-        self._fs.fsync_dir(self.path)  # without its name a broker would begin the log at 0 after a crash
+        self._fs.fsync_dir(self.path)  # without the file's name a broker would begin the log at 0 after a crash
 
     def load(self, facts: PartitionFacts, now_ms: int) -> None:
-        """As a broker loads a log after a clean shutdown, with what it removes then."""
+        """Load the log as a broker does after a clean shutdown, removing what it removes."""
         self.segments.reopen(facts.segments, now_ms)
         kept_ms = self.config.producer_id_expiration_ms
         self.producers = ProducerState.loaded(self._fs, self._like, facts, expiration_ms=kept_ms, now_ms=now_ms)
@@ -67,7 +67,7 @@ class OpenLog:
         return batches_before_roll(self.active.standing, table, self.config, now_ms) == 0
 
     def append_each(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
-        """The first batches of `taken`, as far as they were judged: runs of them, as many as go into a segment."""
+        """Append the first batches of `taken`, as far as they were judged, in runs of as many as a segment takes."""
         table = taken.table[: judgement.rows]
         self.epochs.note(table)
         done = 0
@@ -85,13 +85,13 @@ class OpenLog:
             )
             run = run.rows(0, plan.rows)
             done += plan.rows
-            # A snapshot at the next roll holds the producers as they are there, so they go along with the runs.
+            # A snapshot at the next roll contains the producers at that point, so they are updated with each run.
             part = judgement if plan.rows == len(table) else self.producers.judge(run.table, as_leader=True)
             segment.append(run.data, run.table, plan)
             self._settle(run.table, part)
 
     def append_set(self, taken: Incoming, judgement: Judgement, now_ms: int) -> None:
-        """All of `taken`, into one segment."""
+        """Append all of `taken` to one segment."""
         self.epochs.note(taken.table)
         if self.rolls_before(taken.as_one_row, now_ms):
             self.roll(int(taken.table["base_offset"][0]), now_ms)
@@ -102,19 +102,19 @@ class OpenLog:
         self._settle(taken.table, judgement)
 
     def meet_duplicate(self, same: Incoming, now_ms: int) -> None:
-        """A broker finds out only when it has noted the epoch and ended the segment."""
+        """Note the epoch and roll if due: a broker detects a duplicate only after that."""
         self.epochs.note(same.table)
         if self.rolls_before(same.table, now_ms):
             self.roll(int(same.table["base_offset"][0]), now_ms)
 
     def _settle(self, table: np.ndarray, judgement: Judgement) -> None:
-        """What is known once a set is in the log."""
+        """Update log end offset, producers and transaction index after a set was appended."""
         self.log_end_offset = int(table["last_offset"][-1]) + 1
         self.producers.take(judgement, self.log_end_offset)
         self.active.append_aborted(judgement.aborted)
 
     def roll(self, base_offset: int, now_ms: int) -> None:
-        """End the active segment and begin one at `base_offset`, at the log end or behind it."""
+        """Close the active segment and create one at `base_offset`, at or above the log end offset."""
         if self.segments.roll(base_offset, now_ms):
             self.producers.end = base_offset
             self.producers.take_snapshot()
@@ -122,7 +122,7 @@ class OpenLog:
             self._flushed(base_offset, now_ms)
 
     def flush(self, now_ms: int) -> None:
-        """Everything up to the log end offset is durable then."""
+        """Make everything up to the log end offset durable."""
         self.segments.flush()
         self._flushed(self.log_end_offset, now_ms)
 
@@ -131,13 +131,13 @@ class OpenLog:
             self.recovery_point, self.last_flush_ms = offset, now_ms
 
     def close(self) -> None:
-        """What a broker's clean shutdown leaves, durable."""
+        """Close as a broker's clean shutdown does, durably."""
         self.segments.close()
         self.producers.take_snapshot()
         self._fs.fsync_dir(self.path)
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         assert self.log_start_offset <= self.log_end_offset
         assert self.recovery_point <= self.log_end_offset
         self.segments.check()

@@ -1,6 +1,6 @@
-"""The segments of a log that is open: their base offsets, and the last of them, which takes appends.
+"""The segments of an open log: their base offsets, and the active segment, which takes appends.
 
-What a roll writes, and in which order, stands in APPEND.md beside this file.
+APPEND.md beside this file specifies what a roll writes, and in which order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keytail.log.partition import SegmentFacts
 
 
 class OpenSegments:
-    """`bases` ascend; the last one is that of `active`. `create` or `reopen` comes first."""
+    """Base offsets, ascending, of which the last is that of `active`. Call `create` or `reopen` first."""
 
     def __init__(
         self, fs: FileSystem, directory: str, config: AppendConfig, like: FileStat, rng: random.Random
@@ -34,7 +34,7 @@ class OpenSegments:
 
     @property
     def active(self) -> ActiveSegment:
-        """KeytailError behind the end."""
+        """The active segment; KeytailError after `close` or `abandon`."""
         if self._active is None:
             raise KeytailError("this log is closed", path=self._directory, remedy="Open it again")
         return self._active
@@ -44,7 +44,7 @@ class OpenSegments:
         return self._active is not None
 
     def create(self, base_offset: int, now_ms: int) -> None:
-        """A new last segment. Its name is the caller's to make durable."""
+        """Create a new active segment. The caller makes its name durable."""
         jitter_ms = draw_jitter_ms(self._rng, self._config)
         self._active = ActiveSegment.create(
             self._fs, self._directory, base_offset, self._config, self._like, now_ms=now_ms, jitter_ms=jitter_ms
@@ -52,7 +52,7 @@ class OpenSegments:
         self.bases.append(base_offset)
 
     def reopen(self, segments: tuple[SegmentFacts, ...], now_ms: int) -> None:
-        """Those of a log that was closed. CorruptLog for an index that cannot be continued."""
+        """Open the segments of a closed log. CorruptLog for an index that cannot be continued."""
         last = segments[-1]
         jitter_ms = draw_jitter_ms(self._rng, self._config)
         opened = Standing(last.base_offset, last.log_bytes, last.first_batch_timestamp_ms, now_ms, jitter_ms)
@@ -60,9 +60,9 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """End the last one, durably, and begin another; False where it has that base: it is empty, and is renewed.
+        """Close the active segment durably and create the next; if it has that base, renew it instead, return False.
 
-        The name of the new one is the caller's to make durable.
+        In the latter case it is empty. The caller makes the name of the new segment durable.
         """
         active = self.active
         if base_offset == active.base_offset:
@@ -72,13 +72,13 @@ class OpenSegments:
             path = self._path(base_offset, suffix)
             if self._fs.exists(path):
                 self._fs.unlink(path)
-        # Durable before there is a next one: a broker that recovers this segment and finds it torn drops what follows.
+        # Durable before the next one exists: a broker that recovers this segment and truncates it deletes later ones.
         active.close()
         self.create(base_offset, now_ms)
         return True
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
-        """Base offset of the segment where a read of `offset` begins, and the entry of its index to begin at."""
+        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at."""
         number = bisect_right(self.bases, offset) - 1
         base = self.bases[number]
         path = self._path(base, names.INDEX)
@@ -88,23 +88,23 @@ class OpenSegments:
             return base, index.lookup(offset)
 
     def flush(self) -> None:
-        """Everything that was appended is durable then; the segments before were when they ended."""
+        """Make all appends durable; earlier segments became durable when they were closed."""
         if self.active.is_dirty:
             self.active.flush()
 
     def close(self) -> None:
-        """The end, durable but for names."""
+        """Close the active segment, durably except for names."""
         self.active.close()
         self._active = None
 
     def abandon(self) -> None:
-        """The end, with the files as they are."""
+        """Close the active segment, leaving its files as they are."""
         active, self._active = self._active, None
         if active is not None:
             active.abandon()
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         assert self.bases == sorted(set(self.bases))
         assert self.bases[-1] == self.active.base_offset
         self.active.check()

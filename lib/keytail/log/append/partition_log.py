@@ -1,9 +1,9 @@
-"""A partition directory that takes appends, as a leader's and as a follower's does: `PartitionLog`.
+"""A partition directory that takes appends, as on a leader and on a follower: `PartitionLog`.
 
-What is on disk after each append, roll and close is what a broker leaves for the same batches, settings and times,
-byte for byte. What is written when, what is durable when, what a broker makes of a log that was not closed, and
-what is not ours, stands in APPEND.md beside this file. Locks, the checkpoints of the log dir and
-`partition.metadata` are the caller's.
+After each append, roll and close, the files equal those of a broker for the same batches, settings and times, byte
+for byte. APPEND.md beside this file specifies what is written when, what is durable when, how a broker treats a log
+that was not closed, and what is not done here. The caller is responsible for locks, the checkpoints of the log dir
+and `partition.metadata`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ DEFAULTS = AppendConfig()
 
 @dataclass(frozen=True)
 class Appended:
-    """Offsets of what was appended; of no batch, `last_offset` is `first_offset` - 1.
+    """Offsets of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
-    `duplicates`: batches that their producer had sent before. They are in the log already, where these say.
+    `duplicates`: batches that their producer had sent before, with their positions in the log.
     """
 
     first_offset: int
@@ -45,10 +45,10 @@ class Appended:
 
 @dataclass(frozen=True)
 class Closed:
-    """What the checkpoints of the log dir must say of a partition that was closed.
+    """The required checkpoint entries of a closed partition.
 
     `recovery_point` goes into `recovery-point-offset-checkpoint`; `log_start_offset` into
-    `log-start-offset-checkpoint` where it is not None: where it lies above the first segment's base.
+    `log-start-offset-checkpoint` unless it is None: it is set only if it is above the first segment's base.
     """
 
     log_end_offset: int
@@ -59,8 +59,8 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending. A context manager that closes it.
 
-    Made by `open`. After an error of the file system it takes nothing more and cannot be closed, only abandoned: it
-    is then what a broker finds after a crash.
+    Created by `open`. After a file system error it refuses all operations and cannot be closed, only abandoned: its
+    files are then as after a broker's crash.
     """
 
     def __init__(self, log: OpenLog) -> None:
@@ -80,11 +80,10 @@ class PartitionLog:
         rng: random.Random | None = None,
         fs: FileSystem = LOCAL,
     ) -> Self:
-        """The log in the directory `path`, or a new one if it holds no segment; producers that are idle go.
+        """Open the log in the directory `path`, or create one if there is no segment; idle producers are removed.
 
         Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
-        "Before it is opened"). A new log begins at `log_start_offset`, which of one that exists is that of the
-        checkpoint.
+        "Before it is opened"). A new log begins at `log_start_offset`; for an existing log, give the checkpoint's.
         """
         facts = survey_closed(fs, path, log_start_offset)
         log = OpenLog(fs, facts, config, rng or random.Random(), now_ms)
@@ -101,10 +100,10 @@ class PartitionLog:
     # Appending
 
     def append(self, batches: bytes | np.ndarray, *, leader_epoch: int, now_ms: int) -> Appended:
-        """As a leader: bytes of whole batches, each a set of its own, get the next offsets and the leader epoch.
+        """Append as a leader: whole batches, each a set of its own, get the next offsets and the leader epoch.
 
-        What offsets they have does not matter. Markers count as their coordinator's. Refused or CorruptLog for what
-        a leader refuses; then nothing of these batches is in the log, but those before a duplicate.
+        Their own offsets are ignored. Markers are treated as their coordinator's. Refused or CorruptLog for what a
+        leader refuses; then none of these batches is in the log, except those before a duplicate.
         """
         self._refuse_broken()
         if leader_epoch < 0:
@@ -131,9 +130,9 @@ class PartitionLog:
     def append_as_follower(
         self, batches: bytes | np.ndarray, *, now_ms: int, leader_epoch: int | None = None
     ) -> Appended:
-        """As a follower: bytes of whole batches as the leader has them, one set that goes into one segment.
+        """Append as a follower: whole batches as on the leader, one set that goes into one segment.
 
-        They begin at the log end offset or behind it. From the first on whose epoch is above `leader_epoch` they are
+        They begin at or above the log end offset. Batches from the first one with an epoch above `leader_epoch` on are
         left out. Refused or CorruptLog for what a follower refuses; then nothing was written.
         """
         self._refuse_broken()
@@ -149,11 +148,11 @@ class PartitionLog:
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
     def _ask_indexes(self) -> None:
-        """Whether they are full: with that question, at the latest, a broker makes those of a new segment."""
+        """Create the indexes of a new segment: a broker does so at the latest when it checks whether they are full."""
         self._effects(lambda: self._log.active.open_indexes())  # noqa: PLW0108
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
-        """A broker appends the set, and then fails, where one set earns more entries than an index has room for."""
+        """Refuse a set with more entries than an index has room for: a broker appends it, and then fails."""
         segment, first = self._log.active, int(taken.table["base_offset"][0])
         base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
         if self._log.rolls_before(taken.as_one_row, now_ms):
@@ -182,7 +181,7 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is durable."""
+        """Everything below it is durable."""
         return self._log.recovery_point
 
     @property
@@ -196,18 +195,18 @@ class PartitionLog:
 
     @property
     def leader_epochs(self) -> tuple[tuple[int, int], ...]:
-        """Epochs and where they begin."""
+        """Epochs and their start offsets."""
         return tuple(self._log.epochs.entries)
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
-        """Base offset of the segment where a read of `offset` begins, and the entry of its index to begin at."""
+        """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             raise Refused(f"the log holds offsets {held}", path=self.path, offset=offset)
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:
-        """End the active segment and begin one at the log end offset, which is its base."""
+        """Close the active segment and create one at the log end offset; return its base offset."""
         self._refuse_broken()
         self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]
@@ -215,7 +214,7 @@ class PartitionLog:
     # Durability
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush where `flush.messages` or `flush.ms` ask for it; whether they did. Every append asks."""
+        """Flush if `flush.messages` or `flush.ms` require it; return whether they did. Every append calls this."""
         self._refuse_broken()
         due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
         if due:
@@ -223,21 +222,21 @@ class PartitionLog:
         return due
 
     def flush(self, *, now_ms: int) -> None:
-        """Make everything up to the log end offset durable; the recovery point then stands there."""
+        """Make everything up to the log end offset durable; it becomes the recovery point."""
         self._refuse_broken()
         self._effects(lambda: self._log.flush(now_ms))
 
     # The end
 
     def close(self) -> Closed:
-        """Leave what a broker's clean shutdown leaves, durable; what the log dir's checkpoints must then say."""
+        """Close as a broker's clean shutdown does, durably; return the entries for the log dir's checkpoints."""
         self._refuse_broken()
         self._effects(self._log.close)
         starts_late = self.log_start_offset > self._log.segments.bases[0]
         return Closed(self.log_end_offset, self.log_end_offset, self.log_start_offset if starts_late else None)
 
     def abandon(self) -> None:
-        """Let go of the files as they are: what a broker finds after a crash."""
+        """Close the files as they are, which is what a broker finds after a crash."""
         self._log.segments.abandon()
 
     def __enter__(self) -> Self:
@@ -252,11 +251,11 @@ class PartitionLog:
             self.close()
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         self._log.check()
 
     def _effects(self, action: Callable[[], object]) -> None:
-        """Whatever goes wrong from here on leaves files of which we do not know what they hold."""
+        """Run `action`. An error leaves files with unknown contents, so the log then refuses all operations."""
         self._broken = True
         action()
         self._broken = False

@@ -1,7 +1,6 @@
-"""An index file of one segment with room behind its entries: mapped for look-ups, written while it is active.
+"""An index file of one segment with room after its entries: mapped for look-ups, written while it is active.
 
-What the offset and the time index have in common; what their entries mean is in log/index_files.py beside this
-file and in format/INDEX.md.
+This is the code that the offset and the time index share; log/index_files.py and format/INDEX.md define their entries.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ CLOSE_FIRST = "Nothing was written; close the segment and begin the next one"
 
 
 class PresizedIndex:
-    """What both indexes are: entries of one size that rise in their first field, in a file with room behind them.
+    """Base of both indexes: fixed-size entries that ascend in their first field, in a file with room after them.
 
-    Made by `open` (read-only) or `open_for_append`; a context manager that closes it.
+    Created by `open` (read-only) or `open_for_append`; a context manager that closes it.
     """
 
     _kind: ClassVar[str]
@@ -46,10 +45,10 @@ class PresizedIndex:
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, base_offset: int, *, active: bool = False) -> Self:
-        """For look-ups: every whole entry of the file, mapped, whatever it says.
+        """Open for look-ups: every whole entry of the file, mapped, without validation.
 
-        `active`: of a segment that a broker may be writing to. The zeros behind its entries are left out then, and
-        the file is read, not mapped, since the broker cuts it when the segment is closed.
+        `active`: a broker may be writing to the segment. The zeros after the entries are then left out, and the file
+        is read, not mapped, since the broker truncates it when the segment is closed.
         """
         index = cls(fs, path, base_offset)
         fd = fs.open_read(path)
@@ -66,12 +65,11 @@ class PresizedIndex:
 
     @classmethod
     def open_for_append(cls, fs: FileSystem, path: str, base_offset: int, max_index_bytes: int, like: FileStat) -> Self:
-        """Of the active segment: made like `like` if there is none, and lengthened to its full size.
+        """Open the index of the active segment: created like `like` if missing, and extended to its full size.
 
-        The full size is `segment.index.bytes`, rounded down to whole entries, and what lies behind the entries is
-        zeros that take no space. The name of a new file is not durable yet. CorruptLog for a file that cannot be
-        continued: one that was not trimmed, since nobody can tell which of its zeros were entries, or one that
-        fails `sanity_check`.
+        The full size is `segment.index.bytes`, rounded down to whole entries; the zeros after the entries take no
+        space. The name of a new file is not durable yet. CorruptLog for a file that cannot be continued: one that was
+        not trimmed, since zeros cannot be distinguished from entries, or one that fails `sanity_check`.
         """
         index = cls(fs, path, base_offset)
         if not fs.exists(path):
@@ -108,16 +106,16 @@ class PresizedIndex:
 
     @property
     def max_entries(self) -> int:
-        """Room for this many; 0 of an index that takes none."""
+        """Capacity in entries; 0 for an index that takes none."""
         return self._max_entries
 
     @property
     def used(self) -> int:
-        """How many entries stand before the zeros at the end of a file that was not trimmed; else all of them."""
+        """Number of entries before the zeros at the end of a file that was not trimmed; else of all entries."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
     def truncate_to(self, offset: int) -> None:
-        """Forget the entries at `offset` and above."""
+        """Remove the entries at `offset` and above."""
         self._refuse_read_only()
         column = self._columns.index("relative_offset")
         count = bisect_left(
@@ -125,14 +123,14 @@ class PresizedIndex:
         )
         if count < self._count:
             self._count = count
-            # Cut and lengthened again, so that nothing but zeros lies behind the entries.
+            # Truncate and extend the file, so that only zeros follow the entries.
             self._fs.truncate(self._fd, count * self._layout.size)
             self._fs.truncate(self._fd, self._max_entries * self._layout.size)
 
     def append_rows(self, rows: np.ndarray) -> None:
-        """Append entries that are known (int64[n, 2]: the columns as they are stored) in one write, or none.
+        """Append planned entries (int64[n, 2]: the columns as stored) in one write, or none.
 
-        Refused where they do not all fit, or do not rise.
+        KeytailError if they do not all fit, or do not ascend.
         """
         self._refuse_read_only()
         if not len(rows):
@@ -159,7 +157,7 @@ class PresizedIndex:
         self._fs.fsync(self._fd)
 
     def trim(self) -> None:
-        """The segment is closed: cut the file to its entries, durably. From now on it is for look-ups only."""
+        """Truncate the file of a closed segment to its entries, durably. It is then for look-ups only."""
         self._refuse_read_only()
         size_bytes = self._count * self._layout.size
         self._map(size_bytes)
@@ -169,14 +167,14 @@ class PresizedIndex:
         self._close_file()
 
     def close(self) -> None:
-        """Let go of the file as it is; an active segment's keeps its full size."""
+        """Close the file as it is; an active segment's keeps its full size."""
         self._map(0)
         self._count = self._max_entries = 0
         if self._fd >= 0:
             self._close_file()
 
     def sanity_check(self) -> None:
-        """Raise CorruptLog at the first slot that cannot follow the one before, or where no whole entry is left."""
+        """Raise CorruptLog at the first slot that cannot follow the previous one, or at an incomplete last entry."""
         if self._odd_bytes:
             at = self._count * self._layout.size
             self._corrupt(f"{self._odd_bytes} bytes behind slot {self._count - 1} are no whole entry", at)
@@ -196,7 +194,7 @@ class PresizedIndex:
         self._corrupt(f"{text} behind {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         assert self._count >= 0
         if self._fd >= 0:
             full_bytes = self._max_entries * self._layout.size
@@ -208,7 +206,7 @@ class PresizedIndex:
         assert not self._goes_back(second).any()
 
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
-        """Of each entry but the first, whether its second field cannot follow the one before."""
+        """Return for each entry but the first whether its second field cannot follow the previous one."""
         raise NotImplementedError
 
     def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -219,15 +217,15 @@ class PresizedIndex:
         return first, second
 
     def _floor(self, first_field: int) -> int:
-        """The last slot whose first field is not above this; -1 where there is none."""
+        """Return the last slot whose first field is not above `first_field`; -1 if there is none."""
         return bisect_right(range(self._count), first_field, key=lambda slot: self._fields(slot)[0]) - 1
 
     def _read_used(self, fd: int) -> None:
-        """The entries before the zeros, found without reading these: they are megabytes."""
+        """Read the entries before the zeros without reading the zeros, which are megabytes."""
         one = bytearray(self._layout.size)
 
         def is_zero(slot: int) -> bool:
-            one[:] = bytes(len(one))  # what the broker has cut off meanwhile was not in use
+            one[:] = bytes(len(one))  # bytes that the broker truncated meanwhile were not in use
             self._fs.read_into(fd, one, slot * len(one))
             return not any(one)
 
@@ -274,7 +272,7 @@ class PresizedIndex:
         )
 
     def _close_file(self) -> None:
-        """It is closed then, even where the system tells of an error."""
+        """Close the file; it counts as closed even if the system reports an error."""
         fd, self._fd = self._fd, -1
         self._fs.close(fd)
 
@@ -287,7 +285,7 @@ class PresizedIndex:
 
 
 def _before_zeros(count: int, is_zero: Callable[[int], bool]) -> int:
-    """Of `count` entries those before the zeros at the end: a slot of zeros after the first is none in use."""
+    """Return how many of `count` entries precede the zeros at the end: after the first slot, zeros are no entry."""
     if not count or not is_zero(count - 1):
         return count
     used = bisect_left(range(1, count), True, key=is_zero) + 1

@@ -1,7 +1,7 @@
-"""The producers of a log that is open, and their snapshots on disk: `ProducerState`.
+"""The producers of an open log, and their snapshots on disk: `ProducerState`.
 
-What batches change is in live_producers.py. When a snapshot is taken and which ones go stands in APPEND.md beside
-this file; its bytes, in format/SNAPSHOT.md.
+live_producers.py applies batches. APPEND.md beside this file specifies when a snapshot is taken and which ones are
+removed; format/SNAPSHOT.md specifies its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keytail.log.producers import newest_snapshot
 
 
 class ProducerState:
-    """Made by `new` or `loaded`. `end` is the offset behind the last batch that it knows."""
+    """Producers and snapshots, created by `new` or `loaded`. `end` is the offset after the last batch included."""
 
     def __init__(self, fs: FileSystem, directory: str, like: FileStat, end: int, last_snapshot: int) -> None:
         self.end = end
@@ -32,7 +32,7 @@ class ProducerState:
 
     @classmethod
     def new(cls, fs: FileSystem, directory: str, like: FileStat, log_start_offset: int) -> ProducerState:
-        """Of a new log; with a snapshot where it does not begin at 0."""
+        """Create the state of a new log; with a snapshot if the log does not begin at 0."""
         state = cls(fs, directory, like, log_start_offset, 0)
         state.take_snapshot()
         return state
@@ -41,9 +41,9 @@ class ProducerState:
     def loaded(
         cls, fs: FileSystem, like: FileStat, facts: PartitionFacts, *, expiration_ms: int, now_ms: int
     ) -> ProducerState:
-        """Of a log that was closed: what a broker knows that loads it. Snapshots that have gone astray are removed."""
+        """Load the state of a closed log as a broker does. Stray snapshots are removed."""
         end, bases = facts.log_end_offset, [segment.base_offset for segment in facts.segments]
-        if not facts.snapshots:  # all batches lie below the log start: a broker notes that there are no producers
+        if not facts.snapshots:  # all batches are below the log start: a broker writes snapshots without producers
             state = cls(fs, facts.path, like, end, 0)
             for offset in (*bases[-2:], end):
                 state.end = offset
@@ -59,16 +59,16 @@ class ProducerState:
         return state
 
     def judge(self, table: np.ndarray, *, as_leader: bool) -> Judgement:
-        """What these batches (BATCH_TABLE rows) change. Refused for what a broker refuses."""
+        """Return the changes made by these batches (BATCH_TABLE rows). Refused for what a broker refuses."""
         return self._producers.judge(table, as_leader=as_leader)
 
     def take(self, judgement: Judgement, end: int) -> None:
-        """The batches that were judged are in the log, which ends at `end` now."""
+        """Apply the judgement of batches that are now in the log, which ends at `end`."""
         self._producers.take(judgement)
         self.end = end
 
     def take_snapshot(self) -> None:
-        """Durable but for its name. None is taken where the last one says the same offset."""
+        """Write a snapshot, durable except for its name, unless the last one already has this offset."""
         if self.end <= self._last_snapshot:
             return
         path = self._path(self.end)
@@ -78,7 +78,7 @@ class ProducerState:
         self._last_snapshot = self.end
 
     def check(self) -> None:
-        """Assert what holds at any time."""
+        """Assert the invariants."""
         self._producers.check()
 
     def _path(self, offset: int) -> str:

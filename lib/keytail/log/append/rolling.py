@@ -1,6 +1,6 @@
-"""When the active segment is full, and what the next one is: decisions of a broker that appends, as pure functions.
+"""Decides when the active segment ends and a flush is due, as a broker that appends, in pure functions.
 
-The rules stand in APPEND.md beside this file. Plain integers and columns in, numbers out; time is an argument.
+APPEND.md beside this file specifies the rules. Input is integers and columns, output numbers; time is an argument.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_RELATIVE_OFFSET = 2**31 - 1
 
 @dataclass(frozen=True)
 class AppendConfig:
-    """Kafka's settings that decide what an append leaves on disk, with Kafka's defaults.
+    """Kafka's settings that determine what an append leaves on disk, with Kafka's defaults.
 
-    `compact`: `cleanup.policy` has it, so that `max.compaction.lag.ms` shortens the age at which a segment ends.
-    `log_append_time`: a leader stamps its own time on every batch (`message.timestamp.type`).
+    `compact`: `cleanup.policy` contains it, so `max.compaction.lag.ms` shortens the age at which a segment ends.
+    `log_append_time`: a leader sets its own time in every batch (`message.timestamp.type`).
     """
 
     segment_bytes: int = 1 << 30
@@ -67,10 +67,10 @@ class AppendConfig:
 
 @dataclass(frozen=True)
 class Standing:
-    """The active segment as the decision to roll sees it.
+    """The facts about the active segment that decide a roll.
 
-    `first_timestamp_ms` is the max timestamp of its first batch; of an empty segment it says nothing.
-    `created_ms` is when this process made or opened it.
+    `first_timestamp_ms` is the max timestamp of its first batch; in an empty segment it has no meaning.
+    `created_ms` is when this process created or opened it.
     """
 
     base_offset: int
@@ -82,9 +82,9 @@ class Standing:
 
 
 def batches_before_roll(standing: Standing, table: np.ndarray, config: AppendConfig, now_ms: int) -> int:
-    """How many batches (BATCH_TABLE rows), each appended by itself, go into the segment before it must end.
+    """Return how many batches (BATCH_TABLE rows), each appended on its own, go into the segment before it must end.
 
-    0: it ends before the first of them. That an index gets full on the way is not seen here. A set that is
+    0: it ends before the first of them. Indexes that become full on the way are not considered. A set that is
     appended as a whole is one row: its size, its largest timestamp, its last offset.
     """
     if standing.indexes_full:
@@ -105,12 +105,12 @@ def batches_before_roll(standing: Standing, table: np.ndarray, config: AppendCon
 
 
 def are_full(offset_entries: int, time_entries: int, max_offset_entries: int, max_time_entries: int) -> bool:
-    """Whether one of the indexes is full. The last slot of the time index is for the entry that closes the segment."""
+    """Whether one of the indexes is full. The last slot of the time index is for the segment's closing entry."""
     return offset_entries >= max_offset_entries or time_entries >= max_time_entries - 1
 
 
 def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
-    """By how much the segment that is opened now ends earlier than its age demands; nothing is drawn without jitter."""
+    """Draw how much earlier than its age limit a segment that is opened now ends; without jitter, draw nothing."""
     limit = min(config.segment_jitter_ms, config.segment_ms)
     return rng.randrange(limit) if limit > 0 else 0
 
@@ -118,6 +118,6 @@ def draw_jitter_ms(rng: random.Random, config: AppendConfig) -> int:
 def is_flush_due(
     log_end_offset: int, recovery_point: int, last_flush_ms: int, now_ms: int, config: AppendConfig
 ) -> bool:
-    """By messages (offsets not yet durable) or by time."""
+    """Whether a flush is due by messages (offsets not yet durable) or by time."""
     unflushed = log_end_offset - recovery_point
     return unflushed >= config.flush_messages or (unflushed > 0 and now_ms - last_flush_ms >= config.flush_ms)
