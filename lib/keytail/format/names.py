@@ -94,7 +94,7 @@ def segment_file(base_offset: int, suffix: str) -> str:
 
 
 def guard_file(base_offset: int) -> str:
-    """Return the name of the empty file that makes a broker discard the group's `.swap` files (log/SWAP.md)."""
+    """Name the empty file that makes a broker discard the group's `.swap` files while it exists (log/SWAP.md)."""
     return segment_file(base_offset, LOG + CLEANED)
 
 

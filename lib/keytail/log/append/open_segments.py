@@ -60,9 +60,10 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """Close the active segment durably and create the next; if it has that base, renew it instead, return False.
+        """Close the active segment durably and create the next one; return whether it was created.
 
-        In the latter case it is empty. The caller makes the name of the new segment durable.
+        False: the active segment already has that base; it is empty, and is renewed. The caller makes the name of the
+        new segment durable.
         """
         active = self.active
         if base_offset == active.base_offset:
