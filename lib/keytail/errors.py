@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 
 _OUT_OF_ROOM = "Free space on this file system, or lower --max-scratch-bytes, and run again"
+_CHECK = "Check the file system and its permissions; then run again"
 _NOT_ALLOWED = (
     "Run as the user that the files belong to, or as root. Started as root, keytail works as the owner of the log "
     "dirs: give to that user what it is to read or write there"
@@ -27,6 +29,11 @@ _REMEDIES = {
     errno.EMFILE: "Raise the limit of open files (ulimit -n), or run fewer tasks at a time, and run again",
     errno.ENFILE: "The host has too many files open: end what else is running, and run again",
 }
+_SLUGS = {
+    errno.ENOSPC: "no-space", errno.EDQUOT: "no-space", errno.EIO: "input-output-error",
+    errno.EROFS: "read-only-file-system", errno.EACCES: "permission-denied", errno.EPERM: "permission-denied",
+    errno.EMFILE: "too-many-open-files", errno.ENFILE: "too-many-open-files",
+}  # fmt: skip
 
 
 # The remedies for a partition whose bytes are damaged, each with its condition.
@@ -68,11 +75,23 @@ def visible_lines(text: str, *, as_json: bool = False) -> str:
     return text.translate(_VISIBLE_IN_JSON if as_json else _VISIBLE_IN_LINES)
 
 
-class KeytailError(Exception):
-    """An error that keytail itself explains.
+_SLUG = re.compile(r" \[([a-z0-9]+(?:-[a-z0-9]+)+)\]")
 
-    `what` is one sentence; `path`, `byte_position` and `offset` are its place; `remedy` is what to do next.
+
+def slugs_in(text: str) -> list[str]:
+    """Return the slugs of the errors in a message, in their order, each once."""
+    return list(dict.fromkeys(_SLUG.findall(text)))
+
+
+class KeytailError(Exception):
+    """An error that keytail explains itself.
+
+    `what` is one sentence; `path`, `byte_position` and `offset` are the place; `remedy` is what to do next. `slug` is
+    the name of the error for programs, such as `unknown-topic-settings`: unlike the words, it never changes. A subclass
+    may have a default for it.
     """
+
+    default_slug: str | None = None
 
     def __init__(
         self,
@@ -82,13 +101,15 @@ class KeytailError(Exception):
         byte_position: int | None = None,
         offset: int | None = None,
         remedy: str | None = None,
+        slug: str | None = None,
     ) -> None:
         self.what = what
         self.path = path
         self.byte_position = byte_position
         self.offset = offset
         self.remedy = remedy
-        super().__init__(what, path, byte_position, offset, remedy)
+        self.slug = slug or self.default_slug
+        super().__init__(what, path, byte_position, offset, remedy, slug)
 
     def __str__(self) -> str:
         where = []
@@ -99,11 +120,12 @@ class KeytailError(Exception):
         if self.offset is not None:
             where.append(f"offset {self.offset}")
         text = self.what + (f" ({', '.join(where)})" if where else "")
-        return text + (f". {self.remedy}" if self.remedy else "")
+        text += f". {self.remedy}" if self.remedy else ""
+        return text + (f" [{self.slug}]" if self.slug else "")
 
     def __reduce__(self) -> tuple:
         # The default pickling would lose keyword-only arguments; Spark workers send these errors to the driver.
-        return (_rebuild, (type(self), self.what, self.path, self.byte_position, self.offset, self.remedy))
+        return (_rebuild, (type(self), self.what, self.path, self.byte_position, self.offset, self.remedy, self.slug))
 
 
 def _rebuild(
@@ -113,8 +135,9 @@ def _rebuild(
     byte_position: int | None,
     offset: int | None,
     remedy: str | None,
+    slug: str | None,
 ) -> KeytailError:
-    return kind(what, path=path, byte_position=byte_position, offset=offset, remedy=remedy)
+    return kind(what, path=path, byte_position=byte_position, offset=offset, remedy=remedy, slug=slug)
 
 
 class CorruptLog(KeytailError):
@@ -133,11 +156,13 @@ class UnsafeFile(OSError):
     """A file that is not opened because of its type or owner. `remedy` is what to do."""
 
     remedy = ""
+    slug = "unsafe-file"
 
 
 class SymbolicLink(UnsafeFile):
     """A symbolic link below a log dir, or one that another user may have placed."""
 
+    slug = "symbolic-link"
     remedy = (
         "Find out who made the link and why. Put the file or directory itself there; of a log dir or another directory "
         "that you name, give the path that the link leads to. Then run again"
@@ -147,12 +172,14 @@ class SymbolicLink(UnsafeFile):
 class NotRegular(UnsafeFile):
     """A directory, FIFO, socket or device where a file should be."""
 
+    slug = "not-a-regular-file"
     remedy = "Find out what made it, move it away, and run again"
 
 
 class ForeignFile(UnsafeFile):
     """A file whose owner is not that of its directory, which root must not read for the directory's owner."""
 
+    slug = "foreign-file"
     remedy = (
         "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it to "
         "the owner of its directory (chown), else remove this name of it; then run again"
@@ -161,11 +188,12 @@ class ForeignFile(UnsafeFile):
 
 def of_system(error: OSError, where: str = "") -> KeytailError:
     """Return a KeytailError for an error of the operating system; `where` is appended to its message."""
-    known = error.remedy if isinstance(error, UnsafeFile) else None
+    known = error if isinstance(error, UnsafeFile) else None
     return KeytailError(
         f"{error.strerror or error}{where}",
         path=error.filename if isinstance(error.filename, str) else None,
-        remedy=known or _REMEDIES.get(error.errno or 0, "Check the file system and its permissions; then run again"),
+        remedy=known.remedy if known else _REMEDIES.get(error.errno or 0, _CHECK),
+        slug=known.slug if known else _SLUGS.get(error.errno or 0, "file-system-error"),
     )
 
 
@@ -174,6 +202,7 @@ def out_of_memory() -> KeytailError:
     return KeytailError(
         f"out of memory on host {os.uname().nodename}",
         remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
+        slug="out-of-memory",
     )
 
 

@@ -24,13 +24,15 @@ from keytail.errors import KeytailError
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter}
-_ERROR_FIELDS = ("what", "path", "byte_position", "offset", "remedy")
+_ERROR_FIELDS = ("what", "path", "byte_position", "offset", "remedy", "slug")
 _SIZE = struct.Struct("<Q")
 _PACKAGE = "keytail"
 
 
 class NotAValue(KeytailError):
     """Bytes that were not written by `to_parts`, or were written by another version of keytail."""
+
+    default_slug = "not-a-value"
 
 
 def to_parts(value: Any) -> list[memoryview]:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from keytail.errors import visible
+from keytail.errors import slugs_in, visible
 from keytail.run.rows import ResultRow
 from keytail.telling import Level, manner, say, standard_error
 
@@ -101,18 +101,27 @@ def print_json(rows: Iterable[Any]) -> None:
 
 
 def write_json(rows: Iterable[Any], file: TextIO) -> None:
-    """Write the rows without the fields that `error` contains as text (run/rows.py)."""
+    """Write all fields of rows except those that `error` contains as text (run/rows.py), and the slugs in `error`."""
     rows = list(rows)
-    told = ({name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD} for row in rows)
-    if len(rows) > MOST_DRAWN:  # one row per line: a tenth of the time, and not all rows in memory at once
+    if len(rows) > MOST_DRAWN:  # a row a line, which takes a tenth of the time, and not all of them at once
         encode = json.JSONEncoder(default=asdict).encode
-        for number, row in enumerate(told):
-            file.write(f"{',' if number else '['}\n{encode(row)}")
+        for number, row in enumerate(rows):
+            file.write(f"{',' if number else '['}\n{encode(_fields_of(row))}")
         file.write("\n]\n")
     else:
-        json.dump(list(told), file, indent=2, default=asdict)
+        json.dump(list(map(_fields_of, rows)), file, indent=2, default=asdict)
         file.write("\n")
     file.flush()
+
+
+def _fields_of(row: Any) -> dict[str, Any]:
+    found = {}
+    for name in row.__dataclass_fields__:
+        if name not in NOT_TOLD:
+            found[name] = getattr(row, name)
+        if name == "error":
+            found["slugs"] = slugs_in(row.error)
+    return found
 
 
 def human_bytes(size: int | None) -> str:

@@ -30,9 +30,13 @@ _SAFE = "safe to start the broker"
 class Interrupted(KeytailError):
     """The run was asked to stop."""
 
+    default_slug = "interrupted"
+
 
 class PastDeadline(KeytailError):
     """--deadline has passed."""
+
+    default_slug = "past-deadline"
 
 
 @dataclass

@@ -88,6 +88,8 @@ class FannedOut:
 class NeedsFanOut(KeytailError):
     """A partition has more keys than fit into the memory of one task; nothing was written."""
 
+    default_slug = "needs-fan-out"
+
 
 @dataclass(frozen=True)
 class OutOfPlace:

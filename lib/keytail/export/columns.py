@@ -80,6 +80,8 @@ class Formats:
 class Undecodable(KeytailError):
     """A key or value does not have the requested format."""
 
+    default_slug = "undecodable-record"
+
 
 def arrow_batches(tables: Iterable[RecordTable], partition: int, formats: Formats) -> Iterator[Any]:
     """Yield Arrow record batches of the raw schema, of about BATCH_BYTES. Raises Undecodable."""

@@ -40,6 +40,8 @@ _WINDOW_REMEDY = (
 class TooLarge(Refused):
     """Data that a broker can read but that needs more memory than allowed; never reported as damage."""
 
+    default_slug = "too-large"
+
 
 def decompress(
     codec_id: int, data: Buffer, limit_bytes: int = NO_LIMIT_BYTES, *, skip_header_checksum: bool = False

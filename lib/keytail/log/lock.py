@@ -34,6 +34,8 @@ _held: dict[str, tuple[int, str]] = {}
 class LockLost(Refused):
     """The name `.lock` refers to another file than the locked one, or to none."""
 
+    default_slug = "lock-lost"
+
 
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[None]:

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import keytail
+from keytail.log.lock import LockLost
 from keytail.main.reference import cell
 from keytail.verify.finding_kinds import KINDS
 
 _HOME = Path(keytail.__file__).parent
 _VARIES = "…"
 _TOP = """\
-# Errors by their text
+# Errors by their slug
 
-What keytail says where it stops, and what to do then. Search for the words that you have: … stands for what differs
-(a number, a name, another error). Every error also says where: file, byte position, offset, as far as they are known.
-Made by `make reference` from the program itself; a test holds it to that.
+The slug is the name of an error for programs: it ends the message in brackets, is in `slugs` of JSON rows and of JSON
+lines of `--log-format json`, and never changes. Each message also has the place: file, byte position and offset, as far
+as they are known. "…" in a message stands for a number, a name or another error. `make reference` generates this page.
 """
 _KINDS = {
     "Refused": (
@@ -46,7 +47,7 @@ _KINDS = {
     ),
 }
 
-_KIND_OF = {"LockLost": "Refused"}  # the kinds of subclasses
+_KIND_OF = {"LockLost": ("Refused", LockLost.default_slug)}  # the kinds of subclasses
 
 
 @dataclass(frozen=True)
@@ -56,33 +57,46 @@ class Told:
     kind: str
     text: str
     remedy: str
+    slug: str
 
 
 def page() -> str:
     """Return the whole page, as Markdown."""
-    found = sorted(set(errors()), key=lambda one: (one.text.lower(), one.remedy))
+    found = sorted(set(errors()), key=lambda one: (one.slug, one.text.lower(), one.remedy))
     parts = [_TOP]
     for kind, (title, about) in _KINDS.items():
-        rows = [f"| {cell(one.text)} | {cell(one.remedy)} |" for one in found if one.kind == kind]
-        parts.append("\n".join([f"## {title}", "", *_filled(about), "", "| It says | Do |", "|---|---|", *rows, ""]))
+        rows = [
+            f"| `{one.slug}` | {cell(one.text)} | {cell(one.remedy)} |" for one in found if one.kind == kind
+        ]
+        parts.append("\n".join([f"## {title}", "", *_filled(about), "", "| Slug | Message | What to do |", "|---|---|---|", *rows, ""]))
     parts.append(_findings())
     return "\n".join(parts)
 
 
 def errors() -> Iterator[Told]:
     """Yield the errors of all modules that are raised with a text."""
+    for path, node in _calls():
+        kind, default = _KIND_OF.get(node.func.id, (node.func.id, None))  # type: ignore[attr-defined]
+        text = _text(node.args[0], path) if node.args else ""
+        if text.replace(_VARIES, "").strip(" :;,."):
+            given = {one.arg: _text(one.value, path) for one in node.keywords}
+            yield Told(kind, text, given.get("remedy", ""), given.get("slug", default or ""))
+
+
+def without_slug() -> Iterator[str]:
+    """Yield the places, as `path:line`, of errors that are raised without a slug."""
+    for path, node in _calls():
+        has_default = node.func.id in _KIND_OF  # type: ignore[attr-defined]
+        if not has_default and "slug" not in {one.arg for one in node.keywords}:
+            yield f"{path.relative_to(_HOME)}:{node.lineno}"
+
+
+def _calls() -> Iterator[tuple[Path, ast.Call]]:
     for path in sorted(_HOME.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-                continue
-            kind = _KIND_OF.get(node.func.id, node.func.id)
-            if kind not in _KINDS:
-                continue
-            text = _text(node.args[0], path) if node.args else ""
-            if text.replace(_VARIES, "").strip(" :;,."):
-                [remedy] = [one.value for one in node.keywords if one.arg == "remedy"] or [ast.Constant("")]
-                yield Told(kind, text, _text(remedy, path))
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if is_call and node.func.id in _KINDS | _KIND_OF:
+                yield path, node
 
 
 def _text(node: ast.expr, path: Path) -> str:
@@ -110,7 +124,7 @@ def _findings() -> str:
         for name, kind in sorted(KINDS.items())
         for texts in [(kind.what, kind.broker, kind.remedy)]
     ]
-    head = ["| Kind | Severity | It says | A broker | Do |", "|---|---|---|---|---|"]
+    head = ["| Kind | Severity | Message | What a broker does | What to do |", "|---|---|---|---|---|"]
     return "\n".join(["## Findings of `verify`", "", *_filled(about), "", *head, *rows, ""])
 
 

@@ -26,6 +26,8 @@ _LONGEST_SWEEP_S = 3.0
 class SparkEnded(KeytailError):
     """Spark's JVM or session ended during the run. `rows` are the run's result rows up to that point."""
 
+    default_slug = "spark-ended"
+
     def __init__(self) -> None:
         super().__init__(
             "Spark has ended beneath the run: its JVM was killed, told to stop or out of memory, or its session was "

@@ -44,6 +44,8 @@ _READERS = 16  # records that are read concurrently
 class StoreProblem(KeytailError):
     """The object store does not respond, or returns an error."""
 
+    default_slug = "object-store-error"
+
 
 @dataclass(frozen=True)
 class Store:
