@@ -68,7 +68,8 @@ def page() -> str:
         rows = [
             f"| `{one.slug}` | {cell(one.text)} | {cell(one.remedy)} |" for one in found if one.kind == kind
         ]
-        parts.append("\n".join([f"## {title}", "", *_filled(about), "", "| Slug | Message | What to do |", "|---|---|---|", *rows, ""]))
+        head = ["| Slug | Message | What to do |", "|---|---|---|"]
+        parts.append("\n".join([f"## {title}", "", *_filled(about), "", *head, *rows, ""]))
     parts.append(_findings())
     return "\n".join(parts)
 
