@@ -19,17 +19,17 @@ from keytail_submit import KeytailSubmitOperator, place
 STEPS = """
 | Task | What it does |
 |---|---|
-| `plan` | `keytail plan` and `keytail describe`: what is due, how many bytes of it are dirty. Changes nothing |
-| `gate` | skips the rest unless that reaches `least_bytes` and `least_dirty_ratio`; the figures are in its log |
-| `compact` | `keytail compact --execute`. Refused while a broker runs there: the task is then tried again, later |
+| `plan` | `keytail plan` and `keytail describe`: what is due, and how many bytes of it are dirty. Changes nothing |
+| `gate` | skips the rest unless these reach `least_bytes` and `least_dirty_ratio`; the figures are in its log |
+| `compact` | `keytail compact --execute`. Refused while a broker runs there: the task is then retried later |
 | `verify` | `keytail verify` of the same partitions: every checksum, offset, index entry and file name |
-| `ledger` | reads back what the ledger has of the run; skipped without a `ledger` |
-| `tell_partial` | fails, naming partitions and reasons, if a step was done in part only; else it is skipped |
-| `done` | the end: green if every step is |
+| `ledger` | reads the record of the run back from the ledger; skipped without a `ledger` |
+| `tell_partial` | fails with partitions and reasons if a step was done only in part; otherwise skipped |
+| `done` | last task: succeeds if no step failed |
 
-Retries are safe: keytail finishes or undoes what a killed run has begun, and a second run changes nothing. Where some
-partitions were refused or are damaged (status 3), the others are done, the task is green with `partial` in its XCom,
-nothing is tried again, and `tell_partial` fails. No clock is passed: a run decides by the time at which it runs.
+Retries are safe: keytail finishes or reverts what a killed run has begun, and a second run changes nothing. If some
+partitions were refused or are damaged (status 3), the others are done, the task succeeds with `partial` in its XCom,
+nothing is retried, and `tell_partial` fails. No time is passed to keytail: each run uses the clock of its host.
 """
 
 # The name of a mapped task in the UI. Mapped tasks are called with keywords, because templates refer to their names.
@@ -42,8 +42,8 @@ _SNAPSHOTS = "keytail_compact_snapshots"
     dag_id=_BROKERS,
     dag_display_name="keytail: compact brokers",
     description="Compact the log dirs of stopped brokers, each on its own host",
-    doc_md=f"""Compacts the log dirs of stopped brokers, by a command on each broker's host, as the inventory has them
-(`KEYTAIL_BROKERS`); `choose` reads it. It stops no broker and starts none.
+    doc_md=f"""Compacts the log dirs of stopped brokers, by a command on each broker's host. `choose` reads the
+brokers from the inventory (`KEYTAIL_BROKERS`). Does not stop or start brokers.
 {STEPS}""",
     schedule=steps.schedule_of(_BROKERS),
     catchup=False,
@@ -52,7 +52,7 @@ _SNAPSHOTS = "keytail_compact_snapshots"
     params=steps.params(
         _BROKERS,
         {
-            "brokers": steps.words_param((), "Brokers", "By their names in the inventory, one a line. None: all."),
+            "brokers": steps.words_param((), "Brokers", "Names of the inventory, one per line. Empty: all brokers."),
             **steps.selection(),
             **steps.settings(),
             **steps.compaction(),
@@ -118,7 +118,7 @@ def compact_brokers() -> None:
     dag_display_name="keytail: compact snapshots",
     description="Compact log dirs that are mounted on all hosts of a Spark cluster, by spark-submit",
     doc_md=f"""Compacts log dirs that a worker of Airflow and all hosts of a Spark cluster have at the same path, by
-`spark-submit` in client mode with the connection `spark_default`. Nothing but this DAG may write there.
+`spark-submit` in client mode with the connection `spark_default`. Nothing else may write to these log dirs.
 {STEPS}""",
     schedule=steps.schedule_of(_SNAPSHOTS),
     catchup=False,
@@ -127,19 +127,19 @@ def compact_brokers() -> None:
     params=steps.params(
         _SNAPSHOTS,
         {
-            "log_dirs": steps.words_param((), "Log dirs", "One a line (--log-dirs). Default: log.dirs of config."),
-            "config": steps.text_param(None, "server.properties", "The broker's (--config).", minLength=1),
+            "log_dirs": steps.words_param((), "Log dirs", "One per line (--log-dirs). Default: log.dirs of config."),
+            "config": steps.text_param(None, "server.properties", "Path of the broker's file (--config).", minLength=1),
             **steps.selection(),
             **steps.settings(),
             **steps.compaction(),
             "keytail_home": steps.text_param(
-                steps.HOME, "keytail's home", "The environment that keytail is installed in on the worker and all "
-                "executors, with jobs/ and conf/ in it.", minLength=1,
+                steps.HOME, "keytail's home", "Environment in which keytail is installed on the worker and all "
+                "executors, with jobs/ and conf/.", minLength=1,
             ),
-            "spark_home": steps.text_param(None, "SPARK_HOME", "Default: the Spark of that environment.", minLength=1),
+            "spark_home": steps.text_param(None, "SPARK_HOME", "Default: the Spark of keytail's home.", minLength=1),
             "properties_file": steps.text_param(
-                None, "Properties file", "Of spark-submit (--properties-file), instead of conf/spark-defaults.conf: "
-                "conf/spark-delta.conf of keytail for a ledger.", minLength=1,
+                None, "Properties file", "For spark-submit (--properties-file) instead of conf/spark-defaults.conf; "
+                "for a ledger: keytail's conf/spark-delta.conf.", minLength=1,
             ),
             "conf": Param({}, type="object", title="Spark's settings", description="Each is a --conf of spark-submit."),
         },

@@ -46,21 +46,22 @@ def of_each(names: list[str], step: str, do: Callable[[inventory.Broker], comman
 @dag(
     dag_id=_DAG,
     dag_display_name="keytail: rebuild indexes",
-    description="Make index files anew that are missing or wrong, on the hosts of all stopped brokers",
-    doc_md="""Makes `.index`, `.timeindex` and `.txnindex` anew that are missing or not true of their logs, ahead of the
-brokers' start and on all cores of their hosts, then verifies. A broker that runs holds the lock of its log dirs: its
-task fails with that, is tried again, and the others go on.
+    description="Rebuild missing and wrong index files on the hosts of all stopped brokers",
+    doc_md="""Rebuilds `.index`, `.timeindex` and `.txnindex` files that are missing or do not match their logs, before
+the brokers start and on all cores of their hosts, then verifies. A running broker holds the lock of its log dirs: its
+task fails and is retried, and the other tasks continue.
 
 | Task | What it does |
 |---|---|
-| `choose` | reads the inventory: a mapped task for each broker, or for each group of brokers, one after the other |
+| `choose` | reads the inventory: one mapped task for each broker, or for each group, broker after broker |
 | `rebuild` | `keytail rebuild-index --execute` |
 | `verify` | `keytail verify` |
-| `tell_partial` | fails, naming partitions and reasons, if something was refused or is damaged; else it is skipped |
-| `done` | the end: green if every step is |
+| `tell_partial` | fails with partitions and reasons if something was refused or is damaged; otherwise skipped |
+| `done` | last task: succeeds if no step failed |
 
-Retries are safe: what is true of its log stays, so a second run finds nothing to do. With `truncate`, logs that a crash
-left torn are cut where a broker would cut them at its start. No clock is passed.
+Retries are safe: index files that match their logs are not changed, so a second run finds nothing to do. With
+`truncate`, logs that were torn by a crash are truncated where a broker would truncate them at its start. No time is
+passed to keytail: it uses the clock of its host.
 """,
     schedule=steps.schedule_of(_DAG),
     catchup=False,
@@ -69,20 +70,20 @@ left torn are cut where a broker would cut them at its start. No clock is passed
     params=steps.params(
         _DAG,
         {
-            "brokers": steps.words_param((), "Brokers", "By their names in the inventory, one a line. None: all."),
+            "brokers": steps.words_param((), "Brokers", "Names of the inventory, one per line. Empty: all brokers."),
             "by": steps.text_param(
-                "broker", "A task for each", "group: brokers of a group one after the other, for hosts that share "
-                "disks; brokers without a group are each their own.", enum=["broker", "group"],
+                "broker", "A task for each", "group: one task for the brokers of a group, one after the other, for "
+                "hosts that share disks; a broker without a group has its own task.", enum=["broker", "group"],
             ),
             **steps.selection(),
             **{name: steps.settings()[name] for name in ("topic_config", "topic_configs", "metadata_is_current")},
             "truncate": Param(
                 False, type="boolean", title="Truncate",
-                description="Cut logs that a crash left torn where a broker would cut them (--truncate).",
+                description="Truncate logs that were torn by a crash, where a broker would (--truncate).",
             ),
             "all": Param(
                 False, type="boolean", title="All",
-                description="Also what is true, but not what a recovering broker writes (--all).",
+                description="Also rebuild valid files that differ from what a recovering broker writes (--all).",
             ),
             "ledger": steps.compaction()["ledger"],
         },

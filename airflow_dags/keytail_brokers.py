@@ -59,20 +59,20 @@ def brokers(path: str | None = None) -> list[Broker]:
             found = tomllib.load(file)
     except FileNotFoundError:
         raise InventoryError(
-            f"there is no inventory of brokers at {where}. Set {VARIABLE} to its path; keytail_brokers.sample.toml "
-            "shows one"
+            f"there is no inventory of brokers at {where}. Set {VARIABLE} to its path; for an example see "
+            "keytail_brokers.sample.toml"
         ) from None
     except (OSError, tomllib.TOMLDecodeError) as problem:
         raise InventoryError(f"{where} cannot be read as TOML: {problem}") from problem
     if unknown := sorted(found.keys() - {"broker"}):
-        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; there are only [[broker]] tables")
+        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; only [[broker]] tables are allowed")
     tables = found.get("broker", [])
     if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise InventoryError(f"{where} names no broker; each is a [[broker]] table")
+        raise InventoryError(f"{where} has no broker; add a [[broker]] table for each")
     made = [_broker(table, f"{where}: broker {number}") for number, table in enumerate(tables, 1)]
     for number, one in enumerate(made):
         if any(one.name == other.name for other in made[:number]):
-            raise InventoryError(f"{where}: two brokers are named {one.name!r}; a name is of one only")
+            raise InventoryError(f"{where}: two brokers are named {one.name!r}; give each a different name")
     return made
 
 
@@ -92,23 +92,23 @@ _LISTS = ("on_host", "log_dirs", "flags")
 def _broker(table: Mapping[str, Any], where: str) -> Broker:
     name = table.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise InventoryError(f"{where} has no name, such as name = \"b1\"")
+        raise InventoryError(f"{where} has no name; add one, such as name = \"b1\"")
     where = f"{where} ({name})"
     if unknown := sorted(table.keys() - {*_TEXTS, *_LISTS, "commands"}):
         known = ", ".join((*_TEXTS, *_LISTS, "commands"))
-        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; known are {known}")
+        raise InventoryError(f"{where}: unknown key {unknown[0]!r}; the keys are {known}")
     for key in _TEXTS:
         if key in table and not (isinstance(table[key], str) and table[key]):
-            raise InventoryError(f"{where}: {key} is to be a text that is not empty, not {table[key]!r}")
+            raise InventoryError(f"{where}: {key} must be a string that is not empty, not {table[key]!r}")
     lists = {key: _words(table[key], f"{where}: {key}") for key in _LISTS if key in table}
     commands = table.get("commands", {})
     if not isinstance(commands, dict):
-        raise InventoryError(f"{where}: commands is to be a table of lists of words, not {commands!r}")
+        raise InventoryError(f"{where}: commands must be a table of lists of words, not {commands!r}")
     for log_dir in lists.get("log_dirs", ()):
         if "," in log_dir or not os.path.isabs(log_dir):
-            raise InventoryError(f"{where}: log_dirs has {log_dir!r}; each is an absolute path without a comma")
+            raise InventoryError(f"{where}: log_dirs has {log_dir!r}; each must be an absolute path without a comma")
     if not table.get("config") and not lists.get("log_dirs"):
-        raise InventoryError(f"{where} has neither config, its server.properties, nor log_dirs; keytail needs one")
+        raise InventoryError(f"{where} has neither config (its server.properties) nor log_dirs; give at least one")
     return Broker(
         **{key: table[key] for key in _TEXTS if key in table},
         **lists,
@@ -118,5 +118,5 @@ def _broker(table: Mapping[str, Any], where: str) -> Broker:
 
 def _words(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
-        raise InventoryError(f"{where} is to be a list of words, such as [\"ssh\", \"b1\"], not {value!r}")
+        raise InventoryError(f"{where} must be a list of words, such as [\"ssh\", \"b1\"], not {value!r}")
     return tuple(value)

@@ -48,7 +48,7 @@ if read -r go; then
   kill "$watcher" 2>/dev/null
   exit "$status"
 fi
-echo "keytail: standard input does not get here, so this command was not begun" >&2
+echo "keytail: standard input is not passed on to this host, so the command was not started" >&2
 exit 2
 """
 
@@ -135,7 +135,7 @@ def _follow(
                 now_s = time.monotonic()
                 if until_s is not None and now_s > until_s and not timed_out:
                     timed_out = True
-                    tell(f"not done after {timeout_s:g} s: stopped")
+                    tell(f"not finished after {timeout_s:g} s: stopped")
                     stop()
                 if kill_at_s is not None and now_s > kill_at_s:
                     _kill_group(process)
@@ -220,8 +220,8 @@ def _rows(output: bytes, status: int) -> list[dict[str, Any]]:
     if status in (0, 3):
         begin = output[:200].decode(errors="replace")
         raise AirflowFailException(
-            f"standard output is no JSON array of rows, though the status is {status}; it begins {begin!r}. What a "
-            "login prints must not go there"
+            f"standard output is not a JSON array of rows, although the status is {status}; it begins with {begin!r}. "
+            "Make sure that a login prints nothing on standard output"
         )
     return []
 
@@ -238,20 +238,20 @@ def outcome(ended: Ended) -> dict[str, Any]:
     if status in (0, 3) or (status == 1 and rows and len(bad) < len(rows)):
         return summary(rows, status)
     if status == 1 and rows:
-        text = f"nothing was done, of {len(rows)}: {_named(bad)}"
+        text = f"nothing was done (0 of {len(rows)}): {_named(bad)}"
         if any(row["status"] in _RETRY_HELPS for row in bad):
             raise AirflowException(text)
         raise AirflowFailException(text)
-    last = _short(ended.words) or "it said nothing"
+    last = _short(ended.words) or "no output"
     if status == 2:
-        raise AirflowFailException(f"wrong usage, which a retry would not mend: {last}")
+        raise AirflowFailException(f"wrong usage, which a retry does not help: {last}")
     if status in NOT_FOUND:
-        raise AirflowFailException(f"the command is not there, or cannot be run (status {status}): {last}")
+        raise AirflowFailException(f"command not found, or not executable (status {status}): {last}")
     if status == TIMED_OUT:
-        raise AirflowException(f"stopped, as it took too long: {last}")
+        raise AirflowException(f"stopped because it took too long: {last}")
     if 128 < status <= 128 + signal.NSIG:
         raise AirflowException(f"ended by signal {status - 128}: {last}")
-    raise AirflowException(f"could not begin, or its host was not reached (status {status}): {last}")
+    raise AirflowException(f"could not start, or its host was not reached (status {status}): {last}")
 
 
 def summary(rows: Sequence[Mapping[str, Any]], status: int) -> dict[str, Any]:

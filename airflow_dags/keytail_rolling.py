@@ -50,7 +50,7 @@ def chosen(names: Sequence[str], only: Sequence[str]) -> list[str]:
     """Return the brokers of this run, in the inventory's order. Raises ValueError for an unknown one."""
     unknown = sorted(set(only) - set(names))
     if unknown:
-        raise ValueError(f"only_brokers has {', '.join(unknown)}; the inventory has {', '.join(names)}")
+        raise ValueError(f"only_brokers has {', '.join(unknown)}, but the inventory has only {', '.join(names)}")
     return [name for name in names if not only or name in only]
 
 
@@ -163,15 +163,15 @@ def stops_the_roll(
     Each argument is the result of that step, None if it left none.
     """
     if not stopped or stopped.get("state") != CLEAN:
-        return "it was not stopped cleanly, and so it was started again without a compaction"
+        return "the broker was not stopped cleanly, so it was started again without a compaction"
     if not compacted:
-        return "its compaction failed"
+        return "the compaction failed"
     if not said or not said.get("ran"):
-        return "what its compaction left could not be verified"
+        return "the logs could not be verified after the compaction"
     if said.get("loses"):
-        return f"verify found what a start loses records by: {_list(said['loses'], said['loses_count'])}"
+        return f"verify reports that a start would lose records: {_list(said['loses'], said['loses_count'])}"
     if said.get("bad") and stop_on_damage:
-        return f"verify found damage: {_list(said['bad'], said['bad_count'])}"
+        return f"verify reports damage: {_list(said['bad'], said['bad_count'])}"
     return ""
 
 
@@ -193,19 +193,20 @@ class Ending:
 
 UP, DOWN, KEPT_DOWN, UNTOUCHED = "up", "down", "kept down", "not touched"
 KEPT = "not started: "  # prefix of the reason why a start was refused
-_SILENT = "the task ended without a word: its worker died, or it was killed; its log says more"
+_SILENT = "the task ended without a message: its worker died, or it was killed; see its log"
 NEXT = {
-    "precheck": "Nothing was touched. See to what it says, then clear {group}.precheck with all that is downstream.",
-    "begin": "Nothing was touched. Clear {group}.begin with all that is downstream.",
-    "start": "Start it by hand now: {start}. See the broker's own log. Once it is back, clear {group}.start with all "
-    "that is downstream: the roll goes on from there.",
-    "kept down": "Do not start it. On its host do what the finding says helps (copy the partition's directory first), "
-    "or move the partition's directory out of the log dir where other replicas are in sync; then clear {group}.verify "
-    "with all that is downstream: it looks again, and starts the broker if that loses nothing.",
-    "in_sync": "It was started. See its log and the under-replicated partitions; once they are gone clear "
-    "{group}.in_sync with all that is downstream: the roll goes on from there. Do not stop another broker before.",
-    "go_on": "It runs and is in sync. To go on with the next broker mark {group}.go_on as success and clear what is "
-    "downstream of it; to do this one again start a run with only_brokers.",
+    "precheck": "Nothing was changed. Resolve the reported problem, then clear {group}.precheck with all downstream "
+    "tasks.",
+    "begin": "Nothing was changed. Clear {group}.begin with all downstream tasks.",
+    "start": "Start it by hand now: {start}. See the broker's log. When it runs again, clear {group}.start with all "
+    "downstream tasks: the roll continues from there.",
+    "kept down": "Do not start it. On its host apply the remedy of the finding (copy the partition's directory first), "
+    "or, if other replicas are in sync, move the partition's directory out of the log dir. Then clear {group}.verify "
+    "with all downstream tasks: the logs are verified again, and the broker is started if that loses nothing.",
+    "in_sync": "It was started. See its log and the under-replicated partitions. When there are none, clear "
+    "{group}.in_sync with all downstream tasks: the roll continues from there. Do not stop another broker before that.",
+    "go_on": "It runs and is in sync. To continue with the next broker, mark {group}.go_on as success and clear its "
+    "downstream tasks. To repeat this broker, start a run with only_brokers.",
 }
 
 
@@ -235,10 +236,10 @@ def ending(
         return Ending(became, "\n".join(told))
     text = ""
     if states.get("choose") != "success":
-        text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was touched; mend that first."
+        text = f"The roll did not begin: {whys.get('choose', _SILENT)}. Nothing was changed; resolve this first."
     elif open_ := [f"{broker} ({became[broker]})" for group, broker in groups.items()
                    if states.get(f"{group}.go_on") not in ("success", "skipped")]:  # fmt: skip
-        text = f"The roll did not come to its end, and no step says why. Look after {', '.join(open_)}."
+        text = f"The roll did not finish, and no step reported why. Check {', '.join(open_)}."
     return Ending(became, text)
 
 

@@ -70,9 +70,9 @@ def params(dag_id: str, declared: Mapping[str, Param]) -> dict[str, Param]:
     try:
         defaults = json.loads(text)
     except ValueError as problem:
-        raise ValueError(f"{variable} is no JSON: {problem}") from problem
+        raise ValueError(f"{variable} is not valid JSON: {problem}") from problem
     if not isinstance(defaults, dict) or defaults.keys() - declared.keys():
-        raise ValueError(f"{variable} is to be a JSON object of {', '.join(declared)}")
+        raise ValueError(f"{variable} must be a JSON object with keys out of {', '.join(declared)}")
     made = dict(declared)
     for name, value in defaults.items():
         made[name] = Param(value, description=declared[name].description, **declared[name].schema)
@@ -92,11 +92,11 @@ def text_param(default: str | None, title: str, description: str, **schema: Any)
 def selection() -> dict[str, Param]:
     """Return the Params that select partitions. Without any of these: all."""
     return {
-        "topic_list": words_param((), "Topics", "Topics by name, one a line (--topic-list)."),
-        "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one a line (--topic)."),
+        "topic_list": words_param((), "Topics", "Topics by name, one per line (--topic-list)."),
+        "topic": words_param((), "Topics by pattern", "Regular expressions of whole names, one per line (--topic)."),
         "partitions": words_param(
-            (), "Partitions", "Such as orders-0, one a line (--partitions). One named here that is skipped counts as "
-            "refused.",
+            (), "Partitions", "Partitions by name, such as orders-0, one per line (--partitions). A partition "
+            "named here that is skipped counts as refused.",
         ),
     }  # fmt: skip
 
@@ -105,24 +105,24 @@ def settings() -> dict[str, Param]:
     """Return the Params for settings of topics in addition to those on disk."""
     return {
         "topic_config": words_param(
-            (), "Settings", "[TOPIC:]KEY=VALUE under Kafka's names, one a line (--topic-config)."
+            (), "Settings", "[TOPIC:]KEY=VALUE by Kafka's names, one per line (--topic-config)."
         ),
         "topic_configs": text_param(
-            None, "Settings of many topics", "A file of the host that compacts, with what kafka-configs.sh --describe "
-            "--entity-type topics --all prints, or lines TOPIC:KEY=VALUE (--topic-configs).", minLength=1,
+            None, "Settings of many topics", "File on the host that compacts, with the output of kafka-configs.sh "
+            "--describe --entity-type topics --all, or lines TOPIC:KEY=VALUE (--topic-configs).", minLength=1,
         ),
         "topics_have_no_overrides": Param(
             False, type="boolean", title="Topics have no overrides",
-            description="States that no topic has settings of its own beside those given, where no metadata log has "
-            "them (--topics-have-no-overrides). cleanup.policy must be given for each topic nevertheless.",
+            description="Assert that no topic has settings of its own besides those given, if no metadata log has "
+            "them (--topics-have-no-overrides). cleanup.policy must still be given for each topic.",
         ),
         "metadata_is_current": Param(
             False, type="boolean", title="Metadata is current",
-            description="States that the metadata log has the settings of today, though it looks older than the data "
-            "(--metadata-is-current).",
+            description="Assert that the metadata log has the current settings, although it looks older than the "
+            "data (--metadata-is-current).",
         ),
         "high_watermark": text_param(
-            "checkpoint", "High watermark", "log-end states that these copies never rejoin a cluster, or that all "
+            "checkpoint", "High watermark", "log-end asserts that these copies never rejoin a cluster, or that all "
             "replicas were stopped (--high-watermark).", enum=["checkpoint", "log-end"],
         ),
     }  # fmt: skip
@@ -133,31 +133,32 @@ def compaction() -> dict[str, Param]:
     return {
         "least_bytes": Param(
             64 << 20, type="integer", minimum=0, title="Gate: bytes",
-            description="Skip unless so many bytes are cleanable in the partitions that are due, together.",
+            description="Skip unless the partitions that are due have this number of cleanable bytes in total.",
         ),
         "least_dirty_ratio": Param(
             0.0, type="number", minimum=0, maximum=1, title="Gate: dirty ratio",
-            description="Skip unless this share of the bytes of the partitions that are due is dirty, together. Each "
-            "partition's own min.cleanable.dirty.ratio holds beside it.",
+            description="Skip unless at least this share of all bytes of the partitions that are due is dirty. The "
+            "min.cleanable.dirty.ratio of each partition applies too.",
         ),
         "force": Param(
             False, type="boolean", title="Force",
-            description="Partitions are due whatever their dirty ratio and maximum lag (--force). The gate stays.",
+            description="Partitions are due regardless of dirty ratio and maximum lag (--force). The gate applies.",
         ),
         "deadline_minutes": Param(
             None, type=["null", "number"], exclusiveMinimum=0, title="Deadline",
-            description="Begin nothing new after so many minutes (--deadline); the next run goes on.",
+            description="Start nothing new after this number of minutes (--deadline); the next run continues.",
         ),
         "throttle": text_param(
-            None, "Throttle", "Most bytes a second that the tasks of a host read and write, as 100m (--throttle).",
+            None, "Throttle", "Maximum bytes per second that the tasks of a host read and write, such as 100m "
+            "(--throttle).",
             pattern=r"^[0-9.]+ ?[kmgtKMGT]?i?[bB]?$",
         ),
         "ledger": text_param(
-            None, "Ledger", "Where runs are recorded (--ledger): a folder of the host that compacts, or s3a://... "
-            "Without one there is no record to read back.", minLength=1,
+            None, "Ledger", "Record of runs (--ledger): a directory on the host that compacts, or s3a://... Empty: "
+            "there is no record to read back.", minLength=1,
         ),
         "more_flags": words_param(
-            (), "More flags of compact", "One word a line, as --keep-originals and /var/kafka-originals."
+            (), "More flags of compact", "One word per line, such as --keep-originals and /var/kafka-originals."
         ),
     }  # fmt: skip
 
@@ -232,7 +233,7 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     """Return why the gate is open; raises AirflowSkipException with the reason if it is not."""
     text = (
         f"{found['due']} of {found['partitions']} partitions are due, {found['cleanable_bytes']:,} bytes cleanable "
-        f"(least {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (least "
+        f"(minimum {values['least_bytes']:,}), dirty ratio {found['dirty_ratio']:.4f} (minimum "
         f"{values['least_dirty_ratio']})"
     )
     print(text)
@@ -245,14 +246,14 @@ def pass_gate(found: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 def read_back(keytail: str, values: Mapping[str, Any], run_id: str | None, on_host: Sequence[str] = ()) -> Any:
     """Return what the ledger contains about a run; skips without a ledger, or if the run was too short to be in it."""
     if not values.get("ledger"):
-        raise AirflowSkipException("no ledger is given")
+        raise AirflowSkipException("no ledger was given")
     if run_id is None:
-        raise AirflowSkipException("the run did not name itself to the ledger")
+        raise AirflowSkipException("the run printed no id for the ledger")
     words = [keytail, "history", *flags(values, "history"), "--run", run_id, "--output", "json"]
     ended = run(words, on_host)
     made = outcome(ended)
     if not ended.rows:
-        raise AirflowFailException(f"the ledger says nothing of run {run_id}")
+        raise AirflowFailException(f"the ledger has no run {run_id}")
     own, *of_run = ended.rows
     kept = ("run_id", "command", "host", "status", "error", "start_ms", "end_ms", "partitions", "counts", "log_dirs")
     told = {**summary(of_run, ended.exit_status), "run": {key: own.get(key) for key in kept}}
@@ -303,11 +304,11 @@ def tell_trouble(outcomes: Iterable[Any]) -> None:
         wrong = [row for row in one["rows"] if row.get("error") or row.get("first_finding")]
         told += [f"  {in_words(row)}" for row in wrong]
         if one["rows_left_out"] and len(one["rows"]) >= MOST_ROWS:
-            told.append(f"  and more: {one['rows_left_out']} rows are not listed here")
+            told.append(f"  {one['rows_left_out']} more rows are not listed here")
         if not wrong and one.get("run"):
-            told.append(f"  the ledger has run {one['run']['run_id']} as {one['run']['status']}")
+            told.append(f"  the status of run {one['run']['run_id']} in the ledger is {one['run']['status']}")
         elif not wrong:
-            told.append("  all is done, but the ledger lacks it; the next run with it tells what is missing")
+            told.append("  all is done, but the ledger lacks it; the next run with this ledger reports what is missing")
     if not told:
         raise AirflowSkipException("nothing was refused, damaged or failed")
     text = "\n".join(told)

@@ -59,7 +59,8 @@ class KeytailSubmitOperator(SparkSubmitOperator):
             rows = json.loads(Path(path).read_text()) if os.path.exists(path) else None
         if rows is None and status in (0, 3):
             raise AirflowFailException(
-                "the job left no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ are older"
+                "the job wrote no rows on this host: its driver ran elsewhere (deploy-mode cluster), or jobs/ is of an "
+                "older keytail. Submit in client mode, with the jobs/ of this keytail"
             )
         return {"step": self.verb, "run_id": self.run_ids[-1] if self.run_ids else None} | outcome(
             Ended(status, rows or [], words)
@@ -86,7 +87,7 @@ def place(values: Mapping[str, Any]) -> list[str]:
     if values.get("log_dirs"):
         words += ["--log-dirs", ",".join(values["log_dirs"])]
     if not words:
-        raise AirflowFailException("the Params name no log dirs and no server.properties: give log_dirs or config")
+        raise AirflowFailException("the Params have neither log dirs nor a server.properties: give log_dirs or config")
     return words
 
 

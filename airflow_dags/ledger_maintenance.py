@@ -21,17 +21,17 @@ _DAG = "keytail_ledger_maintenance"
 @dag(
     dag_id=_DAG,
     dag_display_name="keytail: maintain the ledger",
-    description="Remove old rows of the ledger of runs, and join its small files",
+    description="Remove old rows from the ledger of runs, and merge its small files",
     doc_md="""Keeps the ledger of `--ledger` small: `keytail history --maintain`.
 
 | Task | What it does |
 |---|---|
-| `maintain` | removes rows older than `retain_days`, joins small files, removes those not named for a week |
-| `tell_partial` | fails if a table could not be maintained and others were; else it is skipped |
-| `done` | the end: green if every step is |
+| `maintain` | removes rows older than `retain_days`, merges small files, removes files unreferenced for a week |
+| `tell_partial` | fails if a table could not be maintained and others were; otherwise skipped |
+| `done` | last task: succeeds if no step failed |
 
-Runs may append meanwhile. Retries are safe: each table is changed by Delta's own commits, and what is done is not done
-again. The ledger is a record only: nothing that keytail decides depends on it.
+Runs may append at the same time. Retries are safe: each table is changed by Delta's own commits, and finished work is
+not repeated. The ledger is only a record: no decision of keytail depends on it.
 """,
     schedule=steps.schedule_of(_DAG),
     catchup=False,
@@ -40,20 +40,20 @@ again. The ledger is a record only: nothing that keytail decides depends on it.
     params=steps.params(
         _DAG,
         {
-            "ledger": steps.text_param(None, "Ledger", "The one that runs are given (--ledger).", minLength=1),
+            "ledger": steps.text_param(None, "Ledger", "Ledger that is given to runs (--ledger).", minLength=1),
             "retain_days": Param(
                 400, type=["null", "integer"], minimum=1, title="Days to retain",
-                description="Rows of days before go (--retain-days). Empty: none.",
+                description="Older rows are removed (--retain-days). Empty: none are removed.",
             ),
             "broker": steps.text_param(
-                None, "Broker", "On which broker's host the ledger is, by its name in the inventory. Without one: here."
+                None, "Broker", "Broker on whose host the ledger is, by its name in the inventory. Empty: this worker."
             ),
             "keytail_home": steps.text_param(
-                steps.HOME, "keytail's home", "Of this worker: the environment that keytail is installed in.",
+                steps.HOME, "keytail's home", "Environment in which keytail is installed on this worker.",
                 minLength=1,
             ),
             "delta_jars": steps.text_param(
-                None, "Delta's jars", "A folder with them, where no Maven repository is reached (--delta-jars).",
+                None, "Delta's jars", "Directory with them, if no Maven repository can be reached (--delta-jars).",
                 minLength=1,
             ),
         },
@@ -65,7 +65,7 @@ def ledger_maintenance() -> None:
     def maintain() -> dict[str, Any]:
         values = steps.given()
         if not values["ledger"]:
-            raise AirflowFailException("the Params name no ledger")
+            raise AirflowFailException("the Params have no ledger: give the path of one")
         one = inventory.broker(values["broker"]) if values["broker"] else None
         keytail = one.keytail if one else f"{values['keytail_home']}/bin/keytail"
         words = [keytail, "history", *steps.flags(values, "history"), "--maintain", "--execute"]

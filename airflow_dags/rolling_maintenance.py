@@ -32,66 +32,66 @@ import keytail_steps as steps
 
 DAG_ID = "keytail_rolling_maintenance"
 DOC = """Stops each broker of the inventory (`KEYTAIL_BROKERS`) in turn, compacts and verifies its logs, starts it and
-waits until it is in sync; then the next one. A broker that was stopped is always started again, whatever its compaction
-returned, unless `verify` says that a start would lose records. Where anything is not as it should be the roll stops,
-and `roll` fails with the broker, the step, and what to do. All of it: `airflow_dags/ROLLING.md`.
+waits until it is in sync; then continues with the next one. A broker that was stopped is always started again, whatever
+the result of its compaction, unless `verify` reports that a start would lose records. At any problem the roll stops,
+and `roll` fails with the broker, the step, and what to do. Details: `airflow_dags/ROLLING.md`.
 
 | Task | What it does |
 |---|---|
-| `choose` | which brokers; fails where the inventory lacks a command |
-| `inventory_is_missing` | is all there is without an inventory |
-| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is touched before |
+| `choose` | selects the brokers; fails if the inventory lacks a command |
+| `inventory_is_missing` | the only task if there is no inventory |
+| `precheck` | waits until no partition is under-replicated, unavailable or at its minimum; nothing is changed before |
 | `begin` | from here on the broker may be down: `start` runs, whatever happens |
-| `stop` | the inventory's command |
-| `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; without, nothing is compacted |
-| `compact` | `keytail compact --deadline --execute`; partial (status 3) is noted, nothing is tried again |
-| `verify` | `keytail verify`, whatever became of the compaction |
-| `start` | the inventory's command, many times if need be, unless `verify` says that a start would lose records |
+| `stop` | runs the inventory's command |
+| `stopped` | waits for `.kafka_cleanshutdown` in every log dir and for free locks; otherwise nothing is compacted |
+| `compact` | `keytail compact --deadline --execute`; a partial result (status 3) is recorded, nothing is retried |
+| `verify` | `keytail verify`, whatever the result of the compaction |
+| `start` | runs the inventory's command, many times if necessary, unless `verify` reports that this loses records |
 | `in_sync` | waits until the broker is reachable and no partition is under-replicated or unavailable |
-| `go_on` | whether the next broker may follow |
-| `roll` | the end: what became of each broker, or the alert |
+| `go_on` | decides whether the next broker may follow |
+| `roll` | last task: returns the state of each broker, or fails with the alert |
 """
 PARAMS = {
     "only_brokers": Param(
         [], type="array", items={"type": "string"}, title="Only these brokers",
-        description="By their names in the inventory, one a line. None: all, in its order.",
+        description="Names of the inventory, one per line. Empty: all, in its order.",
     ),
     "topic": Param(
         None, type=["null", "string"], minLength=1, title="Topics by pattern",
-        description="A regular expression of whole names (--topic). None: all that the inventory's flags allow.",
+        description="Regular expression of whole names (--topic). Empty: all that the inventory's flags allow.",
     ),
     "deadline_minutes": Param(
         60, type="number", exclusiveMinimum=0, title="Deadline",
-        description="A compaction begins nothing new after so many minutes (--deadline); the next roll goes on.",
+        description="Minutes after which a compaction starts nothing new (--deadline); the next roll continues.",
     ),
     "overrun_minutes": Param(
         60, type="number", minimum=0, title="Overrun",
-        description="What a compaction has begun may take so long past the deadline. Then it is stopped, in order.",
+        description="Minutes after the deadline that a compaction may take to finish. Then it is stopped in order.",
     ),
     "verify_minutes": Param(
         240, type="number", exclusiveMinimum=0, title="Verify",
-        description="Verify is stopped after so many minutes. The broker is started then, and the roll stops.",
+        description="Minutes after which verify is stopped. Then the broker is started, and the roll stops.",
     ),
     "stop_minutes": Param(
         10, type="number", exclusiveMinimum=0, title="Stop",
-        description="A broker is to have stopped cleanly within so many minutes.",
+        description="Minutes within which a broker must have stopped cleanly.",
     ),
     "wait_for_sync_minutes": Param(
         60, type="number", exclusiveMinimum=0, title="Wait for sync",
-        description="So long is waited, before a broker is stopped and after it was started, until no partition is "
+        description="Minutes to wait, before a broker is stopped and after it was started, until no partition is "
         "under-replicated or unavailable.",
     ),
     "stop_on_damage": Param(
         True, type="boolean", title="Stop on damage",
-        description="Verify cannot tell damage of today from old damage. Without this the roll goes on past such that "
-        "a start loses nothing by; the broker is started either way.",
+        description="Stop the roll at damage by which a start loses nothing; otherwise the roll continues. The broker "
+        "is started either way. Verify cannot distinguish new damage from old damage.",
     ),
     "dry_run": Param(
         False, type="boolean", title="Dry run",
-        description="Stops nothing: looks once, prints each broker's commands and what is due there.",
+        description="Stop nothing: check once, print each broker's commands and what is due there.",
     ),
     "poll_seconds": Param(
-        15, type="number", exclusiveMinimum=0, title="Poll", description="Between two looks at whatever is waited for."
+        15, type="number", exclusiveMinimum=0, title="Poll", description="Seconds between two checks while waiting."
     ),
 }  # fmt: skip
 
@@ -151,7 +151,7 @@ def _check(one: inventory.Broker, names: tuple[str, ...]) -> str:
             continue
         ended = commands.run(one.commands[name], one.on_host, ASK_S, parse_rows=False, keep_output=True)
         if ended.exit_status in commands.NOT_FOUND:
-            raise AirflowFailException(f"commands.{name} is not there, or cannot be run: {ended.words}")
+            raise AirflowFailException(f"commands.{name}: command not found, or not executable: {ended.words}")
         if not rolling.is_good(name, ended.exit_status, ended.output):
             said = rolling.short(ended.output.strip() or ended.words)
             print(f"{name}: status {ended.exit_status}: {said}")
@@ -171,7 +171,8 @@ def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) 
             return
         if time.monotonic() > until_s:
             raise AirflowFailException(
-                f"not after {values['wait_for_sync_minutes']:g} minutes: {wrong or 'good once, and not asked again'}"
+                f"not in sync after {values['wait_for_sync_minutes']:g} minutes: "
+                f"{wrong or 'good once, and not checked again'}"
             )
         time.sleep(values["poll_seconds"])
 
@@ -179,7 +180,7 @@ def _wait_until_good(one: inventory.Broker, names: tuple[str, ...], looks: int) 
 def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
     values = _values()
     if one.name not in rolling.chosen([known.name for known in inventory.brokers()], values["only_brokers"]):
-        raise AirflowSkipException(f"{one.name} is not among only_brokers")
+        raise AirflowSkipException(f"{one.name} is not in only_brokers")
     if values["dry_run"]:
         return _show(one, values)
     ended = _doctor(one)
@@ -188,7 +189,7 @@ def _precheck(one: inventory.Broker) -> dict[str, Any] | None:
     if wrong or not ended.rows:
         raise AirflowFailException(f"keytail is not ready there: {'; '.join(wrong) or rolling.short(ended.words)}")
     if state != rolling.RUNNING:
-        raise AirflowFailException(f"the broker does not run (its log dirs: {state}); a roll begins with all running")
+        raise AirflowFailException(f"the broker is not running (log dirs: {state}); before a roll, start all brokers")
     _wait_until_good(one, ("reachable", *rolling.BEFORE), looks=1)
     return None
 
@@ -224,7 +225,7 @@ def _stopped(one: inventory.Broker) -> dict[str, Any]:
         if decided == rolling.CLEAN:
             return {"state": decided}
         if decided is not None:
-            raise AirflowFailException("it ended without a clean shutdown: no .kafka_cleanshutdown in a log dir")
+            raise AirflowFailException("it ended without a clean shutdown: a log dir has no .kafka_cleanshutdown")
         if time.monotonic() > until_s:
             said = f": {ended.words}" if states[-1] == rolling.UNKNOWN else ""
             raise AirflowFailException(
@@ -276,7 +277,7 @@ def _start(one: inventory.Broker, said: Mapping[str, Any] | None) -> dict[str, A
         if time.monotonic() > until_s:
             if state == rolling.UNKNOWN:  # doctor cannot be asked; in_sync asks the broker
                 return {"state": state}
-            raise AirflowException(f"commands.start said yes, but no broker holds its log dirs: {state}")
+            raise AirflowException(f"commands.start succeeded, but no broker holds its log dirs (state: {state})")
         time.sleep(poll_s)
 
 
@@ -342,7 +343,7 @@ def _group(group: str, name: str) -> Any:
                     *_left_by(group), stop_on_damage=_values()["stop_on_damage"]
                 )
                 if why:
-                    raise AirflowFailException(f"it runs and is in sync; the roll ends here, as {why}")
+                    raise AirflowFailException(f"the broker runs and is in sync, but the roll stops here: {why}")
 
         made = {one.function.__name__: one() for one in (
             precheck, begin, stop, stopped, compact, verify, start, in_sync, go_on

@@ -31,8 +31,8 @@ def restart_beside_spark(missing: ModuleNotFoundError) -> None:
     was_there = beside is not None and os.environ.get("PYSPARK_DRIVER_PYTHON") == str(beside)
     if beside is None or was_there or not beside.exists() or _is_in(beside):
         sys.exit(
-            f"{sys.executable} has no module {missing.name}; set PYSPARK_PYTHON to the Python that keytail is "
-            "installed in, such as .venv/bin/python"
+            f"{sys.executable} has no module {missing.name}; set PYSPARK_PYTHON to the Python in which "
+            "keytail is installed, such as .venv/bin/python"
         )
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(beside)
     os.execv(beside, [str(beside), *sys.argv])

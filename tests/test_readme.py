@@ -60,7 +60,7 @@ def test_every_flag_is_one_of_the_verbs() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_in_the_readmes_table(verb: str) -> None:
-    table = README[README.index("| Verb |") :]
+    table = README[README.index("| Command |") :]
     assert f"`{verb}`" in table[: table.index("\n\n")]
 
 

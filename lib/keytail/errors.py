@@ -11,23 +11,23 @@ import json
 import os
 import re
 
-_OUT_OF_ROOM = "Free space on this file system, or lower --max-scratch-bytes, and run again"
-_CHECK = "Check the file system and its permissions; then run again"
+_OUT_OF_ROOM = "Free space on this file system or lower --max-scratch-bytes, then run again"
+_CHECK = "Check the file system and its permissions, then run again"
 _NOT_ALLOWED = (
-    "Run as the user that the files belong to, or as root. Started as root, keytail works as the owner of the log "
-    "dirs: give to that user what it is to read or write there"
+    "Run as the user that owns the files, or as root. If started as root, keytail works as the owner of the log dirs: "
+    "change the owner of the files that it reads or writes to that user (chown)"
 )
 _REMEDIES = {
     errno.ENOSPC: _OUT_OF_ROOM,
     errno.EDQUOT: _OUT_OF_ROOM,
-    errno.EIO: "The disk or its file system fails: see the kernel's log, and do not start a broker on it before it is "
-    "sound. Then run again",
-    errno.EROFS: "The file system is mounted read-only, mostly by the kernel after an error: see its log, mend that, "
-    "and run again",
+    errno.EIO: "The disk or its file system has errors: see the kernel log, and repair or replace it before you "
+    "start a broker on it. Then run again",
+    errno.EROFS: "The file system is mounted read-only, usually by the kernel after an error: see the kernel log, "
+    "fix the cause, then run again",
     errno.EACCES: _NOT_ALLOWED,
     errno.EPERM: _NOT_ALLOWED,
-    errno.EMFILE: "Raise the limit of open files (ulimit -n), or run fewer tasks at a time, and run again",
-    errno.ENFILE: "The host has too many files open: end what else is running, and run again",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n) or run fewer tasks at a time, then run again",
+    errno.ENFILE: "The host has too many open files: stop other programs on it, then run again",
 }
 _SLUGS = {
     errno.ENOSPC: "no-space", errno.EDQUOT: "no-space", errno.EIO: "input-output-error",
@@ -39,15 +39,17 @@ _SLUGS = {
 # The remedies for a partition whose bytes are damaged, each with its condition.
 CORRUPT_HELP = {
     "re-fetch": "If another replica is in sync: stop the broker, move this partition's directory out of the log dir "
-    "and start the broker, which fetches it again",
-    "truncate": "If only the end is torn, by a crash: `keytail rebuild-index --truncate` cuts it as the broker would",
-    "salvage": "If no replica has it: `keytail salvage --to DIR` saves the good batches and lists what is lost",
+    "and start the broker, which fetches the partition again",
+    "truncate": "If only the end of the log is incomplete, after a crash: `keytail rebuild-index --truncate` truncates "
+    "it as the broker would",
+    "salvage": "If no other replica has the data: `keytail salvage --to DIR` saves the valid batches and lists what is "
+    "lost",
 }
 CORRUPT_REMEDY = ". ".join(["Nothing was changed", *CORRUPT_HELP.values()])
 
 
-WRITTEN_TO = "Something else writes there: find out what, stop it, and run again"
-REPORT_IT = "This is a fault of keytail: keep a copy of the files and what this run said, and report it"
+WRITTEN_TO = "Another process writes there: find and stop it, then run again"
+REPORT_IT = "This is a bug in keytail: keep a copy of the files and of the output of this run, and report it"
 
 
 # Control characters, direction marks, and characters of no width: a terminal obeys them, or shows misleading text.
@@ -164,8 +166,8 @@ class SymbolicLink(UnsafeFile):
 
     slug = "symbolic-link"
     remedy = (
-        "Find out who made the link and why. Put the file or directory itself there; of a log dir or another directory "
-        "that you name, give the path that the link leads to. Then run again"
+        "Find out what created the link and why. Replace it with the file or directory itself; for a log dir or "
+        "another directory that you name, give the path that the link points to. Then run again"
     )
 
 
@@ -173,7 +175,7 @@ class NotRegular(UnsafeFile):
     """A directory, FIFO, socket or device where a file should be."""
 
     slug = "not-a-regular-file"
-    remedy = "Find out what made it, move it away, and run again"
+    remedy = "Find out what created it, move it away, then run again"
 
 
 class ForeignFile(UnsafeFile):
@@ -181,8 +183,8 @@ class ForeignFile(UnsafeFile):
 
     slug = "foreign-file"
     remedy = (
-        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, give it to "
-        "the owner of its directory (chown), else remove this name of it; then run again"
+        "It may be a hard link to a file outside of the log dir: find out what it is. If it belongs there, change its "
+        "owner to that of its directory (chown); otherwise remove this link. Then run again"
     )
 
 
@@ -201,7 +203,7 @@ def out_of_memory() -> KeytailError:
     """Return the error for a MemoryError, which implies nothing about the data that were being read."""
     return KeytailError(
         f"out of memory on host {os.uname().nodename}",
-        remedy="Lower --map-memory, or the number of tasks at a time (--master 'local[2]')",
+        remedy="Lower --map-memory or the number of concurrent tasks (--master 'local[2]'), then run again",
         slug="out-of-memory",
     )
 

@@ -50,7 +50,7 @@ def from_parts(parts: Sequence[Any]) -> Any:
     except NotAValue:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, ImportError, SyntaxError) as problem:
-        raise NotAValue(f"these bytes are no value of keytail's: {type(problem).__name__}: {problem}") from problem
+        raise NotAValue(f"invalid serialized data: {type(problem).__name__}: {problem}") from problem
 
 
 def sizes_of(parts: Sequence[memoryview]) -> bytes:
@@ -70,16 +70,16 @@ def from_bytes(data: Any) -> Any:
     try:
         [count] = _SIZE.unpack_from(view)
         if count > len(view) // _SIZE.size:
-            raise NotAValue("these bytes are no value of keytail's: they state an impossible number of parts")
+            raise NotAValue("invalid serialized data: impossible number of parts")
         sizes = struct.unpack_from(f"<{count}Q", view, _SIZE.size)
     except struct.error as problem:
-        raise NotAValue(f"these bytes are no value of keytail's: {problem}") from problem
+        raise NotAValue(f"invalid serialized data: {problem}") from problem
     position, parts = _SIZE.size * (1 + count), []
     for size in sizes:
         parts.append(view[position : position + size])
         position += size
     if position != len(view):
-        raise NotAValue(f"these bytes are no value of keytail's: there are {len(view)} and not {position}")
+        raise NotAValue(f"invalid serialized data: {len(view)} bytes, expected {position}")
     return from_parts(parts)
 
 
@@ -117,7 +117,7 @@ class _Writer:
         if kind not in self._numbers:
             fields = _fields(kind)
             if fields is None or "<locals>" in kind.__qualname__:
-                raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no data")
+                raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be serialized: it is not a data class")
             self._numbers[kind] = len(self.classes)
             self.classes[kind] = (f"{kind.__module__}:{kind.__qualname__}", fields)
         _, fields = self.classes[kind]
@@ -180,13 +180,13 @@ def _fields(kind: type) -> tuple[str, ...] | None:
 def _class(name: str, fields: list[str]) -> tuple[type, tuple[str, ...]]:
     module, _, qualified = name.partition(":")
     if module.partition(".")[0] != _PACKAGE:
-        raise ValueError(f"{name} is not of {_PACKAGE}")
+        raise ValueError(f"{name} is not part of {_PACKAGE}")
     kind: Any = importlib.import_module(module)
     for part in qualified.split("."):
         kind = vars(kind)[part]
     known = _fields(kind) if isinstance(kind, type) and kind.__module__ == module else None
     if known is None or list(known) != fields:
-        raise ValueError(f"{name} is no data class with the fields {', '.join(map(str, fields))}")
+        raise ValueError(f"{name} is not a data class with the fields {', '.join(map(str, fields))}")
     return kind, known
 
 

@@ -67,7 +67,7 @@ def test_much_of_both_does_not_block(commands: Any) -> None:
 def test_rows_that_are_none(commands: Any, output: str) -> None:
     script = ["sh", "-c", 'printf %s "$1"; exit "$2"', "sh", output]
     for status in ("0", "3"):
-        with pytest.raises(commands.AirflowFailException, match="no JSON array of rows"):
+        with pytest.raises(commands.AirflowFailException, match="not a JSON array of rows"):
             commands.run([*script, status])
     assert commands.run([*script, "1"]).rows == []
 
@@ -85,7 +85,7 @@ def test_a_timeout_stops_it_in_order(commands: Any, tmp_path: Path, on_host: tup
     ended = commands.run(["sh", "-c", LOOP, str(tmp_path / "told")], on_host, timeout_s=3)
     assert ended.exit_status == 124
     assert (tmp_path / "told").read_text() == "told\n"
-    assert ended.words.splitlines() == ["up", "not done after 3 s: stopped", "told"]
+    assert ended.words.splitlines() == ["up", "not finished after 3 s: stopped", "told"]
 
 
 @pytest.mark.long
@@ -146,7 +146,7 @@ def test_without_standard_input_nothing_is_begun(commands: Any, tmp_path: Path) 
     (tmp_path / "ssh").chmod(0o755)
     ended = commands.run(["touch", str(tmp_path / "begun")], (str(tmp_path / "ssh"), "-n"))
     assert ended.exit_status == 2
-    assert "standard input does not get here" in ended.words
+    assert "standard input is not passed on to this host" in ended.words
     assert not (tmp_path / "begun").exists()
 
 
@@ -184,19 +184,19 @@ def test_warnings_alone_are_fine(commands: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "rows", "retry", "told"),
     [
-        (1, [], True, "could not begin.*the lock"),
+        (1, [], True, "could not start.*the lock"),
         (255, [], True, "host was not reached"),
         (143, [row("compacted")], True, "signal 15"),
         (137, [], True, "signal 9"),
         (124, [row("compacted")], True, "took too long"),
         (141, [], True, "signal 13"),
-        (1, [row("failed", error="disk")], True, "nothing was done, of 1: orders-0 failed: disk"),
+        (1, [row("failed", error="disk")], True, r"nothing was done \(0 of 1\): orders-0 failed: disk"),
         (1, [row("failed"), row("corrupt", 1)], True, "nothing was done"),
         (1, [row("refused", error="stray"), row("corrupt", 1)], False, "orders-0 refused: stray; orders-1 corrupt"),
         (1, [row("damaged", error="1 finding", findings=[{"what": "a checksum"}])], False, "damaged: a checksum"),
         (2, [], False, "wrong usage"),
-        (127, [], False, "not there"),
-        (126, [], False, "not there"),
+        (127, [], False, "command not found"),
+        (126, [], False, "command not found"),
     ],
 )
 def test_what_fails_and_whether_a_retry_may_help(

@@ -126,7 +126,7 @@ def test_brokers_and_their_groups() -> None:
     assert rolling.group_ids(["b1", "b.1", "b 1", "ü", "b_1"]) == ["b1", "b_1", "b_1_2", "_", "b_1_3"]
     assert rolling.chosen(["a", "b", "c"], []) == ["a", "b", "c"]
     assert rolling.chosen(["a", "b", "c"], ["c", "a"]) == ["a", "c"]
-    with pytest.raises(ValueError, match="has x; the inventory has a"):
+    with pytest.raises(ValueError, match="has x, but the inventory has only a"):
         rolling.chosen(["a"], ["a", "x"])
     whole = dict.fromkeys(rolling.NEEDED, ("true",))
     assert rolling.lacking(whole) == ""
@@ -307,4 +307,4 @@ def test_a_roll_that_does_not_begin_is_told() -> None:
     ended = rolling.ending({"a": "a"}, {"choose": "failed"}, {"choose": "no inventory"}, {})
     assert "did not begin: no inventory" in ended.text
     open_ = rolling.ending({"a": "A"}, {"choose": "success", "a.begin": "success"}, {}, {})
-    assert "Look after A (down)" in open_.text
+    assert "Check A (down)" in open_.text

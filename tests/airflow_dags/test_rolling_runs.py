@@ -56,7 +56,7 @@ ROLLS: dict[str, Roll] = {
     ),
     "compaction fails": Roll(
         of("b1", *ROUND),
-        ("b1, step compact", "nothing was done", "Broker b1 runs", "its compaction failed", "Not touched: b2"),
+        ("b1, step compact", "nothing was done", "Broker b1 runs", "the compaction failed", "Not touched: b2"),
         b1={"compact": {"status": 1, "rows": [row("failed")]}},
         states={"b1.compact": "failed", "b1.verify": "success", "b1.start": "success", "b1.in_sync": "success"},
     ),
@@ -97,7 +97,7 @@ ROLLS: dict[str, Roll] = {
     ),
     "under-replicated before": Roll(
         [],
-        ("b1, step precheck", "Topic: t Partition: 0", "Nothing was touched", "b1 was not touched"),
+        ("b1, step precheck", "Topic: t Partition: 0", "Nothing was changed", "b1 was not touched"),
         b1={"wrong": {"under_replicated before": "Topic: t Partition: 0"}},
         states={"b1.precheck": "failed", "b1.start": "upstream_failed", "roll": "failed"},
     ),
@@ -109,7 +109,7 @@ ROLLS: dict[str, Roll] = {
     ),
     "not in sync in time": Roll(
         of("b1", *ROUND),
-        ("b1, step in_sync", "not after", "Topic: t", "Broker b1 runs", "Do not stop another broker"),
+        ("b1, step in_sync", "not in sync after", "Topic: t", "Broker b1 runs", "Do not stop another broker"),
         b1={"wrong": {"under_replicated after": "Topic: t"}},
         states={"b2.precheck": "upstream_failed", "b2.stop": "upstream_failed", "b2.start": "upstream_failed"},
     ),

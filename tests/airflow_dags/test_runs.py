@@ -108,7 +108,7 @@ with open(f"{folder}/{name}", "a") as file:
     file.write(json.dumps([verb, *words]) + "\\n")
 row = {"topic": "orders", "partition": 0, "log_dir": "/d", "error": ""}
 if verb == "compact":
-    print(f"keytail: ledger: this is run 20260101-{name}; keytail history --ledger L --run R", file=sys.stderr)
+    print(f"keytail: ledger: this is run 20260101-{name}; to show it: keytail history --run R", file=sys.stderr)
 rows = {
     "plan": [{**row, "status": "would-compact"}],
     "describe": [{**row, "status": "described", "cleanable_bytes": 100, "clean_bytes": 0}],
@@ -187,7 +187,7 @@ def test_indexes_of_brokers_of_which_one_runs(run_dag: Ask, tmp_path: Path, keyt
     told = (tmp_path / "ask.log").read_text()
     assert "c: rebuild-index was partial" in told
     assert "  orders-3 corrupt: " in told
-    assert "a: could not begin" in told
+    assert "a: could not start" in told
     assert "lock" in told
 
 
@@ -195,4 +195,4 @@ def test_without_what_it_needs_it_says_so(run_dag: Ask, tmp_path: Path) -> None:
     found = run_dag(LEDGER, {})
     assert found["tasks"] == {"maintain": "failed", "tell_partial": "skipped", "done": "upstream_failed"}
     assert (found["state"], found["tries"]["maintain"]) == ("failed", 1)
-    assert "the Params name no ledger" in (tmp_path / "ask.log").read_text()
+    assert "the Params have no ledger" in (tmp_path / "ask.log").read_text()

@@ -109,8 +109,8 @@ def test_what_is_wrong_with_defaults_is_told(ask: Ask) -> None:
     )  # fmt: skip
     errors = {Path(path).name: error for path, error in found["errors"].items()}
     assert errors.keys() == {"compaction.py", "index_rebuild.py", "ledger_maintenance.py"}
-    assert "KEYTAIL_COMPACT_BROKERS_PARAMS is no JSON" in errors["compaction.py"]
-    assert "KEYTAIL_INDEX_REBUILD_PARAMS is to be a JSON object of brokers" in errors["index_rebuild.py"]
+    assert "KEYTAIL_COMPACT_BROKERS_PARAMS is not valid JSON" in errors["compaction.py"]
+    assert "KEYTAIL_INDEX_REBUILD_PARAMS must be a JSON object with keys out of brokers" in errors["index_rebuild.py"]
     assert "minimum" in errors["ledger_maintenance.py"]
 
 

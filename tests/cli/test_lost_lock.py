@@ -32,7 +32,7 @@ from tests.log_dirs import newest_by_key, random_records, records_of, snapshot, 
 from tests.no_spark import without_spark
 from tests.undo.test_command import compact as compact_and_keep
 
-LOST = "removed or replaced while this run held it"
+LOST = "removed or replaced while this run held the lock"
 REPLACE = "import os, sys; os.unlink(sys.argv[1]); os.close(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT))"
 Operation = tuple[str, str]
 
@@ -142,7 +142,7 @@ def test_a_removal_that_had_begun_is_not_called_refused(tmp_path: Path) -> None:
     [row] = expire(ExpireRequest(Choice(log_dirs=(str(log_dir),)), configuration, execute=True), fs)
     assert fs.is_lost and fs.after == []
     assert (row.status, row.segments_after) == ("failed", None)
-    assert LOST in row.error and "finished by the next run" in row.error
+    assert LOST in row.error and "the next run completes what was begun" in row.error
 
 
 def test_rebuild_index_installs_nothing(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_nothing_known_is_refused_and_changes_nothing(run: Run, logs: Path) -> N
     status, error, said = compact(run, logs)
     assert status == "refused"
     assert "--message-format keep" in error and "byte position" in error
-    assert "the message format is not known (topics: 1)" in said
+    assert "the message format is unknown (topics: 1)" in said
     assert snapshot(logs / "old-0") == before
 
 

@@ -68,7 +68,7 @@ def test_old_metadata_is_told(run: Run, log_dir: Path, log: MetadataLog) -> None
     _, said = plan(run, log_dir, "--now", str(as_of_ms + 3_600_000))
     assert "Warning" not in said
     _, said = plan(run, log_dir, "--now", str(as_of_ms + 2 * 86_400_000))
-    assert "Warning: that is 2 d before this run, and settings of topics may have changed since" in said
+    assert "Warning: this is 2 d before this run; settings of topics may have changed since" in said
 
 
 def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: Run, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_the_golden_log_dir_plans_alike_with_and_without_its_topics_named(run: R
     named, _ = plan(run, log_dir, *flags, *golden.topic_config_arguments())
     shutil.rmtree(log_dir / METADATA)
     without_log, said = plan(run, log_dir, *flags, *golden.topic_config_arguments())
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in said
     assert rows == named == without_log
     assert rows.keys() == {f"{topic}-{number}" for topic, number in golden.partitions()}
     assert {row["status"] for row in rows.values()} == {"would-compact", "clean", "skipped"}
@@ -127,7 +127,7 @@ def test_of_a_recent_change_the_safer_value_counts(run: Run, log_dir: Path, log:
     ("case", "said"),
     [
         ("unknown topic", "stray: the metadata log at offset 1006 has no topic users"),
-        ("other id", "stray: the directory is of topic id EBAQEBAQEBAQEBAQEBAQCQ, but users has EBAQ"),
+        ("other id", "stray: the topic id of the directory is EBAQEBAQEBAQEBAQEBAQCQ, but that of users is EBAQ"),
         ("no id", "stray: the directory has no partition.metadata"),
         ("no such partition", "stray: users has no partition 5"),
         ("moved away", "stray: broker 1 is not among the partition's replicas 2, 3"),
@@ -168,10 +168,10 @@ def test_a_late_record_at_the_end_does_not_hide_what_was_appended_before(
 ) -> None:
     later_ms = T0 + log.end_offset + 9 * HOUR_MS
     append_later(log_dir, "users-0", written_ms=1, modified_ms=later_ms)
-    assert "is not believed" not in plan(run, log_dir)[1]
+    assert "is not used" not in plan(run, log_dir)[1]
     time_index = max((log_dir / "users-0").glob("*.timeindex"))
     time_index.write_bytes(time_index.read_bytes() + struct.pack(">qi", later_ms, 99))
-    assert "is not believed" in plan(run, log_dir)[1]
+    assert "is not used" in plan(run, log_dir)[1]
 
 
 def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
@@ -182,7 +182,7 @@ def test_a_segment_that_was_cut_in_its_first_batch_does_not_hide_the_one_before(
     torn = log_dir / "users-0" / f"{10**6:020d}.log"
     torn.write_bytes(b"cut")
     os.utime(torn, ns=(later_ms * 10**6, later_ms * 10**6))
-    assert "is not believed" in plan(run, log_dir)[1]
+    assert "is not used" in plan(run, log_dir)[1]
 
 
 def append_later(log_dir: Path, name: str, *, written_ms: int, modified_ms: int) -> Path:
@@ -216,7 +216,7 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
     as_of_ms = T0 + log.end_offset - 1
     path = append_later(log_dir, "users-0", written_ms=as_of_ms + written, modified_ms=as_of_ms + modified)
     rows, said = plan(run, log_dir)
-    assert (statuses(rows)["orders-0"], "is not believed" in said) == (
+    assert (statuses(rows)["orders-0"], "is not used" in said) == (
         "would-compact" if believed else "refused", not believed
     )  # fmt: skip
     if believed:
@@ -229,20 +229,20 @@ def test_metadata_older_than_what_brokers_appended_is_not_believed(
         assert set(statuses(rows_of(result)).values()) == {"refused"}
         result = run(verb, "--log-dirs", log_dir)
         assert "keytail: the metadata log" in result.stderr
-        assert "is not believed: its newest record" in result.stderr
+        assert "is not used: its newest record" in result.stderr
     after = snapshot(log_dir)
     after.pop(".lock", None)
     assert after == before
     rows, said = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
-    assert "is not believed" not in said
+    assert "is not used" not in said
 
 
 def test_the_metadata_log_of_a_broker_with_zookeeper_is_not_believed(run: Run, log_dir: Path, log: MetadataLog) -> None:
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\n")
     rows, said = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
-    assert f"version=0 in {log_dir}/meta.properties the broker runs with ZooKeeper" in said
+    assert f"version=0 in {log_dir}/meta.properties, the broker runs with ZooKeeper" in said
     rows, _ = plan(run, log_dir, "--metadata-is-current")
     assert statuses(rows)["orders-0"] == "would-compact", rows["orders-0"]["error"]
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
@@ -256,7 +256,7 @@ def test_the_metadata_log_of_a_broker_that_was_migrated_is_believed(
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\ncluster.id=x\ndirectory.id=y\n")
     rows, said = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
-    assert "give its file with --config" in said
+    assert "give its server.properties, which contains process.roles, with --config" in said
     config = tmp_path / "server.properties"
     config.write_text("process.roles=broker\nnode.id=1\n")
     rows, _ = plan(run, log_dir, "--config", config)
@@ -273,7 +273,7 @@ def test_records_of_an_unknown_type_are_warned_of(run: Run, log_dir: Path, log: 
     assert "Warning: records of type" not in plan(run, log_dir)[1]
     log.append(dull.frame(99, 0, b"\x00")).no_ops(1000)
     rows, said = plan(run, log_dir)
-    assert "Warning: records of type 99 are passed over, which this release does not know" in said
+    assert "Warning: records of type 99 are ignored, because this release does not know them" in said
     assert statuses(rows)["orders-0"] == "would-compact"
 
 
@@ -321,7 +321,7 @@ def test_internal_topics_expire_as_the_metadata_log_says(run: Run, tmp_path: Pat
     given = ("--topic-config", "__consumer_offsets:cleanup.policy=delete", "--topic-config", "retention.ms=1")
     rows = rows_of(run(*flags, *given))
     assert set(statuses(rows).values()) == {"refused"}
-    assert "cleanup.policy, retention.ms given here cannot replace it" in rows[names[0]]["error"]
+    assert "the given cleanup.policy, retention.ms cannot replace it" in rows[names[0]]["error"]
 
 
 def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
@@ -332,7 +332,7 @@ def test_what_is_read_from_a_broker_that_overrides_nothing_needs_its_file(
     before = snapshot(log_dir)
     row = rows_of(run(*flags))["users-0"]
     assert row["status"] == "refused"
-    assert "cleanup.policy, retention.ms of users is what the broker's own configuration says" in row["error"]
+    assert "cleanup.policy, retention.ms of users is set by the broker's own configuration" in row["error"]
     (tmp_path / "server.properties").write_text("log.cleanup.policy=compact\n")
     assert rows_of(run(*flags, "--config", tmp_path / "server.properties"))["users-0"]["status"] == "kept"
     after = snapshot(log_dir)
@@ -349,7 +349,7 @@ def test_each_verb_says_which_metadata_it_uses(
     assert f"keytail: metadata as of offset {log.end_offset - 1}" in said
     shutil.rmtree(log.path)
     said = run(verb, "--log-dirs", log_dir, *more).stderr
-    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics, from any broker" in said
+    assert "keytail: no metadata log here (ZooKeeper?). Save the settings of topics from any running broker" in said
 
 
 def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: MetadataLog) -> None:
@@ -362,14 +362,14 @@ def test_doctor_says_whether_settings_are_known(run: Run, log_dir: Path, log: Me
     assert "stop it again" in row()["remedy"], "it is years old"
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     assert row()["status"] == "warn"
-    assert "is not believed" in row()["found"]
+    assert "is not used" in row()["found"]
     shutil.rmtree(log.path)
     (log_dir / "meta.properties").unlink()
     assert (row()["status"], row()["found"]) == ("warn", "no metadata log here (ZooKeeper?)")
     assert "kafka-configs.sh --bootstrap-server" in row()["remedy"]
     (log_dir / "meta.properties").write_text("version=0\nbroker.id=1\n")
     where = log_dir / "meta.properties"
-    assert row()["found"] == f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {where}"
+    assert row()["found"] == f"no metadata log here: the broker runs with ZooKeeper, according to version=0 in {where}"
 
 
 @pytest.mark.parametrize("source", ["metadata", "file", "flag", "broker"])
@@ -408,7 +408,7 @@ def test_segment_bytes_below_14_is_refused(run: Run, log_dir: Path, log: Metadat
     log.append(dull.topic_config("orders", "segment.bytes", "13")).no_ops(1000)
     rows, _ = plan(run, log_dir)
     assert rows["orders-0"]["status"] == "refused"
-    assert "Allowed is a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
+    assert "Use a whole number from 14 to 2147483647" in rows["orders-0"]["error"]
 
 
 def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_with_zookeeper_the_advice_leads_to_a_plan(run: Run, log_dir: Path, tmp_
     )
     rows, said = plan(run, log_dir, "--topic-configs", configs)
     assert statuses(rows) == {"orders-0": "would-compact", "orders-1": "would-compact", "users-0": "skipped"}
-    assert f"The settings of topics are those of {configs}" in said
+    assert f"Settings of topics are read from {configs}" in said
     assert "kafka-configs.sh" not in said, "what was asked for is given"
 
 
@@ -438,7 +438,7 @@ def test_describe_and_doctor_say_which_kafka_wrote_the_log_dirs(run: Run, tmp_pa
     for row in json.loads(described.stdout):
         assert row["kafka"]["versions"] == "4.3 or later"
         assert "metadata.version 30 in the metadata log" in row["kafka"]["evidence"]
-    assert "Kafka that wrote this: 4.3 or later" in run("describe", "--log-dirs", log_dir).stdout
+    assert "Kafka version that wrote the log dirs: 4.3 or later" in run("describe", "--log-dirs", log_dir).stdout
     found = json.loads(run("doctor", "--log-dirs", log_dir, "--output", "json").stdout)
     [row] = [row for row in found if row["check"] == "Kafka"]
     assert (row["status"], row["found"]) == ("ok", "version 4.3 or later")
@@ -491,7 +491,7 @@ def test_two_metadata_logs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: 
     other = write_log_dir(tmp_path / "more", {"others-0": random_records(5, 40)})
     shutil.copytree(log.path, other / METADATA)
     rows, _ = plan(run, log_dir, "--log-dirs", other)
-    assert "several log dirs hold a metadata log" in rows["orders-0"]["error"]
+    assert "several log dirs contain a metadata log" in rows["orders-0"]["error"]
 
 
 def test_a_metadata_log_beside_the_log_dirs(run: Run, log_dir: Path, log: MetadataLog, tmp_path: Path) -> None:
@@ -507,10 +507,10 @@ def test_whose_log_dirs_they_are_must_be_known(run: Run, log_dir: Path, log: Met
     properties = tmp_path / "server.properties"
     properties.write_text("node.id=2\n")
     rows, _ = plan(run, log_dir, "--config", properties)
-    assert "topic config unknown: the broker's number differs: 1 in " in rows["orders-0"]["error"]
+    assert "topic config unknown: the broker ids differ: 1 in " in rows["orders-0"]["error"]
     (log_dir / "meta.properties").write_text("version=1\n")
     rows, _ = plan(run, log_dir)
-    assert "no meta.properties names the broker's number" in rows["orders-0"]["error"]
+    assert "no meta.properties contains the broker id" in rows["orders-0"]["error"]
     properties.write_text("node.id=1\n")
     assert plan(run, log_dir, "--config", properties)[0]["orders-0"]["status"] == "would-compact"
 
@@ -548,10 +548,10 @@ def test_a_record_of_a_newer_version_leaves_its_own_topic_unknown(run: Run, log_
     log.append(newer(dull.topic_config("orders", "retention.ms", "1")), dull.frame(99, 7, b"of a later Kafka"))
     rows, said = plan(run, log_dir)
     assert statuses(rows) == {"orders-0": "refused", "orders-1": "refused", "users-0": "skipped"}
-    why = "a record of type 4 has version 9, which this release does not know"
+    why = "a record of type 4 has version 9, which this release does not support"
     assert f"topic config unknown: {why}" in rows["orders-0"]["error"]
     assert METADATA in rows["orders-0"]["error"]
-    assert f"Warning: settings of orders are unknown, since {why}" in said
+    assert f"Warning: the settings of orders are unknown: {why}" in said
     rows, _ = plan(run, log_dir, "--topic-config", "orders:cleanup.policy=compact", "--topics-have-no-overrides")
     assert statuses(rows)["orders-0"] == "would-compact"
 
@@ -564,4 +564,4 @@ def test_a_newer_version_of_the_brokers_settings_leaves_every_topic_unknown(
     log.append(newer(dull.config(4, "", "retention.ms", "1")))
     rows, _ = plan(run, log_dir)
     assert set(statuses(rows).values()) == {"refused"}
-    assert "settings of all brokers: a record of type 4 has version 9" in rows["users-0"]["error"]
+    assert "the settings of all brokers are uncertain: a record of type 4 has version 9" in rows["users-0"]["error"]

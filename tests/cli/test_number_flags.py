@@ -58,7 +58,7 @@ def test_a_size_that_no_file_has_is_wrong_usage(run: Run, command: str, flag: st
 def test_a_deadline_that_is_no_time_is_wrong_usage(run: Run, text: str) -> None:
     done = run("compact", "--deadline", text)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "is not a number of minutes from" in " ".join(done.stderr.split())
+    assert "invalid number of minutes" in " ".join(done.stderr.split())
 
 
 def test_sizes_are_exact() -> None:
@@ -66,7 +66,7 @@ def test_sizes_are_exact() -> None:
     assert o.size_bytes("8388607t") == 8388607 << 40
     assert (o.size_bytes("1.5GiB"), o.size_bytes("0.1k"), o.size_bytes("512 m")) == (3 << 29, 102, 512 << 20)
     for text in ("8388608t", "9223372036854775807.5", "99999999t"):
-        with pytest.raises(typer.BadParameter, match="not a size from 0 to 9223372036854775807 bytes"):
+        with pytest.raises(typer.BadParameter, match=r"invalid size .*: use 0 to 9223372036854775807 bytes"):
             o.size_bytes(text)
 
 
@@ -104,7 +104,7 @@ def test_any_offset_and_byte_in_the_range_is_looked_for(run: Run, log_dir: Path,
 
 @pytest.mark.parametrize("text", ["-1", *BEYOND])
 def test_a_time_outside_of_the_range_is_wrong_usage(run: Run, log_dir: Path, text: str) -> None:
-    with pytest.raises(UsageProblem, match="is not a time from 1970 on"):
+    with pytest.raises(UsageProblem, match=r"\[time-out-of-range\]"):
         parse_time(text)
     done = run("lookup", "--log-dirs", log_dir, "--timestamp", text)
     assert done.exit_code == 2

@@ -227,7 +227,7 @@ def test_every_verb_has_the_flags(verb: str) -> None:
 def test_flags_that_contradict_each_other_or_mean_nothing_are_refused(tmp_path: Path) -> None:
     both = keytail("plan", "--log-dirs", str(tmp_path), "--quiet", "--verbose")
     assert (both.returncode, both.stdout) == (2, "")
-    assert "--quiet and --verbose contradict each other" in both.stderr
+    assert "--quiet and --verbose exclude each other" in both.stderr
     assert keytail("plan", "--log-dirs", str(tmp_path), "--log-format", "xml").returncode == 2
     missing = keytail("plan", "--log-dirs", str(tmp_path / "none"), "--log-format", "json", "--quiet")
     [line] = missing.stderr.splitlines()

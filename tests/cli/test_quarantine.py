@@ -170,7 +170,7 @@ def test_all_rows_as_a_file(logs: Path, tmp_path: Path, arguments: list[str]) ->
 def test_a_file_of_rows_in_a_log_dir_is_wrong_usage(logs: Path) -> None:
     answer = run([*COMPACT, "--log-dirs", str(logs), "--rows-file", str(logs / "rows")])
     assert answer.status == 2
-    assert "--rows-file lies in a log dir" in answer.err
+    assert "--rows-file is inside a log dir" in answer.err
     assert not (logs / "rows").exists()
 
 

@@ -210,7 +210,7 @@ def test_spark_submit_is_told_to_stop(to_group: bool, log_dir: Path, tmp_path: P
     assert snapshot(log_dir) == untouched
     assert newest_by_key(records_of(log_dir / "orders-0")) == newest_by_key(before["orders-0"])
     page = (tmp_path / "page.html").read_text()
-    assert "The run did not come to its end" in page
+    assert "The run did not complete" in page
     assert "orders-0" in page
 
 
@@ -228,8 +228,8 @@ def test_a_run_whose_jvm_is_killed_says_what_is_done(log_dir: Path, tmp_path: Pa
     rows, _ = ended(run)
     errors = (tmp_path / "stderr").read_text()
     assert run.returncode == 1, errors
-    assert errors.count("Spark has ended beneath the run") == 1, errors
-    assert "To go on, run the same command again" in errors
+    assert errors.count("Spark ended during the run") == 1, errors
+    assert "To continue, run the same command again" in errors
     assert "Traceback" not in errors
     assert "Exception" not in errors
     assert {row["status"] for row in rows} == {"skipped"}
@@ -291,7 +291,7 @@ def test_the_rows_of_a_run_whose_spark_has_ended_are_told(capfd: pytest.CaptureF
     status, out, err = told(problem, capfd)
     assert status == 1
     assert [row["status"] for row in json.loads(out)] == ["compacted", "skipped"]
-    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is done" in err
+    assert "or its session was stopped: 1 compacted, 1 skipped. What is reported as done is complete" in err
 
 
 def test_a_signal_while_an_error_is_told_ends_in_one_message(
@@ -308,7 +308,7 @@ def test_a_signal_while_an_error_is_told_ends_in_one_message(
     monkeypatch.setattr(command, "_say", interrupted)
     status, _, err = told(KeytailError("the disk is full"), capfd)
     assert status == 143
-    assert "interrupted by SIGTERM. What is reported as done is done" in err
+    assert "interrupted by SIGTERM. What is reported as done is complete" in err
 
 
 @pytest.mark.parametrize("seen", [[1, 1], []], ids=["it ends", "it has ended before it was looked for"])
@@ -336,7 +336,7 @@ def test_a_signal_is_raised_once_and_again_only_after_a_while(capfd: pytest.Capt
         finally:
             signal.raise_signal(signal.SIGINT)  # while it is being tidied up
     assert stopped.value.exit_status == 143
-    assert "stopping already" in capfd.readouterr().err
+    assert "already stopping" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler
 
 

@@ -81,7 +81,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
     what = kind.partition(",")[0]
     with pytest.raises(UsageProblem, match=f"--rows-file would replace {what} .*Give a new name"):
         refuse_file(LOCAL, str(path), (), "--rows-file")
-    with pytest.raises(Refused, match=f"there is {what} of this name now"):
+    with pytest.raises(Refused, match=f"the file would replace {what}, which has its name by now"):
         write_whole(str(path), lambda file: file.write("rows"))
     assert _names(tmp_path) == before, "and no temporary file is left"
 
@@ -99,7 +99,7 @@ def test_what_takes_the_name_while_the_file_is_written_is_not_replaced(tmp_path:
         before.extend(one for one in _names(tmp_path) if not one[0].endswith(".tmp"))
         file.write("rows")
 
-    with pytest.raises(Refused, match="of this name now"):
+    with pytest.raises(Refused, match="which has its name by now"):
         write_whole(str(path), write)
     assert _names(tmp_path) == before
 

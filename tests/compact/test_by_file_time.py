@@ -210,7 +210,7 @@ def test_the_proof_stops_a_cleaner_that_goes_by_another_file_where_there_are_no_
     task = task_for(
         str(tmp_path / "t-0"), log, facts, NOW, first_dirty=0, config={"delete_retention_ms": 0}, by_file_time=True
     )
-    with pytest.raises(KeytailError, match="the newest record of its key is not in the output") as caught:
+    with pytest.raises(KeytailError, match="the latest record of its key is not in the output") as caught:
         clean_partition(LOCAL, task)
     assert caught.value.offset == 0
 
@@ -219,7 +219,7 @@ def test_the_proof_stops_a_cleaner_that_obeys_horizons(tmp_path: Path, monkeypat
     over = {"delete_horizon_ms": NOW - 1}
     marker = encode_marker(2, NOW, commit=True, producer_id=4, producer_epoch=0, **over)
     for batch, text in (
-        (encode_batch([Rec(1, NOW, b"b", None)], **over), "the newest record of its key is not in the output"),
+        (encode_batch([Rec(1, NOW, b"b", None)], **over), "the latest record of its key is not in the output"),
         (marker, "a marker was removed before its delete horizon"),
     ):
         path = tmp_path / text[:8] / "t-0"
@@ -266,5 +266,5 @@ def test_the_proof_stops_a_cleaner_that_rebuilds_what_lost_nothing(
     batch = encode_batch([Rec(0, NOW, b"a", None)], extra_attributes=0x100)  # which a rewrite does not keep
     segments = [Segment(0, batch, mtime_ms=NOW), Segment(1, b"")]
     log, facts = RandomLog(segments, [], 1, {}), write_log(str(tmp_path / "t-0"), segments)
-    with pytest.raises(KeytailError, match="a batch that lost nothing is not the source's bytes"):
+    with pytest.raises(KeytailError, match="a batch from which nothing was removed differs from the source's bytes"):
         clean_partition(LOCAL, task_for(str(tmp_path / "t-0"), log, facts, NOW, first_dirty=0, by_file_time=True))

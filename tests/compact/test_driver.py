@@ -105,7 +105,7 @@ def test_a_killed_worker_fails_one_partition(spark: Any, tmp_path: Path) -> None
     untouched = snapshot(log_dir / "t-2")
     rows = compaction(spark, log_dir, tasks, clean=kill_worker_of_2).run()
     assert [row.status for row in rows] == ["compacted", "compacted", "failed", "compacted", "compacted"], rows
-    assert "killed, twice" in rows[2].error
+    assert "killed twice" in rows[2].error
     assert rows[2].bytes_after == rows[2].bytes_before
     assert snapshot(log_dir / "t-2") == untouched, "its scratch files must be gone and its segments stay"
     assert ("t", 2) not in checkpoint(log_dir)
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_partitions_of_its_log_dir
     assert [row.status for row in rows] == ["failed", "failed", "compacted"]
     for row in rows[:2]:
         assert "Input/output error" in row.error
-        assert "1 of 1 groups done, safe to start the broker; the next run goes on from there" in row.error
+        assert "1 of 1 groups done, safe to start the broker; the next run continues from there" in row.error
     assert checkpoint(one) == {}
     assert checkpoint(two) == {("t", 0): second[0].first_uncleanable_offset}
 
@@ -275,7 +275,7 @@ def test_outputs_that_end_at_a_limit_are_told(tmp_path: Path) -> None:
     assert row.status == "compacted"
     assert result.limits_met > 1
     assert notes == [
-        f"t-0: {result.limits_met} segments ended at a limit inside of what they were made from: "
+        f"t-0: {result.limits_met} new segments ended before the end of their source segments, at a limit: "
         "segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
     ]
     assert row.segments_after == len(list((log_dir / "t-0").glob("*.log")))

@@ -109,7 +109,7 @@ def test_what_stays_is_what_the_twin_says_and_many_tasks_say_the_same(case: int,
             task = task_for(str(tmp_path / "one" / "t-0"), log, facts, NOW, **fields)
             result = clean_partition(LOCAL, task)
         except KeytailError as problem:
-            assert "of magic 0 or 1 and loses all its records" in str(problem)
+            assert "has magic 0 or 1 and would lose all its records" in str(problem)
             return
         made = {s.base_offset: s for s in twin.segments}
         for group in result.groups:
@@ -164,10 +164,10 @@ def test_the_proof_stops_a_cleaner_that_forgets_the_limit(tmp_path: Path, monkey
 
     monkeypatch.setattr(Rewriter, "_decide_rows", forgetful)
     for limit, text, offset in (
-        (2, "a marker was removed that another replica has not been cleaned past", 3),
-        (3, "a marker was removed that another replica has not been cleaned past", 3),
-        (4, "the newest record of its key is not in the output", 6),
-        (6, "the newest record of its key is not in the output", 6),
+        (2, "a marker was removed above the offset to which another replica has been cleaned", 3),
+        (3, "a marker was removed above the offset to which another replica has been cleaned", 3),
+        (4, "the latest record of its key is not in the output", 6),
+        (6, "the latest record of its key is not in the output", 6),
     ):
         for first_dirty in (0, 5):  # tombstones of the clean part too
             log, facts = some_partition(tmp_path / f"{limit}-{first_dirty}")
@@ -202,7 +202,7 @@ def test_the_proof_stops_a_cleaner_that_forgets_it_of_old_tombstones(
         if limit == 2:
             clean_partition(LOCAL, task)
             continue
-        with pytest.raises(KeytailError, match="the newest record of its key is not in the output") as caught:
+        with pytest.raises(KeytailError, match="the latest record of its key is not in the output") as caught:
             clean_partition(LOCAL, task)
         assert caught.value.offset == 1
 
@@ -213,7 +213,7 @@ def test_the_proof_takes_what_waits_and_misses_what_went(tmp_path: Path) -> None
         case = example()
         case.removal_limit = 0
         if number == 0:  # the marker at 12 went, its time is over
-            with pytest.raises(KeytailError, match="that another replica has not been cleaned past"):
+            with pytest.raises(KeytailError, match="above the offset to which another replica has been cleaned"):
                 case.prove(tmp_path / str(number))
         case.removal_limit = 13
         case.prove(tmp_path / str(number))

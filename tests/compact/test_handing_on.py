@@ -36,7 +36,7 @@ def planted(task: CleaningTask, data: bytes) -> CleanFile:
 def test_a_pickle_in_the_place_of_a_scratch_file_is_not_run(task: CleaningTask, tmp_path: Path) -> None:
     attack = pickle.dumps(Attack(tmp_path / "mark"))
     file = planted(task, struct.pack("<QQ", 1, len(attack)) + attack)
-    with pytest.raises(KeytailError, match=rf"is not what it wrote \(.*{file.name}.*Run again"):
+    with pytest.raises(KeytailError, match=rf"has changed since it was written \(.*{file.name}.*Run again"):
         take_over(LOCAL, task, file)
     assert not (tmp_path / "mark").exists()
 
@@ -44,7 +44,7 @@ def test_a_pickle_in_the_place_of_a_scratch_file_is_not_run(task: CleaningTask, 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, struct.pack("<Q", 1 << 58), struct.pack("<QQ", 1, 1 << 62)])
 def test_a_damaged_scratch_file_is_named(task: CleaningTask, data: bytes) -> None:
     file = planted(task, data)
-    with pytest.raises(KeytailError, match="is not what it wrote"):
+    with pytest.raises(KeytailError, match="has changed since it was written"):
         take_over(LOCAL, task, file)
 
 
@@ -53,5 +53,5 @@ def test_another_file_than_the_one_that_was_written_is_not_believed(task: Cleani
     assert take_over(LOCAL, task, file).tolist() == list(range(1000))
     other = hand_on(LOCAL, replace(task, attempt="other"), names.PROOF, np.arange(1000, 2000))
     Path(task.scratch_path, other.name).replace(Path(task.scratch_path, file.name))
-    with pytest.raises(KeytailError, match="is not what it wrote"):
+    with pytest.raises(KeytailError, match="has changed since it was written"):
         take_over(LOCAL, task, file)

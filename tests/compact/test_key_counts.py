@@ -291,7 +291,7 @@ class Watched:
 def test_a_segment_that_has_lost_records_meanwhile_is_told(tmp_path: Path) -> None:
     task = some_log(tmp_path / "t-0")
     part = hottest_keys.HotPart(task, (0, 0), ((2, 10**6),))
-    with pytest.raises(CorruptLog, match="fewer records than when it was mapped"):
+    with pytest.raises(CorruptLog, match="fewer records than when its keys were counted"):
         hottest_keys.read_hottest(LOCAL, part, "0")
 
 

@@ -323,7 +323,7 @@ def test_a_sound_partition_is_not_refused():
             partition([segment(0, mtime=NOW + 3_600_001), segment(10)]),
             {},
             "",
-            f"the clock ({NOW} ms) is 1 h older than the newest segment",
+            f"the clock ({NOW} ms) is 1 h behind the newest segment",
         ),
         (partition(problems=("a -future directory exists",)), {}, "", "a -future directory exists"),
     ],

@@ -23,6 +23,7 @@ ROW_FIELDS = [
     "log_dir",
     "status",
     "error",
+    "slugs",
     "first_dirty_offset",
     "end_dirty_offset",
     "segments_before",
@@ -84,8 +85,9 @@ def test_a_topic_whose_overrides_are_unknown_is_refused(run: Run, log_dir: Path)
     rows = rows_of(result)
     assert rows["orders-0"]["status"] == "would-compact"
     assert rows["users-0"]["status"] == "refused"
-    assert "topic config unknown: no metadata log here (ZooKeeper?). Not known of users: cleanup.policy. Give " in (
-        rows["users-0"]["error"]
+    assert (
+        "topic config unknown: no metadata log here (ZooKeeper?). Unknown settings of users: cleanup.policy. Give "
+        in rows["users-0"]["error"]
     )
 
 
@@ -104,7 +106,7 @@ def test_each_setting_that_a_compaction_rests_on_must_be_known(run: Run, log_dir
     assert orders({*rests_on})["status"] == "would-compact"
     for name in rests_on:
         row = orders(rests_on.keys() - {name})
-        assert (row["status"], f"Not known of orders: {name}. Give" in row["error"]) == ("refused", True), row
+        assert (row["status"], f"Unknown settings of orders: {name}. Give" in row["error"]) == ("refused", True), row
     row = orders({"cleanup.policy"})
     assert "--topics-have-no-overrides" in row["error"], "safe where the policy is known"
 
@@ -116,7 +118,7 @@ def test_no_assertion_and_no_default_of_the_broker_gives_a_policy(run: Run, log_
     assert result.exit_code == 1
     for row in rows_of(result).values():
         assert row["status"] == "refused"
-        assert f"Not known of {row['topic']}: cleanup.policy." in row["error"]
+        assert f"Unknown settings of {row['topic']}: cleanup.policy." in row["error"]
         assert NO_OTHERS not in row["error"]
 
 
@@ -124,7 +126,7 @@ def test_the_offsets_topic_is_compacted_by_the_settings_of_its_creation(run: Run
     path = write_log_dir(tmp_path / "logs", {"__consumer_offsets-0": random_records(1, 400)})
     row = rows_of(run("plan", "--log-dirs", path, "--output", "json"))["__consumer_offsets-0"]
     assert (row["status"], "cleanup.policy" in row["error"]) == ("refused", False)
-    assert "Not known of __consumer_offsets: delete.retention.ms" in row["error"]
+    assert "Unknown settings of __consumer_offsets: delete.retention.ms" in row["error"]
     row = rows_of(run("plan", "--log-dirs", path, NO_OTHERS, "--output", "json"))["__consumer_offsets-0"]
     assert row["status"] == "would-compact"
 
@@ -152,8 +154,8 @@ def test_selection(run: Run, log_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--topic", "order"), "The topics are: orders, users"),
-        (("--topic", "(orders"), "no regular expression"),
+        (("--topic", "order"), "Select from these topics: orders, users"),
+        (("--topic", "(orders"), "not a valid regular expression"),
         (("--topic-list", "order"), "Did you mean orders?"),
         (("--partitions", "orders-7"), "Did you mean orders-"),
         (("--topic-config", "orders:cleanup.polcy=compact"), "Did you mean cleanup.policy?"),
@@ -213,7 +215,7 @@ def test_dirs_that_are_no_log_dirs(run: Run, log_dir: Path, tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     for path, message in (
         (tmp_path / "absent", "no such log dir"),
-        (tmp_path / "empty", "empty, not a log dir"),
+        (tmp_path / "empty", "not a log dir: the directory is empty"),
         (tmp_path, "not a log dir"),
         (log_dir / "orders-0", "not a log dir"),
         (log_dir / "meta.properties", "must be a directory"),
@@ -316,7 +318,7 @@ def test_a_checkpoint_outside_the_log_is_set_right_where_nothing_is_due(run: Run
     dry = run(*flags)
     row = rows_of(dry)["orders-0"]
     assert row["status"] == "skipped"
-    assert f"checkpoint {outside} lies outside the log, which has offsets from 0 to 400" in row["error"]
+    assert f"checkpoint {outside} is outside the log, which has offsets from 0 to 400" in row["error"]
     assert "--execute sets it to 0" in row["error"]
     assert snapshot(log_dir) == before
 
@@ -373,7 +375,7 @@ def test_a_partition_that_cannot_be_read_is_refused_beside_others_that_are_plann
     rows = rows_of(run(*flags))
     assert rows["orders-0"]["status"] == "refused"
     assert rows["orders-0"]["error"].startswith("Input/output error while reading it (")
-    assert "x.log). The disk or its file system fails" in rows["orders-0"]["error"]
+    assert "x.log). The disk or its file system has errors" in rows["orders-0"]["error"]
     del rows["orders-0"], before["orders-0"]
     assert rows == before != {}
 
@@ -388,6 +390,6 @@ def test_defaults_that_the_broker_may_not_have_are_named(run: Run, tmp_path: Pat
     def said(*more: str) -> str:
         return run("compact", *flags, *more).stderr
 
-    assert "Kafka's default holds for delete.retention.ms (topics: 1)" in said()
-    assert "Kafka's default holds" not in said("--config", str(properties))
-    assert "Kafka's default holds" not in said("--topic-config", "orders:delete.retention.ms=1")
+    assert "Kafka's default is assumed for delete.retention.ms (topics: 1)" in said()
+    assert "Kafka's default is assumed" not in said("--config", str(properties))
+    assert "Kafka's default is assumed" not in said("--topic-config", "orders:delete.retention.ms=1")

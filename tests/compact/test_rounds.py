@@ -142,7 +142,7 @@ def test_a_round_does_not_believe_what_is_not_what_the_one_before_wrote(tmp_path
         data = path.read_bytes()
         for wrong in (data[:-1], data[:8] + bytes([data[8] ^ 1]) + data[9:], data[:-1] + bytes([data[-1] ^ 1]), b""):
             path.write_bytes(wrong)
-            with pytest.raises(KeytailError, match="is not what it wrote"):
+            with pytest.raises(KeytailError, match="has changed since it was written"):
                 clean_partition(LOCAL, replace(next_round(task, first), attempt="b"))
         path.write_bytes(data)
         left = {found.name for found in (tmp_path / "t-0").glob("*.clean")}
@@ -168,10 +168,10 @@ EXPIRED = {"delete_horizon_ms": NOW - 1}
 @pytest.mark.parametrize(
     ("wrong", "in_round", "text"),
     [
-        ((2,), 2, "newest record of its key is not in the output"),
-        ((0,), 0, "newest record of its key is not in the output"),
+        ((2,), 2, "latest record of its key is not in the output"),
+        ((0,), 0, "latest record of its key is not in the output"),
         ((-1, 4), 4, "a tombstone was removed before an older record of its key"),
-        ((3,), 3, "newest record of its key is not in the output"),
+        ((3,), 3, "latest record of its key is not in the output"),
     ],
 )
 def test_the_proof_goes_on_from_round_to_round(

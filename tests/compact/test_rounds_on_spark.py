@@ -223,7 +223,7 @@ def test_stopped_between_groups(tmp_path: Path, in_this_process: list[CleaningTa
     driver = compaction(None, log_dir, [task], fs=Stopping())
     row = driver._finish([(task, attempt_one(clean_here, task, "a0"))])[0]
     assert row.status == "skipped"
-    assert "interrupted. 1 of 3 groups done, safe to start the broker" in row.error
+    assert "interrupted [run-interrupted]. 1 of 3 groups done, safe to start the broker" in row.error
     assert checkpoint(log_dir) == {}
     assert not [file for file in (log_dir / "t-0").iterdir() if file.name.endswith((".clean", ".swap", ".deleted"))]
 

@@ -461,6 +461,6 @@ def test_a_marker_of_no_readable_type_is_refused(tmp_path: Path) -> None:
     segments = [Segment(0, data(0, b"a", 1) + unreadable, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)]
     found = write_log(str(tmp_path), segments)
     task = task_for(str(tmp_path), RandomLog(segments, [], 9, {}), found, NOW, first_dirty=0)
-    with pytest.raises(Refused, match="no readable type") as refusal:
+    with pytest.raises(Refused, match="unreadable type") as refusal:
         clean_partition(LOCAL, task)
     assert refusal.value.offset == 8

@@ -71,7 +71,7 @@ def test_what_is_said_of_a_safer_value() -> None:
     assert resolved.settings[NAME].source == "log: delete.retention.ms=3 of topic t"
     assert resolved.doubts() == [
         "delete.retention.ms may have one of several values (log: delete.retention.ms=3 of topic t or "
-        "log: delete.retention.ms=2 of topic t): the safer one counts"
+        "log: delete.retention.ms=2 of topic t): the safer one is used"
     ]
     again = effective("t", topics={"t": topic_options("t", {NAME: ["2", "3"]}, "log")})
     assert again.settings[NAME].source == "log: delete.retention.ms=3 of topic t"
@@ -82,7 +82,7 @@ def test_a_topic_that_may_just_have_become_a_compacted_one_is_not_compacted() ->
     topics = {"t": topic_options("t", {"cleanup.policy": [None, "compact"]}, "log")}
     resolved = effective("t", topics=topics)
     assert resolved.value("cleanup.policy") == ()
-    assert "in common" in resolved.settings["cleanup.policy"].source
+    assert "common to all" in resolved.settings["cleanup.policy"].source
     both = {"t": topic_options("t", {"cleanup.policy": ["compact,delete", "compact"]}, "log")}
     assert effective("t", topics=both).value("cleanup.policy") == ("compact",)
 
@@ -114,7 +114,7 @@ def test_of_a_brokers_settings_only_those_that_are_dynamic_count() -> None:
 
 
 def test_values_that_no_broker_takes_are_refused_with_their_source() -> None:
-    with pytest.raises(Refused, match=r"delete\.retention\.ms cannot be 'x' in log: .*of topic t"):
+    with pytest.raises(Refused, match=r"invalid value 'x' for delete\.retention\.ms in log: .*of topic t"):
         topic_options("t", {NAME: ["x", "5"]}, "log")
-    with pytest.raises(Refused, match=r"log\.cleaner\.delete\.retention\.ms cannot be '-1' in log"):
+    with pytest.raises(Refused, match=r"invalid value '-1' for log\.cleaner\.delete\.retention\.ms in log"):
         broker_options({BROKER_NAME: ["-1"]}, "log")

@@ -104,16 +104,16 @@ def test_a_whole_print_of_kafka_2_x_says_that_no_topic_is_tiered() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("orders:cleanup.polcy=compact\n", "line 1: cleanup.polcy is no topic config"),
-        ("orders:retention.ms=1\norders:log.retention.ms=1\n", "line 2: log.retention.ms is no topic config"),
-        ("orders:log.dirs=/x\n", "line 1: log.dirs is no topic config"),
+        ("orders:cleanup.polcy=compact\n", "line 1: unknown topic config cleanup.polcy"),
+        ("orders:retention.ms=1\norders:log.retention.ms=1\n", "line 2: unknown topic config log.retention.ms"),
+        ("orders:log.dirs=/x\n", "line 1: unknown topic config log.dirs"),
         ("Configs for topic 'orders' are cleanup.policy\n", "line 1: 'cleanup.policy' is not key=value"),
-        ("All configs for topic o are:\n  x.y=1 sensitive=false synonyms={}\n", "line 2: x.y is no topic config"),
+        ("All configs for topic o are:\n  x.y=1 sensitive=false synonyms={}\n", "line 2: unknown topic config x.y"),
         ("  retention.ms=1 sensitive=false synonyms={}\n", "line 1: neither"),
         ("cleanup.policy=compact\n", "line 1: neither"),
         ("#\norders:retention.ms=1\norders:retention.ms=2\n", "line 3: retention.ms=2 contradicts line 2"),
         ("Default configs for topics in the cluster are:\n", "line 1: neither"),
-        ("# nothing\n", "names no topic"),
+        ("# nothing\n", "contains no topic"),
     ],
 )
 def test_mistakes_are_told_with_their_line(data: str, said: str) -> None:
@@ -123,5 +123,5 @@ def test_mistakes_are_told_with_their_line(data: str, said: str) -> None:
 
 
 def test_bytes_that_are_no_text() -> None:
-    with pytest.raises(UsageProblem, match="not a text file in UTF-8"):
+    with pytest.raises(UsageProblem, match="is not UTF-8 text"):
         parse_topic_configs(b"\xff\xfe", "f")

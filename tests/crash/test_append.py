@@ -55,7 +55,7 @@ def _traffic(fs: FileSystem, root: Path, config: AppendConfig, flushed: list[tup
         log.close()
         promise(log.log_end_offset)
     except (OSError, KeytailError):
-        with pytest.raises(KeytailError, match="takes nothing more"):
+        with pytest.raises(KeytailError, match="accepts no more batches"):
             log.append(_batch(0), leader_epoch=3, now_ms=CLOCK_MS)
         raise
     finally:

@@ -57,7 +57,7 @@ def test_settings_say_where_they_come_from(run: Run, log_dir: Path, tmp_path: Pa
 @pytest.mark.parametrize("given, expected, text", [
     ("2.8", "v2", "v1 as v2. Topics: all"),
     ("0.10.2", "keep", "v1 in their own format"),
-    (None, "unknown", "refused if it has any; --message-format"),
+    (None, "unknown", "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format"),
 ])  # fmt: skip
 def test_what_becomes_of_old_messages_is_shown(
     run: Run, log_dir: Path, given: str | None, expected: str, text: str
@@ -101,7 +101,7 @@ def test_records_that_cannot_be_counted_are_an_error_with_its_place(
     "arguments, what",
     [
         (("--log-dirs", "/nonexistent"), "no such log dir"),
-        (("--log-dirs", "{}", "--topic", "nobody"), "No partition matches"),
+        (("--log-dirs", "{}", "--topic", "nobody"), "[no-partition-matches]"),
         (("--log-dirs", "{}", "--partitions", "orders-7"), "Did you mean orders-"),
     ],
 )

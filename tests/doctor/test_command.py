@@ -101,12 +101,12 @@ def test_what_is_missing_is_named_with_what_to_do(
     assert result.exit_code == 1
     assert "Java fail: Set JAVA_HOME" in result.stdout
     assert "compiled kernels warn: Set KEYTAIL_CACHE_DIR" in result.stdout
-    assert "checksum and hash warn: Slower, with the same results" in result.stdout
-    assert "file descriptors warn: ulimit -n 4096" in result.stdout
-    assert "Delta's jars warn: Run it once" in result.stdout
+    assert "checksum and hash warn: Install the wheels of crc32c and xxhash" in result.stdout
+    assert "file descriptors warn: Run ulimit -n 4096" in result.stdout
+    assert "Delta's jars warn: Do such a run once" in result.stdout
     monkeypatch.setattr("keytail.kernels.jit.UNTRUSTED", ["/cache/foreign"])
     rows = rows_of(run("doctor", "--output", "json", "--delta-jars", str(tmp_path)))
-    assert "others may write to /cache/foreign" in rows["compiled kernels"]["found"]
+    assert "other users own /cache/foreign or may write to it" in rows["compiled kernels"]["found"]
     assert rows["Delta's jars"]["status"] == "fail"
     assert "delta-storage" in rows["Delta's jars"]["remedy"]
 

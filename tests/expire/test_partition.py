@@ -113,7 +113,7 @@ def test_the_passes_come_one_after_the_other() -> None:
     assert (decision.log_start_offset, decision.rolls) == (30, False)
     assert "retention.ms is 1 d" in decision.expired[2].why
     assert decision.expired[2].timestamp_ms == NOW_MS - 2 * DAY_MS
-    assert "segment 30 stays" in decision.kept
+    assert "segment 30 is retained" in decision.kept
 
 
 def test_a_policy_without_delete_has_the_first_pass_only() -> None:
@@ -237,7 +237,7 @@ def test_damage_is_found_while_reading(tmp_path: Path) -> None:
     log = batch(0, 1) + batch(1, 2)
     flipped = bytearray(log)
     flipped[len(log) - 1] ^= 1
-    for data, what in ((bytes(flipped), "checksum"), (log[:-3], "does not fit"), (batch(99, 1, 2), "outside")):
+    for data, what in ((bytes(flipped), "invalid CRC"), (log[:-3], "does not fit"), (batch(99, 1, 2), "outside")):
         with pytest.raises(CorruptLog, match=what):
             read_age(LOCAL, write_segment(tmp_path / "t-0", 0, data))
     with pytest.raises(CorruptLog, match="outside"):
@@ -266,13 +266,13 @@ def test_an_index_that_makes_a_segment_old_or_young_is_a_finding() -> None:
     assert found([9, 8, 1, 0], [9, 8, 1, 0]) == []
     [(base, deletes, what)] = found([9, 19_000, 1, 0], [9, 1, 1, 0])
     assert (base, deletes) == (10, True)
-    assert what.endswith("a broker that starts deletes it, which is to stay")
+    assert what.endswith("a broker that starts deletes it, although it must be retained")
     [(base, _, what)] = found([9, 19_000, 9, 9], [9, 1, 1, 0])
     assert base == 10
-    assert what.endswith("and 2 segments behind it")
+    assert what.endswith("and 2 segments after it")
     [(base, deletes, what)] = found([0, 8, 1, 0], [9, 8, 1, 0])
     assert (base, deletes) == (0, False)
-    assert "keeps it" in what
+    assert "a broker retains it" in what
     [(_, _, what)] = found([9, 19_000, 1, 0], [9, 1, 1, 0], time_index_bytes=None)
     assert "no time index" in what
     # A broker that finds no `.index` makes the time index anew as well.

@@ -64,7 +64,7 @@ def test_what_is_made_in_parts_is_opened_as_a_whole(codec: int, parts: list[byte
 def test_a_chunk_of_snappy_that_is_too_large_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_RECORD_VARIABLE, "1000")
     assert joined(SNAPPY, compress(SNAPPY, bytes(5000)), 1) == bytes(5000)  # within a part, as every producer's is
-    with pytest.raises(TooLarge, match="a chunk of snappy opens to 5000000 bytes"):
+    with pytest.raises(TooLarge, match="a snappy chunk decompresses to 5000000 bytes"):
         joined(SNAPPY, bytes(cramjam.snappy.compress_raw(bytes(5_000_000))), 1)
     with pytest.raises(ValueError, match="declares 4294967295"):
         joined(SNAPPY, b"\xff\xff\xff\xff\x0f" + b"\x00x", 1)

@@ -122,7 +122,7 @@ REFUSED = {
     "lz4 with a wrong header checksum": (LZ4, flipped(LZ, 6), "lz4"),
     "lz4 with a wrong header checksum and a size": (LZ4, flipped(lz4_frame(TEXT, store_size=True), 9), "lz4"),
     "lz4 with a wrong block checksum": (LZ4, flipped(lz4_frame(TEXT, block_checksum=True), -5), "lz4"),
-    "lz4 with a block too large": (LZ4, LZ[:7] + struct.pack("<I", 65537) + LZ[11:], "block of 65537"),
+    "lz4 with a block too large": (LZ4, LZ[:7] + struct.pack("<I", 65537) + LZ[11:], "block declares 65537 bytes"),
     "lz4 without its content checksum": (LZ4, lz4_frame(TEXT, content_checksum=True)[:-2], "content checksum"),
     "lz4 cut in the header": (LZ4, lz4_frame(TEXT, store_size=True)[:12], "header"),
     "lz4 of other magic": (LZ4, flipped(LZ, 0), "no frame header"),
@@ -144,7 +144,7 @@ def test_accepted_as_kafka_does(what: str) -> None:
     assert bytes(decompress(codec, data)) == expected
     assert bytes(decompress(codec, memoryview(data), limit_bytes=len(expected))) == expected
     if expected:
-        with pytest.raises(TooLarge, match="decompresses to more than"):
+        with pytest.raises(TooLarge, match="decompress to more than"):
             decompress(codec, data, limit_bytes=len(expected) - 1)
 
 
@@ -181,7 +181,7 @@ def test_round_trips_and_the_twin_agrees(data: bytes, codec: int) -> None:
     assert codecs.decompress(codec, packed) == data
     assert bytes(decompress(codec, codecs.compress(codec, data))) == data
     if data:
-        with pytest.raises(TooLarge, match="decompresses to more"):
+        with pytest.raises(TooLarge, match="decompress to more"):
             decompress(codec, packed, limit_bytes=len(data) - 1)
 
 
@@ -262,13 +262,13 @@ def test_a_bomb_of_many_pieces_is_refused(codec: int) -> None:
     if codec == LZ4:  # what follows a frame is not looked at
         assert len(memoryview(decompress(codec, piece * 5, limit_bytes=600_000))) == 600_000
         return
-    with pytest.raises(TooLarge, match="decompresses to more"):
+    with pytest.raises(TooLarge, match="decompress to more"):
         decompress(codec, piece * 5, limit_bytes=1 << 20)
 
 
 def test_a_declared_size_is_not_believed_before_it_is_bounded() -> None:
     raw_snappy_of_4_gib = b"\xff\xff\xff\xff\x0f" + b"\x00x"
-    with pytest.raises(TooLarge, match="decompresses to more"):
+    with pytest.raises(TooLarge, match="decompress to more"):
         decompress(SNAPPY, raw_snappy_of_4_gib, limit_bytes=1 << 20)
 
 

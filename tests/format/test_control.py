@@ -34,12 +34,12 @@ def test_a_higher_version_is_read_as_the_first() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        (None, None, "key of no bytes"),
-        (b"\0\0\0", b"\0" * 6, "key of 3 bytes"),
-        (b"\xff\xff\0\0", b"\0" * 6, "key of version -1"),
-        (b"\0\0\0\1", None, "marker of no bytes"),
-        (b"\0\0\0\1", b"\0" * 5, "marker of 5 bytes"),
-        (b"\0\0\0\0", b"\xff\xff\0\0\0\0", "marker of version -1"),
+        (None, None, "key has no bytes"),
+        (b"\0\0\0", b"\0" * 6, "key has 3 bytes"),
+        (b"\xff\xff\0\0", b"\0" * 6, "key has invalid version -1"),
+        (b"\0\0\0\1", None, "marker has no bytes"),
+        (b"\0\0\0\1", b"\0" * 5, "marker has 5 bytes"),
+        (b"\0\0\0\0", b"\xff\xff\0\0\0\0", "marker has invalid version -1"),
     ],
 )
 def test_malformed_control_records_say_why(key: bytes | None, value: bytes | None, reason: str) -> None:

@@ -191,11 +191,11 @@ def test_rows_that_cannot_be_records_are_named_before_any_byte():
     assert "row 1002 " in refusal(records_of([GOOD, GOOD, (-2, None, None, [])]), first_row=1000)
     assert "below -1" in refusal(records_of([(-2, None, None, [])]))
     null: Any = None
-    assert "row 1 cannot become a record: a header's key is null" in refusal(
+    assert "row 1 is not a valid record: a header's key is null" in refusal(
         records_of([GOOD, (5, b"k", b"v", [(b"h", b"x"), (null, b"x")])])
     )
     column = BytesColumn(np.zeros(3, np.uint8), np.array([0, 2, 1]), np.ones(2, bool))
-    with pytest.raises(Refused, match=r"row 1 .* offsets of values"):
+    with pytest.raises(Refused, match=r"row 1 .* offsets of the values"):
         fine = BytesColumn(np.zeros(3, np.uint8), np.array([0, 1, 1]), np.ones(2, bool))
         encode_batches(RecordColumns(np.zeros(2, np.int64), fine, column), base_offset=0, leader_epoch=0)
 
@@ -203,7 +203,7 @@ def test_rows_that_cannot_be_records_are_named_before_any_byte():
 def test_a_record_too_large_is_refused():
     drawn = [GOOD, GOOD, (5, b"k", b"a" * 1000, [])]
     (batch,) = twin(records_of(drawn)[2:], 1)
-    assert f"row 2 needs a batch of {len(batch)} bytes, and {len(batch) - 1} are allowed" in refusal(
+    assert f"row 2 needs a batch of {len(batch)} bytes; the limit is {len(batch) - 1}" in refusal(
         records_of(drawn), max_message_bytes=len(batch) - 1
     )
     assert len(decode_log(encoded(records_of(drawn), max_message_bytes=len(batch)))) == 2
@@ -222,7 +222,7 @@ def test_a_record_too_large_even_compressed_is_refused_in_its_turn(codec):
     )  # fmt: skip
     data, _ = next(steps)
     assert all_records(decode_log(data.tobytes())) == records_of(drawn[:2], 70)
-    with pytest.raises(Refused, match=r"row 12 needs a batch of .* 900 are allowed"):
+    with pytest.raises(Refused, match=r"row 12 needs a batch of .* the limit is 900"):
         next(steps)
 
 

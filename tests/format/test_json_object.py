@@ -79,7 +79,7 @@ def test_what_is_damaged_is_a_problem_of_its_file(reader: str, damage: str, tmp_
 
 def test_a_number_that_no_field_has_is_damage() -> None:
     text = b'{"version": 1, "progress": "done", "import_id": "a", "base_offset": 1e999}'
-    with pytest.raises(ValueError, match="another kind"):
+    with pytest.raises(ValueError, match="another type"):
         parse_record(text)
 
 

@@ -50,7 +50,7 @@ def test_bytes_of_kafkas_own_classes(name: str) -> None:
 @pytest.mark.parametrize("name", TAKEN_APART)
 def test_every_cut_and_every_extra_byte_is_an_error(name: str) -> None:
     for end in range(len(PAGE[name])):
-        with pytest.raises(ValueError, match=r"are left|items in \d+ bytes"):
+        with pytest.raises(ValueError, match="are left"):
             m.parse_record(PAGE[name][:end])
     with pytest.raises(ValueError, match="1 bytes after the last field"):
         m.parse_record(PAGE[name] + b"\0")
@@ -83,18 +83,18 @@ def test_a_newer_version_is_known_by_its_leading_fields(name: str) -> None:
     ],
 )
 def test_a_newer_version_whose_known_fields_make_no_sense_is_an_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"has version 1, and its fields are not known|is null"):
+    with pytest.raises(ValueError, match=r"has unsupported version 1|is null"):
         m.parse_record(data)
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (None, "without a value"),
-        (b"\x00\x02\x00", "frame version 0, 1 expected"),
-        (b"\x02\x02\x00", "frame version 2, 1 expected"),
+        (None, "has no value"),
+        (b"\x00\x02\x00", "unsupported frame version 0, expected 1"),
+        (b"\x02\x02\x00", "unsupported frame version 2, expected 1"),
         (b"\x01\x80\x80\x02\x00", "type 32768 is above 32767"),
-        (b"\x01\x80\x80\x80\x80\x80\x00", "variable-length number of more than 5 bytes"),
+        (b"\x01\x80\x80\x80\x80\x80\x00", "varint is longer than 5 bytes"),
         (dull.frame(2, 0, dull.text(None) + bytes(16)), "name is null"),
         (dull.frame(3, 0, bytes(20) + b"\0"), "replicas is null"),
         (dull.frame(9, 0, bytes(16), b"\x00\x00"), "1 bytes after the last field"),
@@ -153,7 +153,7 @@ def test_snapshot_header() -> None:
     value = PAGE["snapshot-header-value"]
     assert m.parse_snapshot_header(value) == dull.T0
     for bad in (None, b"", value[:9], b"\xff" + value[1:]):
-        with pytest.raises(ValueError, match="snapshot header of"):
+        with pytest.raises(ValueError, match="snapshot header has"):
             m.parse_snapshot_header(bad)
 
 

@@ -47,7 +47,7 @@ def test_scratch_names_refuse_parts_that_would_not_parse(bad: tuple[str, str]) -
 
 @pytest.mark.parametrize("offset", [-1, 2**63])
 def test_what_is_no_offset_gets_no_name(offset: int) -> None:
-    with pytest.raises(ValueError, match="no offset"):
+    with pytest.raises(ValueError, match="invalid offset"):
         names.segment_file(offset, names.LOG)
 
 

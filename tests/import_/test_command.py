@@ -38,13 +38,15 @@ KNOWN += ("--topic-config", "order:cleanup.policy=delete")
 
 
 MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "no such topic": (("--topic", "order", *KNOWN), "no partition of a topic order"),
-    "no topic's name": (("--topic", "or/ders", *KNOWN), "no name of a topic"),
+    "no such topic": (("--topic", "order", *KNOWN), "no partition of topic order"),
+    "no topic's name": (("--topic", "or/ders", *KNOWN), "invalid topic name"),
     "two statements": (
         ("--topic", "orders", *KNOWN, "--single-replica", "--replica-log-dirs", "/x"),
-        "contradict each other",
+        "exclude each other",
     ),
-    "too few partitions": (("--topic", "orders", *KNOWN, "--partition-count", "1"), "cannot be"),
+    "too few partitions": (
+        ("--topic", "orders", *KNOWN, "--partition-count", "1"), "--partition-count 1 is too small. Give at least 2"
+    ),
     "no id to make it with": (
         ("--topic", "new", *KNOWN, "--partition-count", "2"), "--topic-id"
     ),
@@ -52,7 +54,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         ("--topic", "orders", *KNOWN, "--replica-log-dirs", "/no/such/dir"), "no such log dir"
     ),
     "no format": (("--topic", "orders", "--format", "avro"), "avro"),
-    "no size": (("--topic", "orders", "--segment-bytes", "many"), "is no size"),
+    "no size": (("--topic", "orders", "--segment-bytes", "many"), "invalid size 'many'"),
 }  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def test_a_topic_whose_settings_are_not_known_is_refused(run: Run, log_dir: Path
     assert result.stdout.strip() == "[]"
     result = run("import", "s", "--log-dirs", log_dir, "--topic", "orders", "--topics-have-no-overrides")
     assert result.exit_code == 1
-    assert "Not known of orders: cleanup.policy. Give" in result.stderr
+    assert "Unknown settings of orders: cleanup.policy. Give" in result.stderr
 
 
 def test_a_topic_of_an_older_message_format_is_refused(run: Run, log_dir: Path) -> None:
@@ -127,13 +129,13 @@ def test_other_replicas_must_be_given_or_be_none(log_dir: Path, tmp_path: Path) 
     (other / "orders-0").mkdir(parents=True)
     (other / "meta.properties").write_text("version=1\nnode.id=2\n")
     [left] = refused(target(log_dir, replica_log_dirs=((str(other),),)))
-    assert "whether the partition has other replicas is not known" in left
+    assert "not known whether the partition has other replicas" in left
     both = {0: (1, 2), 1: (1,)}
     assert refused(target(log_dir, both, replica_log_dirs=((str(other),),))) == []
     [left] = refused(target(log_dir, both))
-    assert "replicas on brokers 1, 2, and directories were given of 1" in left
+    assert "replicas on brokers 1, 2, but log dirs of brokers 1 were given" in left
     [left] = refused(target(log_dir, both, single_replica=True))
-    assert "would differ for ever" in left, "the metadata log knows better than a flag"
+    assert "would differ permanently" in left, "the metadata log knows better than a flag"
     assert len(refused(target(log_dir, {0: (1,), 1: (3,)}))) == 1
 
 
@@ -143,7 +145,7 @@ def test_what_the_metadata_log_says_of_the_topic_holds(log_dir: Path) -> None:
     assert [len(partition.entries) for partition in of.partitions] == [1, 1, 0, 0]
     with pytest.raises(UsageProblem, match="orders has 4 partitions"):
         target(log_dir, dict.fromkeys(range(4), (1,)), partition_count=3)
-    with pytest.raises(UsageProblem, match="is not that of orders"):
+    with pytest.raises(UsageProblem, match="is not the id of topic orders, which is AAAAA"):
         target(log_dir, {0: (1,), 1: (1,)}, topic_id="B" * 22)
 
 

@@ -206,7 +206,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
     columns = {"key": "key", "value": "value"}
     [one] = cut([_look_into(str(path), columns)], 1)
     os.utime(path, (1, 1))
-    with pytest.raises(Refused, match="another size or time than the driver saw"):
+    with pytest.raises(Refused, match="does not have the size and modification time that the driver found"):
         list(pack_slice(one, columns, PARTITIONS, ()))
 
 
@@ -231,7 +231,7 @@ def test_cells_in_scratch_files_are_read_in_any_order_and_none_stays_after_an_er
     got = sorted(key for _, records in load(LOCAL, stored) for key in records.keys.to_list())
     assert got == sorted(key for name in "ab" for key in pq.read_table(tmp_path / f"{name}.parquet")["key"].to_pylist())
     os.truncate(stored[0].path, stored[0].position + stored[0].size_bytes - 1)
-    with pytest.raises(KeytailError, match="ends early"):
+    with pytest.raises(KeytailError, match="is too short"):
         list(load(LOCAL, stored[:1]))
     for file in folder.iterdir():
         file.unlink()
@@ -251,10 +251,10 @@ NAMES = {"key": "key", "value": "value", "partition": "region"}
         (PARQUET, ["file:///a/b.parquet", "file:/c%20d/year=2026/b.parquet"], None),
         (Source("s", "delta"), [], "is delta"),
         (Source("s", "json"), [], "is json"),
-        (Source("s", "parquet", Columns(), ("at",)), [], "to be sorted"),
-        (PARQUET, ["file:///a/b.parquet", "hdfs://host/a/b.parquet"], "not a file of a local path"),
-        (PARQUET, ["file:///a/Region=3/b.parquet"], "column Region is in the names of folders"),
-        (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is in the names of folders"),
+        (Source("s", "parquet", Columns(), ("at",)), [], "--sort-by is given"),
+        (PARQUET, ["file:///a/b.parquet", "hdfs://host/a/b.parquet"], "not at a local path"),
+        (PARQUET, ["file:///a/Region=3/b.parquet"], "column Region is in the names of directories"),
+        (PARQUET, ["file:///a/%6bey=3/b.parquet"], "column key is in the names of directories"),
     ],
 )
 def test_what_needs_rows_before_a_file_is_opened(source: Source, uris: list[str], why: str | None) -> None:
@@ -280,14 +280,14 @@ KINDS = {"key": "binary", "value": "string", "timestamp": "bigint", "headers": "
         ("timestamp", pa.timestamp("ms", "UTC"), None),
         ("timestamp", pa.timestamp("us", "Europe/Berlin"), None),
         ("timestamp", pa.uint32(), None),
-        ("value", pa.string_view(), "value is string_view"),
-        ("key", pa.binary(3), "key is fixed_size_binary"),
-        ("timestamp", pa.timestamp("us"), "timestamp is timestamp[us] (timestamp INT64 local"),
-        ("timestamp", pa.timestamp("ns", "UTC"), "timestamp is timestamp[ns"),
-        ("timestamp", pa.duration("ms"), "timestamp is duration"),
-        ("partition", pa.uint64(), "partition is uint64"),
-        ("headers", pa.large_list(HEADERS.value_type), "headers is large_list"),
-        ("headers", pa.list_(pa.struct({"key": DICTIONARY, "value": pa.binary()})), "headers is list"),
+        ("value", pa.string_view(), "value has the type string_view"),
+        ("key", pa.binary(3), "key has the type fixed_size_binary"),
+        ("timestamp", pa.timestamp("us"), "timestamp has the type timestamp[us] (timestamp INT64 local"),
+        ("timestamp", pa.timestamp("ns", "UTC"), "timestamp has the type timestamp[ns"),
+        ("timestamp", pa.duration("ms"), "timestamp has the type duration"),
+        ("partition", pa.uint64(), "partition has the type uint64"),
+        ("headers", pa.large_list(HEADERS.value_type), "headers has the type large_list"),
+        ("headers", pa.list_(pa.struct({"key": DICTIONARY, "value": pa.binary()})), "headers has the type list"),
     ],
 )
 def test_which_types_need_rows(role: str, kind: pa.DataType, why: str | None, tmp_path: Path) -> None:
@@ -310,7 +310,8 @@ def test_times_of_96_bits_and_files_that_differ_need_rows(tmp_path: Path) -> Non
         files.append(_look_into(str(tmp_path / f"{number}.parquet"), ROLES))
     assert rows_needed_by_types(files[:1], KINDS) is None
     for other in files[1:]:
-        assert "do not have the same column of timestamp" in str(rows_needed_by_types([files[0], other], KINDS))
+        why = rows_needed_by_types([files[0], other], KINDS)
+        assert "the column for timestamp is not the same in all of its files" in str(why)
 
 
 @pytest.mark.parametrize("how", ["a partition folder", "96 bits", "no footer"])
@@ -329,7 +330,7 @@ def test_where_rows_are_needed_they_are_taken(
     real = on_spark.source_of
     monkeypatch.setattr(on_spark, "source_of", lambda *given: ways.append(real(*given)) or ways[-1])
     assert {row.status for row in go(Source(str(tmp_path / "source"), "parquet"))} <= {"imported", "unchanged"}
-    why = {"a partition folder": "names of folders", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
+    why = {"a partition folder": "names of directories", "96 bits": "INT96", "no footer": "ZeroDivisionError"}
     assert why[how] in ways[0].told
     got = found(tmp_path)
     assert sorted(rec.timestamp for recs in got.values() for rec in recs) == [1_700_000_000_000 + n for n in range(50)]

@@ -343,7 +343,7 @@ class Case:
         try:
             ours(self.ours, now)
         except (KeytailError, ValueError) as refusal:
-            if kind == NO_ROOM and "of magic 0 or 1 and loses all its records" in str(refusal):
+            if kind == NO_ROOM and "has magic 0 or 1 and would lose all its records" in str(refusal):
                 kind = OLD_EMPTIED  # what Kafka would have thrown for next
             self._expect(kind, type(refusal).__name__, refusal)
             assert names == sorted(os.listdir(self.ours / "t-0"))

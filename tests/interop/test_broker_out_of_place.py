@@ -56,7 +56,7 @@ def test_a_broker_goes_on_from_what_was_made_out_of_place(tmp_path: Path) -> Non
     command = [KEYTAIL, "compact", *given]
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 1
-    assert "not what keytail wrote" in again.stderr
+    assert "not those that keytail wrote" in again.stderr
 
 
 def _look(client: BrokerClient, before: list, ends: dict) -> None:

@@ -97,7 +97,7 @@ def test_a_broker_beside_a_run(tmp_path_factory: pytest.TempPathFactory) -> None
             beside = run(verb, log_dir, "--execute")
             assert beside.returncode == 1, beside.stdout
             pid = broker._process.pid  # type: ignore[union-attr]
-            assert f"in use by process {pid}, by a lock as a running broker takes it" in beside.stderr
+            assert f"in use by process {pid}, with a lock like that of a running broker" in beside.stderr
         assert client.produce("new", *INDEXED, [(1, b"k", b"v")])
     assert complaints(broker.log_lines()) == []
     assert repairs(broker.log_lines()) == []
@@ -132,7 +132,7 @@ def test_a_broker_that_stops_and_starts_between_open_and_lock_has_it(tmp_path: P
         assert kafka.lock(tmp_path)
 
     assert kafka.lock(tmp_path)
-    with pytest.raises(Refused, match="by a lock as a running broker takes it"):
+    with pytest.raises(Refused, match="with a lock like that of a running broker"):
         with lock.hold([str(tmp_path)], Meanwhile(restarts)):
             raise AssertionError("not reached")
     assert (tmp_path / ".lock").exists()

@@ -541,7 +541,7 @@ def test_18_21_damaged_batches__departed_from(kafka: Kafka, fast_dir: Path, whic
     pair.kafka_round(now)
     signed = (pair.theirs / "t-0" / pair.log().name).read_bytes()
     assert which.encode() not in signed and which[1:].encode() in signed
-    with pytest.raises(CorruptLog, match="checksum") as corrupt:
+    with pytest.raises(CorruptLog, match="invalid CRC") as corrupt:
         pair.our_round(now)
     position = 0 if which == "copied" else len(copied)
     assert (corrupt.value.path, corrupt.value.byte_position) == (str(pair.ours / "t-0" / pair.log().name), position)

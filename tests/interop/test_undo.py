@@ -79,7 +79,7 @@ def test_a_broker_serves_what_was_there_before_and_what_came_since(tmp_path_fact
     before = files(log_dir)
     given = ("--log-dirs", log_dir, "--config", root / "server.properties", *golden.topic_config_arguments())
     told = keytail("compact", *given, "--keep-originals", kept, "--execute")
-    [run_id] = re.findall(r"originals of run (\w+) are", told)
+    [run_id] = re.findall(r"backup of run (\w+) is", told)
     compacted = files(log_dir)
     assert len({name for name in before if before[name] != compacted.get(name)}) > 30
     broker = Broker(log_dir, root / "work")

@@ -102,7 +102,7 @@ def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path:
     for ledger in (str(log_dir / "ledger"), f"file://{log_dir}/ledger"):
         done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--execute", "--ledger", ledger)
         assert done.returncode == 2
-        assert "--ledger is inside of a log dir" in done.stderr
+        assert "--ledger is inside a log dir" in done.stderr
     assert snapshot(log_dir) == before
     done = keytail("compact", "--log-dirs", log_dir, *CONFIG, "--ledger", tmp_path / "ledger")
     assert done.returncode == 0, done.stderr
@@ -113,8 +113,8 @@ def test_a_ledger_in_a_log_dir_is_wrong_usage_and_a_dry_run_makes_none(tmp_path:
     ("flags", "said"),
     [
         (("--run", "x", "--maintain"), "exclude each other"),
-        (("--execute",), "need --maintain"),
-        (("--partitions", "orders"), "orders is no partition"),
+        (("--execute",), "require --maintain"),
+        (("--partitions", "orders"), "[invalid-partition-name]"),
         ((), "there is no ledger"),
     ],
 )

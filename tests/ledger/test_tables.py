@@ -219,7 +219,7 @@ def test_a_bundle_whose_intent_cannot_be_written_is_not_begun(
     rows = compaction(spark, log_dir, tasks, ledger=ledger).run()
     assert [row.status for row in rows] == ["failed", "failed"]
     assert "the ledger cannot be written: no room" in rows[0].error
-    assert "nothing was begun" in rows[0].error
+    assert "nothing was started" in rows[0].error
     assert snapshot(log_dir) == before
 
 
@@ -275,7 +275,7 @@ def test_a_run_is_not_kept_from_its_work_by_what_it_cannot_mend(
     monkeypatch.setattr(sys, "argv", ["keytail", "compact"])
     with recording(LedgerFlags(path), spark, "next", command="compact", **given) as record:
         record.end([], 0)
-    assert "could not be found out" in notes[0]
+    assert "could not be determined" in notes[0]
     assert runs(path)["next"].status == "done"
 
 
@@ -347,14 +347,14 @@ def test_what_is_no_ledger_of_ours_is_refused(
     spark: Any, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark.range(3).write.format("delta").save(str(tmp_path / "else" / "runs"))
-    with pytest.raises(UsageProblem, match="no table of a ledger"):
+    with pytest.raises(UsageProblem, match="is not a ledger's"):
         Ledger(spark, str(tmp_path / "else"), "one").open()
     spark.sql(f"ALTER TABLE delta.`{path}/runs` SET TBLPROPERTIES ('keytail.ledger.version' = '9')")
     with pytest.raises(UsageProblem, match="newer keytail"):
         Ledger(spark, path, "one").open()
     changed = {**ledger_tables.PARTITIONS, "status": ("int", "")}
     monkeypatch.setitem(ledger_tables.TABLES, "partitions", changed)  # type: ignore[arg-type]
-    with pytest.raises(UsageProblem, match="column status of the ledger is string, not int"):
+    with pytest.raises(UsageProblem, match="column status of the ledger has type string, not int"):
         LedgerTable(spark, path, "partitions", "one").ensure()
     (tmp_path / "file").write_text("")
     with pytest.raises(KeytailError, match="the ledger cannot be opened"):

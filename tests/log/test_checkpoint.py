@@ -87,12 +87,12 @@ def test_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("0\n1\n0 0\n5 100\n", "line 2 .* says 1 entries, but 2 follow"),
-        ("0\n3\n0 0\n5 100\n", "line 2 .* says 3 entries, but 2 follow"),
+        ("0\n1\n0 0\n5 100\n", "line 2 .* declares 1 entries, but 2 follow"),
+        ("0\n3\n0 0\n5 100\n", "line 2 .* declares 3 entries, but 2 follow"),
         ("0\n1\n0 0\n\n", "line 4 .* has 0 fields"),
         ("1\n1\n0 0\n", "line 1 .* has version 1"),
-        ("0\n1\n2147483648 0\n", "line 3 .* no number for the epoch"),
-        ("0\n1\n٣ 0\n", "line 3 .* no number for the epoch"),
+        ("0\n1\n2147483648 0\n", "line 3 .* has an invalid epoch"),
+        ("0\n1\n٣ 0\n", "line 3 .* has an invalid epoch"),
     ],
 )
 def test_epochs_that_no_broker_reads(text: str, complaint: str, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class OffsetIndexModel(_Machine):
             self.index.append(*row)
             self.rows.append(row)
         else:
-            with pytest.raises(KeytailError, match="it is full" if self.writing else "look-ups only"):
+            with pytest.raises(KeytailError, match="the index is full" if self.writing else "read-only"):
                 self.index.append(*row)
 
     @rule(back=st.integers(0, 20), ahead=steps)
@@ -96,7 +96,7 @@ class OffsetIndexModel(_Machine):
     @rule(asked=st.integers(BASE - 3, BASE + 120))
     def truncate_to(self, asked: int) -> None:
         if not self.writing:
-            with pytest.raises(KeytailError, match="look-ups only"):
+            with pytest.raises(KeytailError, match="read-only"):
                 self.index.truncate_to(asked)
             return
         self.index.truncate_to(asked)
@@ -155,7 +155,7 @@ class TimeIndexModel(_Machine):
         row = (self.last[0] + later, self.last[1] + offsets)
         needs_room = later > 0 or not closing
         if not self.writing or (needs_room and len(self.rows) >= self.capacity - (not closing)):
-            with pytest.raises(KeytailError, match="it is full" if self.writing else "look-ups only"):
+            with pytest.raises(KeytailError, match="the index is full" if self.writing else "read-only"):
                 self.index.maybe_append(*row, closing=closing)
             return
         assert self.index.maybe_append(*row, closing=closing) == (later > 0)
@@ -282,21 +282,21 @@ def _txn_bytes(*entries: tuple[int, int, int, int, int]) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "data", "slot", "says"),
     [
-        (OffsetIndex, _offset_bytes((1, 0), (5, 90)) + b"abc", 2, "3 bytes behind slot 1 are no whole entry"),
+        (OffsetIndex, _offset_bytes((1, 0), (5, 90)) + b"abc", 2, "3 bytes after slot 1 are not a complete entry"),
         (OffsetIndex, _offset_bytes((-1, 0)), 0, "slot 0 has relative offset -1, position 0"),
-        (OffsetIndex, _offset_bytes((1, 0), (1, 90)), 1, "slot 1 has relative offset 1, position 90 behind relative"),
-        (OffsetIndex, _offset_bytes((1, 50), (2, 50)), 1, "slot 1 has relative offset 2, position 50 behind"),
-        (OffsetIndex, _offset_bytes((1, 5), (2, 50), (0, 0), (0, 0)), 2, "from slot 2 on, 2 entries are zeros"),
-        (OffsetIndex, _offset_bytes((0, 0), (0, 0), (0, 0)), 0, "from slot 0 on, 3 entries are zeros"),
-        (TimeIndex, _time_bytes((5, 1))[:-1], 0, "11 bytes behind slot -1 are no whole entry"),
-        (TimeIndex, _time_bytes((5, 1), (5, 2)), 1, "slot 1 has timestamp ms 5, relative offset 2 behind timestamp"),
-        (TimeIndex, _time_bytes((5, 2), (6, 1)), 1, "slot 1 has timestamp ms 6, relative offset 1 behind"),
+        (OffsetIndex, _offset_bytes((1, 0), (1, 90)), 1, "slot 1 has relative offset 1, position 90 after relative"),
+        (OffsetIndex, _offset_bytes((1, 50), (2, 50)), 1, "slot 1 has relative offset 2, position 50 after"),
+        (OffsetIndex, _offset_bytes((1, 5), (2, 50), (0, 0), (0, 0)), 2, "2 entries from slot 2 on are zeros"),
+        (OffsetIndex, _offset_bytes((0, 0), (0, 0), (0, 0)), 0, "3 entries from slot 0 on are zeros"),
+        (TimeIndex, _time_bytes((5, 1))[:-1], 0, "11 bytes after slot -1 are not a complete entry"),
+        (TimeIndex, _time_bytes((5, 1), (5, 2)), 1, "slot 1 has timestamp ms 5, relative offset 2 after timestamp"),
+        (TimeIndex, _time_bytes((5, 2), (6, 1)), 1, "slot 1 has timestamp ms 6, relative offset 1 after"),
         (TimeIndex, _time_bytes((-1, 2)), 0, "slot 0 has timestamp ms -1"),
-        (TimeIndex, _time_bytes((5, 1), (0, 0)), 1, "from slot 1 on, 1 entries are zeros: the file was not trimmed"),
+        (TimeIndex, _time_bytes((5, 1), (0, 0)), 1, "1 entries from slot 1 on are zeros: the file was not trimmed"),
         (TransactionIndex, _txn_bytes((1, 4, BASE, BASE + 2, BASE + 3)), 0, "slot 0 has version 1"),
-        (TransactionIndex, _txn_bytes((0, 4, 1, BASE - 1, BASE)), 0, f"in a segment of base {BASE}"),
-        (TransactionIndex, _txn_bytes(*[(0, 4, 1, BASE + 1, BASE)] * 2), 1, f"behind last offset {BASE + 1}"),
-        (TransactionIndex, _txn_bytes((0, 4, 1, BASE + 1, BASE)) + b"x", 1, "1 bytes behind slot 0"),
+        (TransactionIndex, _txn_bytes((0, 4, 1, BASE - 1, BASE)), 0, f"in a segment with base offset {BASE}"),
+        (TransactionIndex, _txn_bytes(*[(0, 4, 1, BASE + 1, BASE)] * 2), 1, f"after last offset {BASE + 1}"),
+        (TransactionIndex, _txn_bytes((0, 4, 1, BASE + 1, BASE)) + b"x", 1, "1 bytes after slot 0"),
     ],
 )
 def test_sanity_names_file_and_slot(kind: type, data: bytes, slot: int, says: str, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_sound_files_pass(kind: type, data: bytes, tmp_path: Path) -> None:
     with kind.open(LOCAL, str(path), BASE) as index:
         index.sanity_check()
         assert len(index) * index.entry_bytes == len(data)
-        with pytest.raises(KeytailError, match="look-ups only"):
+        with pytest.raises(KeytailError, match="read-only"):
             index.trim()
 
 
@@ -368,7 +368,7 @@ def test_a_transaction_index_makes_its_file_with_the_first_entry(tmp_path: Path)
     assert not path.exists()
     index.append(AbortedTransaction(4001, BASE, BASE + 2, BASE + 3))
     assert path.read_bytes() == _txn_bytes((0, 4001, BASE, BASE + 2, BASE + 3))
-    with pytest.raises(KeytailError, match="look-ups only"):
+    with pytest.raises(KeytailError, match="read-only"):
         TransactionIndex(LOCAL, str(path), BASE).append(AbortedTransaction(1, BASE, BASE + 9, BASE + 9))
 
 

@@ -87,7 +87,7 @@ def test_a_running_broker_is_named(tmp_path: Path) -> None:
     other.mkdir()
     with _broker(tmp_path / ".lock") as process:
         assert _answer(process) == "locked"
-        with pytest.raises(Refused, match=f"in use by process {process.pid}, by a lock as a running broker"):
+        with pytest.raises(Refused, match=f"in use by process {process.pid}, with a lock like that of a running"):
             with lock.hold([str(other), str(tmp_path)]):
                 raise AssertionError("not reached")
         process.communicate("\n")
@@ -135,7 +135,7 @@ def test_a_lock_file_that_keeps_vanishing_is_refused(tmp_path: Path) -> None:
             os.unlink(path)
             return opened
 
-    with pytest.raises(Refused, match="keeps being replaced"), lock.hold([str(tmp_path)], Vanishing()):
+    with pytest.raises(Refused, match="was replaced repeatedly"), lock.hold([str(tmp_path)], Vanishing()):
         raise AssertionError("not reached")
 
 
@@ -165,7 +165,7 @@ def test_a_lock_whose_file_lost_its_name_is_lost(tmp_path: Path, replacement: st
             (tmp_path / "twin").touch()
             (log_dir / ".lock").symlink_to(tmp_path / "twin")
         for path in (log_dir, partition, link, link / "orders-0"):
-            with pytest.raises(lock.LockLost, match="removed or replaced while this run held it") as lost:
+            with pytest.raises(lock.LockLost, match="removed or replaced while this run held the lock") as lost:
                 lock.refuse_lost(LOCAL, str(path))
             assert lost.value.path == str(log_dir / ".lock")
     lock.refuse_lost(LOCAL, str(partition))  # nothing is held any more

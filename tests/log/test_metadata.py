@@ -88,7 +88,7 @@ def test_where_the_metadata_log_is(tmp_path: Path) -> None:
     (dirs[1] / "__cluster_metadata-0").mkdir()
     assert find_metadata_dir(LOCAL, [*paths, paths[1]]) == f"{paths[1]}/__cluster_metadata-0"
     (dirs[2] / "__cluster_metadata-0").mkdir()
-    with pytest.raises(Refused, match="several log dirs hold a metadata log"):
+    with pytest.raises(Refused, match="several log dirs contain a metadata log"):
         find_metadata_dir(LOCAL, paths)
 
 
@@ -215,21 +215,21 @@ def _last_batch(log: MetadataLog) -> int:
 CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
     "cut inside its last batch": (
         lambda log: log.log_path.write_bytes(log.log_path.read_bytes()[:-3]),
-        r"a batch of \d+ bytes does not fit into the \d+ bytes left.*byte position",
+        r"a batch of \d+ bytes does not fit into the last \d+ bytes of the file.*byte position",
     ),
     "zeros at its end": (
         lambda log: log.log_path.write_bytes(log.log_path.read_bytes() + bytes(500)),
-        "batch length is smaller than the least",
+        "batch length is below the minimum",
     ),
     "a flipped bit": (
         lambda log: log.log_path.write_bytes(_damage(log.log_path.read_bytes(), _last_batch(log))),
-        "checksum does not match.*byte position",
+        "invalid CRC.*byte position",
     ),
-    "no segment": (lambda log: log.log_path.unlink(), "the metadata log has no segment"),
+    "no segment": (lambda log: log.log_path.unlink(), "the metadata log has no segments"),
     "no directory": (lambda log: shutil.rmtree(log.path), "No such file or directory"),
     "segments without a snapshot": (
         lambda log: log.log_path.rename(log.path / f"{5:020d}.log"),
-        "begins at offset 5, and no snapshot has what is before",
+        "begins at offset 5, and no snapshot covers earlier offsets",
     ),
     "a missing segment": (
         lambda log: (log.path / f"{9:020d}.log").touch(),
@@ -241,17 +241,17 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
     ),
     "a record of a newer version whose fields make no sense": (
         lambda log: log.append(dull.frame(4, 1, b"\x02" + dull.text("") + dull.text("k") + dull.text("v"))),
-        "record of type 4 has version 1, and its fields are not known.*offset 4",
+        "a record of type 4 has unsupported version 1.*offset 4",
     ),
-    "a record without a value": (lambda log: log.append(None), "record without a value"),
+    "a record without a value": (lambda log: log.append(None), "the record has no value"),
     "a topic made twice": (lambda log: log.append(dull.topic("t", 2)), "topic t is created twice"),
     "a snapshot without its footer": (
         lambda log: log.snapshot(4, *NEW, footer=False),
-        "snapshot is not whole: its footer is missing",
+        "snapshot is incomplete: its footer is missing",
     ),
     "an empty snapshot": (
         lambda log: log.snapshot(4).write_bytes(b""),
-        "snapshot is not whole",
+        "snapshot is incomplete",
     ),
     "a snapshot without its header": (
         lambda log: log.snapshot(4, *NEW).write_bytes(log.log_path.read_bytes()),
@@ -259,7 +259,7 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
     ),
     "a snapshot that ends inside a batch": (
         lambda log: log.snapshot(2, dull.topic("t", 1)),
-        "ends at offset 2, inside of this batch",
+        "ends at offset 2, inside this batch",
     ),
     "a cut snapshot": (
         lambda log: (path := log.snapshot(4, *NEW)).write_bytes(path.read_bytes()[:-7]),
@@ -267,7 +267,7 @@ CASES: dict[str, tuple[Callable[[MetadataLog], object], str]] = {
     ),
     "a snapshot that goes on": (
         lambda log: (path := log.snapshot(4)).write_bytes(path.read_bytes() * 2),
-        "batch begins at or below|goes on after its footer",
+        "batch begins at or below|continues after its footer",
     ),
     "a snapshot with an open transaction": (
         lambda log: log.snapshot(4, dull.BEGIN),

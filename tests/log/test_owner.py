@@ -38,5 +38,5 @@ def test_one_owner_beside_root_of_what_is_only_read(
     ],
 )
 def test_several_owners_are_refused_by_name_and_path(changed: list[Owner], read: list[Owner]) -> None:
-    with pytest.raises(Refused, match=r"belongs to .* and /.* to .*: started as root"):
+    with pytest.raises(Refused, match=r"belongs to .* and /.* to .*: if started as root"):
         one_owner(changed, read)

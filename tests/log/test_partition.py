@@ -188,20 +188,20 @@ def test_a_log_of_more_than_two_gibibytes(tmp_path: Path) -> None:
     os.truncate(path, 2**31 - 1)
     assert _survey(log_dir)["orders-0"].problems == ()
     os.truncate(path, 2**31)
-    assert "more than 2147483647 bytes" in _survey(log_dir)["orders-0"].problems[0]
+    assert "larger than 2147483647 bytes" in _survey(log_dir)["orders-0"].problems[0]
 
 
 def test_a_first_batch_below_the_base(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-0" / "00000000000000000010.log").write_bytes(log_of(range(8, 12)))
-    assert "below its segment's base offset 10" in _survey(log_dir)["orders-0"].problems[0]
+    assert "below the base offset 10 of its segment" in _survey(log_dir)["orders-0"].problems[0]
 
 
 def test_no_segment(tmp_path: Path) -> None:
     log_dir = _log_dir(tmp_path, "orders-0")
     (log_dir / "orders-1").mkdir()
     facts = _survey(log_dir)
-    assert facts["orders-1"].problems == (f"no segment in {log_dir / 'orders-1'}",)
+    assert facts["orders-1"].problems == (f"no segments in {log_dir / 'orders-1'}",)
     assert facts["orders-0"].problems == ()
 
 
@@ -265,7 +265,7 @@ def test_a_foreign_directory_stops_the_broker_and_so_us(tmp_path: Path) -> None:
     log_dir, other = _log_dir(tmp_path, "orders-0"), _log_dir(tmp_path, "orders-1", name="other")
     (log_dir / "lost+found").mkdir()
     facts = _survey(log_dir, other)
-    assert "directory lost+found is no partition's" in facts["orders-0"].problems[0]
+    assert "directory lost+found is not a partition directory" in facts["orders-0"].problems[0]
     assert facts["orders-1"].problems == ()
 
 
@@ -281,8 +281,8 @@ def test_a_partition_in_two_log_dirs(tmp_path: Path) -> None:
     one, two = _log_dir(tmp_path, "orders-0", "orders-1"), _log_dir(tmp_path, "orders-0", name="two")
     found = survey_log_dirs(LOCAL, [str(one), str(two)])
     problems = {entry.path: entry.problems for facts in found for entry in facts.partitions}
-    assert "two log dirs" in problems[str(one / "orders-0")][0]
-    assert "two log dirs" in problems[str(two / "orders-0")][0]
+    assert "several log dirs" in problems[str(one / "orders-0")][0]
+    assert "several log dirs" in problems[str(two / "orders-0")][0]
     assert problems[str(one / "orders-1")] == ()
 
 
@@ -301,7 +301,7 @@ def test_what_is_no_log_dir_is_a_usage_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, complaint in [
         (tmp_path / "none", "no such log dir"),
-        (tmp_path / "empty", "empty, not a log dir"),
+        (tmp_path / "empty", "not a log dir: the directory is empty"),
         (tmp_path / "home", "not a log dir"),
         (tmp_path / "file", "must be a directory"),
         (log_dir / "orders-0", "not a log dir"),

@@ -33,7 +33,7 @@ def test_the_high_watermark_or_the_log_end(log: GrowingLog) -> None:
     assert asked(log) == Readable(7)
     found = asked(log, log_end=True)
     assert found.end_offset == 20
-    assert "not the high watermark" in found.notes[0]
+    assert "instead of the high watermark" in found.notes[0]
     (log.log_dir / "replication-offset-checkpoint").unlink()
     with pytest.raises(Refused, match="log-end"):
         asked(log)
@@ -61,7 +61,7 @@ def test_an_end_that_is_no_batch(log: GrowingLog) -> None:
     file = log.path / f"{0:020d}.log"
     whole = file.read_bytes()
     file.write_bytes(whole + b"\x01" * 40)
-    with pytest.raises(CorruptLog, match="the 40 bytes behind are no batch") as caught:
+    with pytest.raises(CorruptLog, match="the 40 bytes after them are not a batch") as caught:
         asked(log)
     assert (caught.value.byte_position, caught.value.offset) == (len(whole), 20)
     with pytest.raises(CorruptLog):

@@ -108,14 +108,14 @@ def _sources(*bases: int) -> Change:
         (_without(".log"), "has no .log"),
         (_without(".index"), "has no .index"),
         (_without(".timeindex"), "has no .timeindex"),
-        (_resized(".log"), "bytes here, its task wrote"),
-        (_resized(".timeindex"), "bytes here, its task wrote"),
-        (_sources(0), "does not end with a whole batch below the next segment"),
-        (_sources(0, 20), "but on disk are"),
-        (_sources(0, 10, 15), "but on disk are"),
-        (_sources(10, 20), "cannot give segments at"),
-        (_sources(10, 0), "cannot give segments at"),
-        (_sources(), "cannot give segments at"),
+        (_resized(".log"), "bytes on the driver, but its task wrote"),
+        (_resized(".timeindex"), "bytes on the driver, but its task wrote"),
+        (_sources(0), "does not end with a complete batch below the next segment"),
+        (_sources(0, 20), "but the segments on disk are"),
+        (_sources(0, 10, 15), "but the segments on disk are"),
+        (_sources(10, 20), "cannot be replaced by segments"),
+        (_sources(10, 0), "cannot be replaced by segments"),
+        (_sources(), "cannot be replaced by segments"),
     ],
 )
 def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, complaint: str, tmp_path: Path) -> None:
@@ -126,15 +126,15 @@ def test_an_output_that_is_not_as_expected_changes_nothing(change: Change, compl
     ("change", "complaint"),
     [
         (_without(".log"), "has no .log"),
-        (_resized(".index"), "bytes here, its task wrote"),
-        (_rebased(0, 4), "does not end with a whole batch below the next segment"),  # 4 is in the first
-        (_rebased(0, 20), "does not end with a whole batch below the next segment"),
-        (_rebased(0, 25), "does not end with a whole batch below the next segment"),
-        (_rebased(4, 8), "cannot give segments at"),
-        (_rebased(8, 0), "cannot give segments at"),
-        (_rebased(0, 0), "cannot give segments at"),
-        (_rebased(), "cannot give segments at"),
-        (_sources(0), "does not end with a whole batch below the next segment"),
+        (_resized(".index"), "bytes on the driver, but its task wrote"),
+        (_rebased(0, 4), "does not end with a complete batch below the next segment"),  # 4 is in the first
+        (_rebased(0, 20), "does not end with a complete batch below the next segment"),
+        (_rebased(0, 25), "does not end with a complete batch below the next segment"),
+        (_rebased(4, 8), "cannot be replaced by segments"),
+        (_rebased(8, 0), "cannot be replaced by segments"),
+        (_rebased(0, 0), "cannot be replaced by segments"),
+        (_rebased(), "cannot be replaced by segments"),
+        (_sources(0), "does not end with a complete batch below the next segment"),
     ],
 )
 def test_several_outputs_of_which_one_is_not_as_expected_change_nothing(
@@ -193,7 +193,7 @@ def test_a_source_between_two_outputs_is_refused(tmp_path: Path) -> None:
     case = dataclasses.replace(CASE, groups=(Group((0, 10, 20), (1, 4, 7, 23), continued=(7, 23)),))
     path = _path(tmp_path, case)
     before = digest_of(tmp_path)
-    with pytest.raises(KeytailError, match="source 10 lies between the end of output 7 and output 23"):
+    with pytest.raises(KeytailError, match="source segment 10 is between the end of output 7 and output 23"):
         replace.commit_group(LOCAL, str(path), case.outputs()[0])
     assert digest_of(tmp_path) == before
 
@@ -206,7 +206,7 @@ def test_a_deleted_log_that_would_hide_what_outputs_belong_together_is_resolved_
     path = _path(tmp_path, SPLIT)
     (path / f"{8:020d}.log.deleted").touch()
     before = digest_of(path)
-    with pytest.raises(Refused, match=r"not finished: 0{19}8\.log\.deleted"):
+    with pytest.raises(Refused, match=r"unfinished: 0{19}8\.log\.deleted"):
         replace.commit_group(LOCAL, str(path), SPLIT.outputs()[0])
     assert digest_of(path) == before
 
@@ -236,7 +236,7 @@ def test_an_output_that_ends_in_a_batch_changes_nothing(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes()[:-1])
     group = _with_files(group, (dataclasses.replace(first, size_bytes=first.size_bytes - 1), *others))
     before = digest_of(path)
-    with pytest.raises(KeytailError, match="does not end with a whole batch"):
+    with pytest.raises(KeytailError, match="does not end with a complete batch"):
         replace.commit_group(LOCAL, str(path), group)
     assert digest_of(path) == before
 
@@ -246,7 +246,7 @@ def test_leftovers_of_others_are_resolved_first_or_refused(name: str, tmp_path: 
     path = _path(tmp_path)
     (path / name).touch()
     before = digest_of(path)
-    with pytest.raises(Refused, match=r"not finished|no broker writes"):
+    with pytest.raises(Refused, match=r"unfinished|no broker writes"):
         replace.commit_group(LOCAL, str(path), CASE.outputs()[0])
     assert digest_of(path) == before
 

@@ -146,15 +146,15 @@ def test_an_unfinished_transaction_leaves_no_trace() -> None:
 @pytest.mark.parametrize(
     ("batches", "reason"),
     [
-        ([[dull.BEGIN], [dull.BEGIN]], "within another"),
-        ([[dull.END]], "never began"),
-        ([[dull.ABORT]], "never began"),
+        ([[dull.BEGIN], [dull.BEGIN]], "begins inside another"),
+        ([[dull.END]], "ends without a beginning"),
+        ([[dull.ABORT]], "ends without a beginning"),
         ([NEW, [dull.topic("t", 2)]], "topic t is created twice"),
         ([NEW, [dull.topic("u", 1)]], "topic u is created twice"),
         ([[dull.partition(7, 0)]], "does not exist"),
         ([[dull.remove(7)]], "does not exist"),
         ([[dull.change(7, 0, (1,))]], "does not exist"),
-        ([NEW, [dull.change(1, 1, (1,))]], "partition 1 changes"),
+        ([NEW, [dull.change(1, 1, (1,))]], "changes partition 1"),
         ([NEW, [dull.remove(1)], [dull.change(1, 0)]], "does not exist"),
     ],
 )
@@ -172,7 +172,7 @@ def newer(data: bytes, extra: bytes = b"\1\2\3") -> bytes:
 
 
 OTHER = [dull.topic("u", 2), dull.topic_config("u", POLICY, "compact"), dull.partition(2, 0)]
-WHY = "a record of type {} has version 9, which this release does not know"
+WHY = "a record of type {} has version 9, which this release does not support"
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def test_a_large_batch_comes_in_pieces_of_whole_records(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     "fields, what",
     [
-        ({"record_count": 8}, "bytes are left behind the last record"),
-        ({"record_count": 10}, "before its declared number|more records than its bytes"),
-        ({"last_offset": 17}, "lies beyond the last offset"),
+        ({"record_count": 8}, "bytes after its last record"),
+        ({"record_count": 10}, "fewer records than it declares|more records than its bytes"),
+        ({"last_offset": 17}, "is above the last offset"),
         ({"offsets": [0, 1, 2, 2, 4, 5, 6, 7, 8]}, "do not increase"),
         ({"offsets": [0, 1, 2, 3, 1, 5, 6, 7, 8]}, "do not increase"),
     ],
@@ -124,7 +124,7 @@ def test_a_record_of_more_than_memory_is_for_is_refused_and_not_called_damaged(t
     data = batch(0, codec=codec) + batch(10, n=3, size=90, codec=codec)
     reader, scanner = SegmentReader(LOCAL), RecordScanner(2)
     [stride] = reader.unhurried_strides(write(tmp_path, data), len(data))
-    with pytest.raises(Refused, match=r"a record of 10. bytes; of one at most 70.*--max-record-bytes") as caught:
+    with pytest.raises(Refused, match=r"a record has 10. bytes, more than the limit of 70.*--max-record") as caught:
         for opened in reader.open_rows(stride, np.ones(2, bool)):
             list(scanner.chunks(stride, opened))
     assert (caught.value.byte_position, caught.value.offset) == (len(batch(0, codec=codec)), 10)
@@ -171,9 +171,9 @@ def _content(chunk):
     "tail, what",
     [
         (batch(100)[:-1], "does not fit into the"),
-        (batch(100)[:10], "10 bytes are left at the end of the file"),
-        (bytes(200), "smaller than the least"),
-        (batch(0), "begins at or below the offset"),
+        (batch(100)[:10], "the last 10 bytes of the file are too few"),
+        (bytes(200), "below the minimum"),
+        (batch(0), "begins at or below the last offset"),
         (b"\0" * 8 + b"\x7f\xff\xff\xff" + b"\0" * 50, "invalid magic|does not fit"),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_torn_tail_ends_the_log_where_a_broker_would_cut_it(tmp_path):
 
 def test_a_file_that_shrank_since_it_was_listed(tmp_path):
     path = write(tmp_path, batch(0))
-    with pytest.raises(CorruptLog, match="shorter than it was when it was listed"):
+    with pytest.raises(CorruptLog, match="shorter than when it was listed"):
         list(SegmentReader(LOCAL).strides(path, 5000))
 
 
@@ -230,7 +230,7 @@ def test_a_length_of_more_than_the_block_has_is_damage_and_no_large_record(tmp_p
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     reader = SegmentReader(LOCAL)
     (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
-    with pytest.raises(CorruptLog, match="a record's length disagrees"):
+    with pytest.raises(CorruptLog, match="a record's length does not match"):
         for opened in reader.open_rows(stride, np.ones(1, bool)):
             list(RecordScanner(2).chunks(stride, opened))
 
@@ -247,7 +247,7 @@ def test_a_large_block_without_records_is_damaged(tmp_path, monkeypatch, codec):
     data[17:21] = crc32c(bytes(data[21:])).to_bytes(4, "big")
     reader = SegmentReader(LOCAL)
     (stride,) = reader.strides(write(tmp_path, bytes(data)), len(data))
-    with pytest.raises(CorruptLog, match="a record's length disagrees"):
+    with pytest.raises(CorruptLog, match="a record's length does not match"):
         for opened in reader.open_rows(stride, np.ones(1, bool)):
             list(RecordScanner(2).chunks(stride, opened))
 

@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_is_missing_and_changes_nothing(run: Run, sound: Pat
     result = run("rebuild-index", "--log-dirs", sound)
     assert result.exit_code == 1
     assert "3 partitions: 2 would-rebuild, 1 sound." in result.stdout
-    assert "orders-0 segment 100 would-rebuild: .index: there is no such file" in result.stdout
+    assert "orders-0 segment 100 would-rebuild: .index: the file is missing" in result.stdout
     assert "--execute" in result.stderr
     status, rows = go(run, sound)
     assert status == 1
@@ -141,7 +141,7 @@ def test_a_torn_tail_is_reported_and_cut_only_on_demand(run: Run, sound: Path) -
     assert torn.read_bytes() == whole[:-7]
     status, rows = go(run, sound, "--execute", "--truncate")
     assert (status, rows["orders-0"]["status"], rows["orders-0"]["error"]) == (0, "rebuilt", "")
-    assert "cut there" in rows["orders-0"]["notes"][0]
+    assert "truncated there" in rows["orders-0"]["notes"][0]
     assert torn.read_bytes() == whole[:cut_at]
     assert torn.with_suffix(".index").read_bytes() == index_files(whole[:cut_at], 300, 4096)[0]
     assert go(run, sound, "--execute", "--truncate")[1]["orders-0"]["status"] == "sound"
@@ -170,7 +170,7 @@ def test_what_an_interrupted_run_left_is_resolved_first(run: Run, sound: Path) -
     os.rename(partition / f"{0:020d}.timeindex", partition / f"{0:020d}.timeindex.swap")
     status, rows = go(run, sound)
     assert (status, rows["orders-0"]["status"]) == (3, "refused")
-    assert "--execute does that first" in rows["orders-0"]["error"]
+    assert "--execute finishes it first" in rows["orders-0"]["error"]
     status, rows = go(run, sound, "--execute")
     assert (status, rows["orders-0"]["status"]) == (0, "sound")
     assert len(rows["orders-0"]["notes"]) == 2
@@ -208,9 +208,9 @@ def test_states_that_are_refused(run: Run, sound: Path) -> None:
         (("--log-dirs", "{tmp}/nowhere"), "no such log dir"),
         (("--log-dirs", "{tmp}/empty"), "empty"),
         (("--log-dirs", "{tmp}/logs/orders-0"), "not a log dir"),
-        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "No partition matches"),
+        (("--log-dirs", "{tmp}/logs", "--topic", "no-such"), "[no-partition-matches]"),
         (("--log-dirs", "{tmp}/logs", "--truncated"), "No such option"),
-        ((), "No log directories"),
+        ((), "[no-log-dirs]"),
     ],
 )
 def test_wrong_usage(run: Run, log_dir: Path, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:

@@ -101,7 +101,7 @@ def test_the_job_under_spark_submit_finds_its_interpreter_beside_spark(tmp_path:
 
 def test_work_beside_a_worker_that_died_is_done_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log_dir = write_log_dir(tmp_path / "logs", {f"t-{n}": random_records(n, 400) for n in range(8)})
-    lost = KeytailError("the worker process that had this partition was killed, twice")
+    lost = KeytailError("the worker process of this partition was killed twice")
 
     def dying(
         spark: Any, payloads: Sequence[Any], function: Any, *, name: str, stopped: Any

@@ -125,13 +125,13 @@ def test_each_sort_of_wrong_file_is_seen(tmp_path: Path) -> None:
     index, times = index_files(log, BASE, 60)
     cases = {
         "is not a multiple of 8": (index + b"\0", times),
-        "does not rise": (index + b"\0" * 80, times),
-        "is not true: no batch begins at byte position": (index[:4] + (77).to_bytes(4, "big") + index[8:], times),
+        "is not in ascending order": (index + b"\0" * 80, times),
+        "is wrong: no batch begins at byte position": (index[:4] + (77).to_bytes(4, "big") + index[8:], times),
         "relative offset": (index, times[:19] + bytes([times[19] - 1]) + times[20:]),
         "its last timestamp is -1": (index, b""),
         "its last timestamp is": (index, times[:-12]),
-        "entry 1 does not rise": (index, b"\0" * 24),
-        "lies behind the last batch": (index + b"\x7f" * 8, times),
+        "entry 1 is not in ascending order": (index, b"\0" * 24),
+        "is after the last batch": (index + b"\x7f" * 8, times),
         "is not a multiple of 12": (index, times[:-1]),
     }
     for why, (one, other) in cases.items():

@@ -117,14 +117,14 @@ def test_a_cleaned_log_alone_is_refused_and_the_reason_names_the_first_offset_th
         ("a gap before the first", {0: batch("data", 1), **{base: log for base, log in DATA.items() if base}}, 0),
     ):
         _, rows = made(tmp_path / name, segments, {}, 5)
-        assert [row.problem.rpartition(": ")[2] for row, _ in rows.values()] == [f"offset {gone} is gone"] * 3, name
+        assert [row.problem.rpartition(": ")[2] for row, _ in rows.values()] == [f"offset {gone} is missing"] * 3, name
     _, rows = made(tmp_path / "raised", DATA, {}, 5, log_start=1)
     assert {row.problem.rpartition(": ")[2] for row, _ in rows.values()} == {"it begins at offset 1"}
 
 
 def test_a_gap_after_the_last_batch_before_a_base_counts(tmp_path: Path) -> None:
     _, rows = made(tmp_path, {0: batch("data", 0), 3: b""}, {}, 3)
-    assert rows[3][0].problem.endswith("offset 1 is gone")
+    assert rows[3][0].problem.endswith("offset 1 is missing")
 
 
 def test_batches_behind_an_older_snapshot_must_be_there(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_damage_in_the_log_stops_at_it_and_a_good_one_behind_it_goes_on(tmp_path
     _, rows = made(tmp_path, segments, {5: at_five}, 6)
     assert list(rows) == [2, 3, 6]
     assert not rows[2][0].problem
-    assert "checksum" in rows[3][0].problem and "00000000000000000002.log" in rows[3][0].problem
+    assert "invalid CRC" in rows[3][0].problem and "00000000000000000002.log" in rows[3][0].problem
     assert rows[6][0].source == 5 and [entry.producer_id for entry in parse_snapshot(rows[6][1])] == [1, 2, 3, 9]
 
 

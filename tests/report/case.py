@@ -58,7 +58,7 @@ def row(topic: str, number: int, status: str, error: str, problem: Any = None) -
 
 
 def refused(topic: str, number: int) -> ResultRow:
-    problem = Refused(f"{number + 1} records without a key lie in the range to be cleaned",
+    problem = Refused(f"the range to be cleaned has {number + 1} records without a key",
                       path=f"/var/kafka/d0/{topic}-{number}", offset=number,
                       remedy="Compaction would drop them; --drop-keyless does it")  # fmt: skip
     return row(topic, number, "refused", str(problem), problem)
@@ -66,7 +66,7 @@ def refused(topic: str, number: int) -> ResultRow:
 
 def corrupt(topic: str, number: int) -> ResultRow:
     path = f"/var/kafka/d0/{topic}-{number}/00000000000000000392.log"
-    problem = CorruptLog("batch checksum does not match its bytes", path=path, byte_position=7, remedy=CORRUPT_REMEDY)
+    problem = CorruptLog("batch has an invalid CRC", path=path, byte_position=7, remedy=CORRUPT_REMEDY)
     return row(topic, number, "corrupt", str(problem), problem)
 
 
@@ -117,7 +117,7 @@ def pages_to_look_at() -> dict[str, str]:
     shown = [with_odd_keys(compacted(rng, f"topic-{n}", n)) for n in range(3)]
     planned = [row("orders", n, "would-compact", "") for n in range(3)]
     verified = [row("orders", 0, "sound", "")]
-    again = "Run the same command again to go on."
+    again = "Run the same command again to continue."
     return {
         "small": page(report_of(small)),
         "large": page(report_of(rows_of_a_cluster(10_000))),

@@ -94,9 +94,9 @@ def test_a_plan_and_what_came_of_it(run: Run, broker: Path, tmp_path: Path) -> N
     assert known(rows) == raw_rows(page)
     assert "detail" not in rows[0]
     assert "17 of 23 partitions compacted. 1 partition is not done." in said(page)
-    assert "batch checksum does not match its bytes" in page
+    assert "batch has an invalid CRC" in page
     assert "given below" in page
-    for words in ("live</li>", "0 to 20 % live", ">prove<", "keys mapped", "records a key", "tombstones and",
+    for words in ("live</li>", "0 to 20 % live", ">prove<", "keys mapped", "records per key", "tombstones and",
                   "exit status</dt><dd>3", "Settings that were given", "--force --execute"):  # fmt: skip
         assert words in page, words
     counted = re.findall(r"of ([\d,]+) records ([\d,]+) were live", page)
@@ -219,7 +219,7 @@ def check_hottest_keys(way: str, show: bool, run: Run, tmp_path: Path) -> None:
     assert [row[-1] for row in rows] == [str(offset) for _, _, offset, _ in expected]
     if show:
         assert [html.unescape(row[0]) for row in rows] == [f'"{key.decode()}"' for *_, key in expected]
-        assert "this page holds data" in page
+        assert "this page contains data" in page
     else:
         refuse_keys(page, partitions)
     assert "quokka" not in page
@@ -250,7 +250,7 @@ def test_pages_of_inspections_and_plans_hold_no_keys(run: Run, tmp_path: Path) -
 
 def test_keys_are_shown_in_a_page_alone(run: Run, log_dir: Path) -> None:
     result = run("compact", "--log-dirs", log_dir, "--show-keys")
-    assert (result.exit_code, "--show-keys is about the page of --report" in result.stderr) == (2, True)
+    assert (result.exit_code, "--show-keys requires --report" in result.stderr) == (2, True)
 
 
 # Where it may lie
@@ -264,7 +264,7 @@ def test_a_page_in_a_log_dir_is_wrong_usage(verb: str, run: Run, log_dir: Path, 
     for path in (log_dir / "page.html", log_dir / "orders-0" / "x.html", tmp_path / "link" / "x.html"):
         result = run(verb, *which, "--report", path)
         assert result.exit_code == 2
-        assert "lies in a log dir" in result.stderr
+        assert "is inside a log dir" in result.stderr
     (tmp_path / "link").unlink()
     result = run(verb, *which, "--report", tmp_path / "nowhere" / "page.html")
     assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
@@ -341,10 +341,10 @@ def spark_ended(rows: list[Any] | None) -> SparkEnded:
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
-        (stopped(ROWS), "The run did not come to its end: interrupted by SIGTERM. Reclaimed 3.0 KiB of 4.0 KiB"),
-        (spark_ended(ROWS), "The run did not come to its end: Spark"),
+        (stopped(ROWS), "The run did not complete: interrupted by SIGTERM. Reclaimed 3.0 KiB of 4.0 KiB"),
+        (spark_ended(ROWS), "The run did not complete: Spark"),
         (stopped(None), "interrupted by SIGTERM. Reclaimed 3.0 KiB of 4.0 KiB (75 %): 1 of 1 partition compacted."),
-        (KeytailError("the disk is on fire", remedy="Run"), "did not come to its end: the disk is on fire. Run. Recl"),
+        (KeytailError("the disk is on fire", remedy="Run"), "did not complete: the disk is on fire. Run. Recl"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
@@ -359,7 +359,7 @@ def test_a_run_that_ends_early_has_a_page_of_what_is_known(
     assert raised.value is problem
     text = file.read_text()
     assert words in said(text)
-    assert "Run the same command again to go on." in text
+    assert "Run the same command again to continue." in text
     assert '<header class="bad">' in text
     assert len(raw_rows(text)) == (2 if getattr(problem, "rows", None) else 1)
 
@@ -390,14 +390,14 @@ def test_a_verify_that_is_stopped_tells_what_it_has_seen(
     monkeypatch.setattr(spark_verify, "verify_here", some)
     result = run("verify", "--log-dirs", log_dir, "--report", file)
     assert result.exit_code == 143
-    assert "interrupted by SIGTERM. Nothing wrong was found in 2 partitions" in said(file.read_text())
+    assert "interrupted by SIGTERM. No problems were found in 2 partitions" in said(file.read_text())
     assert verification.verify is not None
 
 
 # Of a ledger
 
 RUN = RunRow(
-    "20260101T000000Z-3f2a91c0", "compact", "broker-7", "interrupted", "it did not say how it ended", 1_767_225_600_000,
+    "20260101T000000Z-3f2a91c0", "compact", "broker-7", "interrupted", "the run recorded no outcome", 1_767_225_600_000,
     None, ("/logs",), arguments=("compact", "--ledger", "s3://me:hunter2@bucket/l"), versions={"keytail": "1.2.3"},
     config={"broker log.retention.hours": "168"}, now_ms=1_767_225_600_000,
 )  # fmt: skip
@@ -417,7 +417,7 @@ def test_runs_of_a_ledger(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run("report", "--ledger", "/l", "--run", "3f2a91c0", file).exit_code == 0
     assert asked == [("", True), ("3f2a91c0", False)]
     text = file.read_text()
-    assert "The run did not come to its end: it did not say how it ended. Reclaimed 3.0 KiB of 4.0 KiB" in said(text)
+    assert "The run did not complete: the run recorded no outcome. Reclaimed 3.0 KiB of 4.0 KiB" in said(text)
     assert "broker log.retention.hours" in text
     assert "hunter2" not in text
 
@@ -426,7 +426,7 @@ def test_runs_of_a_ledger(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "1 run since 2026-01-01 00:00:00 UTC" in file.read_text()
     assert "<summary>Runs (1)" in file.read_text()
     none = run("report", "--ledger", "/l", "--since", "2026-01-02", file)
-    assert (none.exit_code, "no run since then" in none.stderr) == (2, True)
+    assert (none.exit_code, "[no-run-since]" in none.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("flags", [("--run", "x", "--since", "1970-01-01"), ("--since", "yesterday")])

@@ -93,8 +93,8 @@ def test_the_first_words_are_the_verdict_and_what_to_do() -> None:
         ({}, ["clean"], "good", "Nothing was changed in 1 partition."),
         ({}, ["refused"], "bad", "Nothing was changed in 1 partition. 1 partition is not done."),
         ({"ended_early": "interrupted by SIGINT"}, ["compacted", "skipped"], "bad",
-         "The run did not come to its end: interrupted by SIGINT. Reclaimed"),
-        ({"verb": "verify"}, ["sound", "sound"], "good", "Nothing wrong was found in 2 partitions"),
+         "The run did not complete: interrupted by SIGINT. Reclaimed"),
+        ({"verb": "verify"}, ["sound", "sound"], "good", "No problems were found in 2 partitions"),
         ({"verb": "verify"}, ["sound", "suspect"], "left", "1 of 2 partitions has findings (1 suspect)"),
         ({"verb": "verify"}, ["damaged", "suspect"], "bad", "2 of 2 partitions have findings"),
         ({"verb": "audit"}, ["alike"], "good", "The replicas of 1 partition are alike."),
@@ -102,8 +102,8 @@ def test_the_first_words_are_the_verdict_and_what_to_do() -> None:
         ({"verb": "rebuild-index", "execute": False}, ["sound", "would-rebuild"], "left",
          "Index files of 1 of 2 partitions are missing or wrong."),
         ({"verb": "rebuild-index"}, ["rebuilt", "failed"], "bad",
-         "Index files of 1 of 2 partitions were made anew. 1 partition is not done."),
-        ({"exit_status": 1}, [], "bad", "Nothing is known of any partition."),
+         "Index files of 1 of 2 partitions were rebuilt. 1 partition is not done."),
+        ({"exit_status": 1}, [], "bad", "There is no result for any partition."),
     ],
 )  # fmt: skip
 def test_verdicts(fields: dict[str, object], statuses: list[str], level: str, words: str) -> None:
@@ -120,17 +120,17 @@ def test_nobody_starts_a_broker_that_runs() -> None:
         one = Partition("t-0", "t", "/d", "damaged", findings=(lost,), row={"live": live})
         return sums.verdict(replace(report_of([], verb="verify"), partitions=(one,)))[1]
 
-    assert "would lose or hide records of 1" in said(False)
+    assert "would lose or hide records of 1 partition." in said(False)
     assert "would lose" not in said(True)
 
 
 @pytest.mark.parametrize(
     ("verb", "status", "words"),
     [
-        ("verify", "sound", "Nothing is to be done."),
+        ("verify", "sound", "No action is needed."),
         ("verify", "suspect", ""),
-        ("verify", "damaged", "What to do is told with each reason below."),
-        ("audit", "corrupt", "What to do is told with each reason below; `keytail verify` says"),
+        ("verify", "damaged", "The remedy is given with each reason below."),
+        ("audit", "corrupt", "The remedy is given with each reason below; `keytail verify` reports"),
         ("plan", "clean", ""),
     ],
 )
@@ -152,15 +152,15 @@ def test_what_is_equal_but_for_names_and_numbers_is_said_once() -> None:
     assert found[1].remedy not in found[1].example
     text = page(report_of(rows))
     assert text.count('<article class="reason') == 3
-    assert text.count("records without a key lie") == 1 + 3000, "once, and in the raw rows"
+    assert text.count("records without a key") == 1 + 3000, "once, and in the raw rows"
     assert "and 1,000 more" in text
 
 
 def test_numbers_that_differ_in_meaning_are_not_lost() -> None:
     """The example is said as it was, with its own numbers."""
     text = words_of(page(report_of([refused("orders", 4)])))
-    assert "5 records without a key lie in the range to be cleaned (/var/kafka/d0/orders-4, offset 4)" in text
-    assert "such as:" not in text
+    assert "the range to be cleaned has 5 records without a key (/var/kafka/d0/orders-4, offset 4)" in text
+    assert "for example:" not in text
 
 
 def test_topics_add_up() -> None:
@@ -298,7 +298,7 @@ def test_liveness_has_five_colours(records: int | None, kept: int | None, number
 
 @pytest.mark.parametrize("fields", [{"verb": "plan", "execute": False}, {"start_ms": 0, "end_ms": None}])
 def test_a_page_of_nothing(fields: dict[str, object]) -> None:
-    assert "Nothing is known of any partition" in page(report_of([], **fields))
+    assert "There is no result for any partition" in page(report_of([], **fields))
 
 
 def test_odd_numbers_do_not_stop_a_page() -> None:

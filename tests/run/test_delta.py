@@ -91,9 +91,9 @@ def test_jars_that_cannot_be_had() -> None:
 @pytest.mark.parametrize(
     ("conf", "has_jars", "said"),
     [
-        ({}, False, "without its jars"),
-        ({}, True, "without its settings"),
-        ({"spark.sql.extensions": "x", "spark.sql.catalog.spark_catalog": "y"}, False, "without its jars"),
+        ({}, False, "without Delta's jars"),
+        ({}, True, "without Delta's settings"),
+        ({"spark.sql.extensions": "x", "spark.sql.catalog.spark_catalog": "y"}, False, "without Delta's jars"),
         ({"spark.sql.extensions": "x", "spark.sql.catalog.spark_catalog": "y"}, True, ""),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_job_that_is_lost_alone_is_its_payloads_problem() -> None:
     again: list[int] = []
     outcomes = run_bundle(session_that(False), [1, 2], nothing, before_again=again.append)
     assert again == [1, 2]
-    said = "Spark lost the job of this partition, twice: Py4JJavaError"
+    said = "the Spark job of this partition failed twice: Py4JJavaError"
     assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [said, said]
 
 

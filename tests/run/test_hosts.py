@@ -76,7 +76,7 @@ def test_a_task_of_verify_looks_first_but_not_beside_a_broker(log_dir: Path) -> 
     seen = seen_logs(LOCAL, path)
     assert verify_on_worker(VerifyTask(path, 1, seen=seen), "a").counts.segments == 4
     touch(log_dir / "orders-0")
-    with pytest.raises(Refused, match="not those that the driver saw"):
+    with pytest.raises(Refused, match=r"\[segments-differ-on-host\]"):
         verify_on_worker(VerifyTask(path, 1, seen=seen), "a")
     assert verify_on_worker(VerifyTask(path, 1, live=True, seen=seen), "a").counts.segments == 4
     assert verify_on_worker(VerifyTask(path, 1), "a").counts.segments == 4
@@ -85,7 +85,7 @@ def test_a_task_of_verify_looks_first_but_not_beside_a_broker(log_dir: Path) -> 
 def test_a_file_that_did_not_arrive_names_the_host_that_wrote_it(tmp_path: Path) -> None:
     (tmp_path / "one").touch()
     refuse_unseen(LOCAL, str(tmp_path), ["one"], "far")
-    with pytest.raises(Refused, match=rf"host far has written two.*{tmp_path}"):
+    with pytest.raises(Refused, match=rf"host far wrote two.*{tmp_path}.*\[task-output-missing\]"):
         refuse_unseen(LOCAL, str(tmp_path), ["one", "two"], "far")
 
 
@@ -107,7 +107,7 @@ def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Pa
     task = task_of(str(log_dir), map_memory_bytes=1 << 20, segment_bytes=1 << 20)
     work = [spark_rebuild.Work(one) for one in _segment_tasks(log_dir)]
     clean = partial(worker.clean_on_worker, 1, task, "a")
-    with pytest.raises(Refused, match=rf"\(nfs4\) for host {HOST}.*{log_dir}.*--shared-storage"):
+    with pytest.raises(Refused, match=rf"\(nfs4\) on host {HOST}.*{log_dir}.*--shared-storage"):
         clean()
     for outcome in spark_rebuild.do_on_worker(work, "a"):
         assert isinstance(outcome.problem, Refused)
@@ -120,7 +120,7 @@ def test_a_host_that_has_the_log_dir_over_the_network_writes_nothing(log_dir: Pa
 def test_a_stage_of_a_fan_out_writes_nothing_over_the_network(log_dir: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(spark_fan_out, "LOCAL", OnNfs())
     path = str(log_dir / "orders-0")
-    with pytest.raises(Refused, match=rf"\(nfs4\) for host {HOST}.*{log_dir}"):
+    with pytest.raises(Refused, match=rf"\(nfs4\) on host {HOST}.*{log_dir}"):
         spark_fan_out.Workers(path, 1, None, False).file_system()
     assert spark_fan_out.Workers(path, 1, None, True).file_system()
 
@@ -155,7 +155,7 @@ def test_what_a_stage_of_a_fan_out_has_written_must_be_here(stage: str, log_dir:
     if stage == "none":
         assert fan_out(LOCAL, task, engine).bytes_after == clean_partition(LOCAL, task).bytes_after
         return
-    with pytest.raises(Refused, match=r"host far has written .*, which is not here"):
+    with pytest.raises(Refused, match=r"host far wrote .*, but this host does not have it"):
         fan_out(LOCAL, task, engine)
 
 

@@ -49,14 +49,14 @@ def test_too_old_a_java_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_java_home_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(UsageProblem, match=f"JAVA_HOME is {tmp_path}, but there is no program"):
+    with pytest.raises(UsageProblem, match=f"JAVA_HOME is {tmp_path}, but there is no executable file"):
         require_java()
 
 
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageProblem, match=r"No Java was found.*Install a JDK 17"):
+    with pytest.raises(UsageProblem, match=r"Java was not found.*Install a JDK 17"):
         require_java()
 
 

@@ -92,4 +92,4 @@ def test_free_space_that_shrinks_meanwhile_counts() -> None:
     refusal = str(space.refusal(one, 50))
     assert "needs up to 50 bytes" in refusal
     assert "40 are free" in refusal
-    assert "Free 10 bytes" in refusal
+    assert "Free 10 more bytes" in refusal

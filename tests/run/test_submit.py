@@ -81,7 +81,7 @@ def test_the_import_job_writes_what_the_command_line_would(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert [row["status"] for row in rows] == ["imported"] * 2
-    assert "tasks read Parquet themselves" in done.stderr
+    assert "tasks read Parquet without the JVM" in done.stderr
     found = {n: [record.key for record in records_of(logs / f"orders-{n}")] for n in range(2)}
     assert found == {n: [key for key in keys if partition_of(key, 2) == n] for n in range(2)}
 

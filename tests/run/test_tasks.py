@@ -55,7 +55,7 @@ def test_an_answer_runs_nothing_in_the_driver(spark: Any, tmp_path: Path) -> Non
     assert not (tmp_path / "mark").exists()
     assert outcome.value is None
     assert outcome.problem is not None
-    assert "OpensWhereUnpickled is no data" in outcome.problem.what
+    assert "OpensWhereUnpickled cannot be serialized" in outcome.problem.what
 
 
 def test_a_killed_worker_fails_its_own_payload_only(spark: Any, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_killed_worker_fails_its_own_payload_only(spark: Any, tmp_path: Path) 
     assert [outcome.value for outcome in outcomes] == [0, 1, None, 3, 4]
     problem = outcomes[2].problem
     assert type(problem) is KeytailError
-    assert "killed, twice" in problem.what
+    assert "killed twice" in problem.what
     assert "--map-memory" in (problem.remedy or "")
     assert len(list(tmp_path.glob("2.*"))) == 2, "with its job, then alone"
     assert [number for number, _ in again] == [0, 1, 2, 3, 4], "what the lost job has left may go"

@@ -90,7 +90,7 @@ def test_a_target_in_or_around_a_log_dir_is_a_usage_error(
     before = snapshot(tmp_path)
     done = run("salvage", "--log-dirs", log_dir, "--to", tmp_path / where, "--execute")
     assert done.exit_code == 2
-    assert "inside of a log dir" in done.output
+    assert "[overlaps-log-dir]" in done.output
     assert snapshot(tmp_path) == before
 
 

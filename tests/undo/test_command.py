@@ -51,7 +51,7 @@ def compact(run: Run, log_dir: Path, *more: str | Path) -> tuple[dict[str, dict[
         flags = ("--now", "1750000000000", *flags)
     result = run("compact", "--log-dirs", log_dir, *CONFIG, *flags, log_dir.parent / "kept", *more)
     assert result.exit_code in (0, 1, 3), result.stderr
-    found = re.search(r"originals of run (\w+) are", result.stderr)
+    found = re.search(r"backup of run (\w+) is", result.stderr)
     return rows_of(result), found[1] if found else ""
 
 
@@ -139,7 +139,7 @@ def test_refused_with_every_difference_and_the_others_are_done(run: Run, log_dir
     left = everything(log_dir)
     result = run("undo", "--originals", log_dir.parent / "kept", "--run", run_id)
     assert result.exit_code == 3
-    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is gone", "the log start offset is 33 now, and was 0"):
+    for text in (f"{0:020d}.log has", f"{0:020d}.timeindex is missing", "the log start offset is 33, and was 0"):
         assert f"orders-1: {text}" in result.stdout
     assert everything(log_dir) == left
     status, rows = undo(run, log_dir, "--run", run_id, "--execute")
@@ -247,8 +247,8 @@ def test_a_dry_run_says_that_links_free_nothing_and_makes_nothing(run: Run, log_
     kept = log_dir.parent / "kept"
     result = run("compact", "--log-dirs", log_dir, *CONFIG, "--keep-originals", kept)
     assert result.exit_code == 0
-    assert f"kept as hard links in {kept}: nothing that was replaced frees its space until" in result.stderr
-    assert "in rounds (--max-scratch-bytes, or for want of space) frees nothing between them" in result.stderr
+    assert f"kept as hard links in {kept}: replaced files free no space until" in result.stderr
+    assert "(because of --max-scratch-bytes, or for lack of space) frees nothing between them" in result.stderr
     assert "--forget" in result.stderr
     assert not kept.exists()
 
@@ -257,14 +257,14 @@ def test_a_dry_run_says_that_links_free_nothing_and_makes_nothing(run: Run, log_
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--keep-originals", "logs/kept"], "is inside of a log dir"),
-        (["--keep-originals", "logs"], "is inside of a log dir"),
-        (["--keep-originals", "."], "holds one"),
-        (["--keep-originals", "link/kept"], "is inside of a log dir"),
+        (["--keep-originals", "logs/kept"], "is inside a log dir"),
+        (["--keep-originals", "logs"], "is inside a log dir"),
+        (["--keep-originals", "."], "contains one"),
+        (["--keep-originals", "link/kept"], "is inside a log dir"),
         (["--keep-originals", "others/kept"], "which is a log dir"),
         (["--keep-originals", "nowhere/kept"], "does not exist"),
-        (["--keep-originals", "file"], "is no directory"),
-        (["--copy-originals"], "give both"),
+        (["--keep-originals", "file"], "is not a directory"),
+        (["--copy-originals"], "requires --keep-originals"),
     ],
 )
 def test_wrong_usage(run: Run, log_dir: Path, execute: list[str], flags: list[str], told: str) -> None:
@@ -284,15 +284,15 @@ def test_wrong_usage_of_undo(run: Run, log_dir: Path) -> None:
     _, run_id = compact(run, log_dir)
     kept = log_dir.parent / "kept"
     for flags, told in (
-        (["--run", "nosuch"], f"Kept are runs: {run_id}"),
-        (["--run", run_id, "--partitions", "orders-9"], "kept nothing"),
-        (["--execute"], "need --run"),
-        (["--forget"], "need --run"),
+        (["--run", "nosuch"], f"has a backup here ({run_id})"),
+        (["--run", run_id, "--partitions", "orders-9"], "[no-backup-of-partition]"),
+        (["--execute"], "require --run"),
+        (["--forget"], "require --run"),
     ):
         result = run("undo", "--originals", kept, *flags)
         assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
     result = run("undo", "--originals", log_dir.parent / "nowhere")
-    assert (result.exit_code, "--originals is no directory" in result.stderr) == (2, True)
+    assert (result.exit_code, "--originals is not a directory" in result.stderr) == (2, True)
 
 
 def test_refused_while_someone_holds_the_log_dir(run: Run, log_dir: Path) -> None:
@@ -366,7 +366,7 @@ def test_no_room_to_copy_them_back(run: Run, log_dir: Path) -> None:
     with patch.object(FileSystem, "free_bytes", lambda self, path: 100):
         status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0", "--execute")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})
-    assert re.search(r"copying the originals back needs \d+ bytes, and 100 are free", rows["orders-0"]["error"])
+    assert re.search(r"restoring the backup needs \d+ bytes, but 100 are free", rows["orders-0"]["error"])
     assert everything(log_dir) == left
 
 
@@ -393,6 +393,6 @@ def test_leftovers_are_resolved_by_a_run_that_executes(run: Run, log_dir: Path) 
         file.rename(f"{file}.swap")
     status, rows = undo(run, log_dir, "--run", run_id, "--partitions", "orders-0")
     assert (status, statuses(rows)) == (1, {"orders-0": "refused"})
-    assert "--execute does that first" in rows["orders-0"]["error"]
+    assert "--execute finishes it first" in rows["orders-0"]["error"]
     assert undo(run, log_dir, "--run", run_id, "--execute")[0] == 0
     assert everything(log_dir) == before

@@ -149,7 +149,7 @@ def test_without_hard_links_copies_are_kept_and_put_back(tmp_path: Path) -> None
     assert tree(story.path) == story.before
     partition, originals = Partition(SEGMENTS, GROUPS), Originals(str(tmp_path / "others"), False)
     partition.make(tmp_path / "logs2")
-    with pytest.raises(Refused, match="cannot have a hard link") as caught:
+    with pytest.raises(Refused, match="cannot create a hard link") as caught:
         keep(
             WithoutLinks(), originals, str(tmp_path / "logs2" / PARTITION), partition.outputs()[:1], run_id="r2",
             topic="orders", partition=0, source_bases=[0, 10], end_offset=ACTIVE, next_checkpoint=ACTIVE, now_ms=1,
@@ -239,30 +239,31 @@ def compact_again(story: Story) -> None:
 
 # What a broker, or anyone, may have done since; what is said of it.
 DIFFERENCES: dict[str, tuple[Callable[[Story], object], str]] = {
-    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents now than the run left"),
-    "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes now, .* left"),
-    "compacted again": (compact_again, r"0000.log has \d+ bytes now, the run left \d+"),
-    "an index made anew": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes now"),
-    "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is gone"),
-    "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is gone"),
-    "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log is there now"),
-    "one that was merged": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log is there now"),
-    "a new index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex is there now"),
-    "a snapshot back": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot is there now"),
+    "a flipped bit": (lambda s: flip(s.path / f"{0:020d}.log"), "0000.log has other contents than after the run"),
+    "a longer file": (lambda s: rewrite(s.path / f"{24:020d}.index", bytes(24)), r"24.index has 24 bytes, .* after"),
+    "compacted again": (compact_again, r"0000.log has \d+ bytes, and had \d+ after the run"),
+    "an index made anew": (lambda s: rewrite(s.path / f"{20:020d}.timeindex", b""), "20.timeindex has 0 bytes, and"),
+    "a segment gone": (lambda s: (s.path / f"{20:020d}.log").unlink(), "20.log is missing"),
+    "an index gone": (lambda s: (s.path / f"{24:020d}.txnindex").unlink(), "24.txnindex is missing"),
+    "a segment between": (lambda s: write_segment(s.path, 5, log_of([5]), ""), "05.log was added"),
+    "one that was merged": (lambda s: write_segment(s.path, 10, log_of([12]), ""), "10.log was added"),
+    "a new index": (lambda s: rewrite(s.path / f"{0:020d}.txnindex", txn_index(3)), "00.txnindex was added"),
+    "a snapshot back": (lambda s: rewrite(s.path / f"{10:020d}.snapshot", NO_PRODUCERS), "10.snapshot was added"),
     "another snapshot": (lambda s: flip(s.path / f"{30:020d}.snapshot"), "30.snapshot has other contents"),
     "the log start": (
         lambda s: (s.logs / "log-start-offset-checkpoint").write_text("0\n1\norders 0 7\n"),
-        r"the log start offset is 7 now, and was 0 \(log-start-offset-checkpoint\)",
+        r"the log start offset is 7, and was 0 before the run \(log-start-offset-checkpoint\)",
     ),
     "an epoch": (
         lambda s: (s.path / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n5 25\n"),
-        "has epoch 0 from 0, epoch 5 from 25 below offset 40 now, and had epoch 0 from 0, epoch 4 from 25",
+        "has epoch 0 from offset 0, epoch 5 from offset 25 below offset 40, and had epoch 0 from offset 0, epoch 4 "
+        "from offset 25 before the run",
     ),
     "an epoch gone": (
-        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has nothing below offset 40 now, and had epoch 0"
+        lambda s: (s.path / "leader-epoch-checkpoint").unlink(), "has no epochs below offset 40, and had epoch 0"
     ),
-    "cleaned further": (lambda s: s.set_cleaner(41), "cleaner-offset-checkpoint has 41 now, the run left 40"),
-    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry now"),
+    "cleaned further": (lambda s: s.set_cleaner(41), "checkpoint has offset 41, and had offset 40 after"),
+    "a checkpoint gone": (lambda s: s.set_cleaner(None), "cleaner-offset-checkpoint has no entry, and had offset 40"),
 }  # fmt: skip
 
 
@@ -308,7 +309,7 @@ def test_originals_that_are_damaged_are_told_before_anything_is_changed(tmp_path
         flip(kept)
     else:
         kept.write_bytes(kept.read_bytes() + b"x")
-    with pytest.raises(CorruptLog, match=rf"kept original .*{kept}.*cannot be undone"):
+    with pytest.raises(CorruptLog, match=rf"file of the backup .*{kept}.*cannot be undone.*\[damaged-backup\]"):
         check_originals(LOCAL, story.manifest, story.entry, story.decide().parts)
     assert tree(story.path) == story.left
 

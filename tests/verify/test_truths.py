@@ -347,7 +347,7 @@ def test_what_a_broker_recovers_is_worded_so(tmp_path: Path) -> None:
     claims = Claims(clean_shutdown=False, recovery_point=20)
     report = verify_partition(LOCAL, str(tmp_path), claims)
     assert [(f.kind, f.severity) for f in report] == [("time-index-missing", "error"), ("index-missing", "warning")]
-    assert "writes its indexes anew" in report.findings[1].broker
+    assert "rebuilds its indexes" in report.findings[1].broker
 
 
 def test_who_may_use_a_file(tmp_path: Path) -> None:

@@ -76,8 +76,9 @@ def audit(
     the row of each compared partition when it is done."""
     if len(given) < 2:
         raise UsageProblem(
-            "an audit needs two replicas",
-            remedy="Give --replica [NAME=]DIR[,DIR] once for each broker, with all of its log dirs",
+            "an audit needs at least two replicas",
+            remedy="Pass --replica [NAME=]DIR[,DIR] once for each broker, with all of its log dirs",
+            slug="fewer-than-two-replicas",
         )
     replicas = replicas_of(fs, given)
     hosting = _hosting(replicas, choice)
@@ -119,10 +120,10 @@ def _job(fs: FileSystem, row: AuditRow, hosting: _Hosting, examples: int) -> Aud
     from keytail.audit.scan import AuditTask  # noqa: PLC0415 (brings in the kernels)
 
     if len(hosting) == 1:
-        return replace(row, status="skipped", error=f"only replica {hosting[0][0].name} hosts it")
+        return replace(row, status="skipped", error=f"only replica {hosting[0][0].name} has this partition")
     if len(hosting) > MOST_REPLICAS:
-        what = f"{len(hosting)} replicas of a partition, of which {MOST_REPLICAS} can be compared"
-        raise Refused(what, remedy="Give fewer --replica at a time")
+        what = f"{len(hosting)} replicas have this partition, but at most {MOST_REPLICAS} can be compared"
+        raise Refused(what, remedy="Pass fewer --replica flags at a time", slug="too-many-replicas")
     topic_id = next((i for *_, entry in hosting if (i := read_topic_id(fs, entry.path)) is not None), None)
     for replica, _, entry in hosting:
         refuse_other_topic(fs, replica.name, entry.path, topic_id)
@@ -147,7 +148,9 @@ def _log(fs: FileSystem, replica: Replica, log_dir: LogDirFacts, entry: Partitio
         raise Refused(
             f"replica {replica.name}: {'; '.join(facts.problems)}",
             path=entry.path,
-            remedy="If a broker runs there it may be at work on just this; audit once more. `keytail verify` says more",
+            remedy="If a broker is running there, it may be changing the partition: run the audit again. For details, "
+            "run `keytail verify`",
+            slug="unexpected-partition-state",
         )
     cleaned_to = facts.cleaner_checkpoint
     if cleaned_to is None and fs.exists(os.path.join(log_dir.path, names.CLEANER_CHECKPOINT)):
@@ -257,10 +260,10 @@ def _notes(job: AuditJob) -> list[str]:
     task, notes = job.task, []
     for log in task.replicas:
         if log.log_end_offset > task.end_offset:
-            notes.append(f"{log.name} goes on to offset {log.log_end_offset}, which is not compared")
+            notes.append(f"{log.name} continues to offset {log.log_end_offset}; this part is not compared")
         if log.cleaned_to is None:
             notes.append(
-                f"{log.name} has no cleaner-offset-checkpoint: cleaning may have removed records up to its end"
+                f"{log.name} has no cleaner-offset-checkpoint: cleaning may have removed records up to its log end"
             )
     return notes
 

@@ -155,9 +155,10 @@ class _Scan:
                     position = stride.position + len(good.raw)
                     if len(good.table) < len(stride.table):
                         raise CorruptLog(
-                            "batches of this file, or of it and the next one, have the same offsets",
+                            "batches of this file, or of this file and the next one, have the same offsets",
                             path=self._path,
                             byte_position=position,
+                            slug="overlapping-batches",
                         )
                 break
             except CorruptLog as damage:

@@ -148,9 +148,10 @@ def _compare_places(task: AuditTask, parts: _Parts) -> tuple[Counter[str], list[
     used = kernels.merge_places(places, begin.copy(), end, task.end_offset, counts, differing)
     if used < 0:
         raise KeytailError(
-            "the records of a replica do not come in the order of their offsets",
+            "the records of a replica are not in the order of their offsets",
             path=task.replicas[0].path,
-            remedy="`keytail verify` says which file is wrong; if a broker runs there, audit once more",
+            remedy="Run `keytail verify` to find the file; if a broker is running there, run the audit again",
+            slug="records-out-of-order",
         )
     found = []
     for kind, *which in differing[:used].tolist():

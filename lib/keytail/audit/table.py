@@ -11,25 +11,25 @@ from keytail.audit.command import AuditRow
 from keytail.cli import rows as show
 
 WHAT = {
-    "control": "a marker in one replica, a record in another",
-    "control-type": "markers of another type",
-    "key": "records of another key at the same offset",
-    "value": "records with another value",
-    "headers": "records with other headers",
-    "timestamp": "records with another timestamp",
-    "leader-epoch": "records of another leader epoch",
-    "producer-id": "records of another producer",
-    "producer-epoch": "records of another producer epoch",
-    "sequence": "records with another sequence number",
-    "transactional": "records within a transaction in one replica, without one in another",
+    "control": "offsets with a marker in one replica and a record in another",
+    "control-type": "markers with different types",
+    "key": "offsets with records of different keys",
+    "value": "records with different values",
+    "headers": "records with different headers",
+    "timestamp": "records with different timestamps",
+    "leader-epoch": "records with different leader epochs",
+    "producer-id": "records with different producer ids",
+    "producer-epoch": "records with different producer epochs",
+    "sequence": "records with different sequence numbers",
+    "transactional": "records that are transactional in one replica and not in another",
     "lost": "records that are missing without a reason",
     "decided-otherwise": "transactions that are aborted in one replica and committed in another",
-    "marker-lost": "transactions whose data is there without the marker that others have",
-    "epoch-start": "leader epochs that begin elsewhere, with records between",
+    "marker-lost": "transactions with data in a replica that lacks the marker that other replicas have",
+    "epoch-start": "leader epochs with different start offsets, and records between these",
 }
 _EARLY = {
-    "tombstone": "tombstones are gone from one replica while another still has older records of their keys",
-    "marker": "markers are gone from one replica while another still has data of their transactions",
+    "tombstone": "tombstones were removed from one replica while another still has older records of their keys",
+    "marker": "markers were removed from one replica while another still has data of their transactions",
 }
 
 
@@ -49,7 +49,7 @@ def print_table(rows: Sequence[AuditRow]) -> None:
             console.print(f"\n{escape(row.name)}: {escape(text)}", soft_wrap=True)
     show.print_reasons([(row.name, row.status, row.error) for row in rows if row.error and row.divergences is None])
     bad = sum(row.status not in ("alike", "skipped") for row in rows)
-    verdict = f"{bad} not alike" if bad else "nothing differs"
+    verdict = f"{bad} not alike" if bad else "no differences found"
     console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {verdict}.")
 
 
@@ -64,7 +64,7 @@ def _texts(row: AuditRow) -> list[str]:
             f" ({gap['path']}, byte position {gap['byte_position']})"
         )
     for kind, count in (row.dropped_early or {}).items():
-        texts.append(f"{count:,} {_EARLY[kind]}; no difference as long as that one keeps its own")
+        texts.append(f"{count:,} {_EARLY[kind]}; this is no difference as long as the other one retains its {kind}s")
     return texts + list(row.notes)
 
 
@@ -79,5 +79,5 @@ def _example(one: dict[str, Any]) -> str:
     differing = sorted(key for key in fields if len({repr(record.get(key)) for record in held.values()}) > 1)
     shown = differing or ["timestamp_ms", "leader_epoch"]
     texts = [f"{name} has {', '.join(f'{key} {record.get(key)}' for key in shown)}" for name, record in held.items()]
-    lacking = f"; {', '.join(one['lacking'])} has none" if one.get("lacking") else ""
+    lacking = f"; missing in {', '.join(one['lacking'])}" if one.get("lacking") else ""
     return f"offset {one['offset']}: {', '.join(texts)}{lacking}"

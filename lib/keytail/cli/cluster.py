@@ -20,8 +20,8 @@ _MOST_NAMED = 10
 NO_METADATA = "no metadata log here (ZooKeeper?)"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
 GIVE_SETTINGS = (
-    f"Save the settings of topics, from any broker of the cluster that runs: `{SETTINGS_COMMAND} > topics.txt`; then "
-    "run again with --topic-configs topics.txt"
+    f"Save the settings of topics from any running broker of the cluster: `{SETTINGS_COMMAND} > topics.txt`; then run "
+    "again with --topic-configs topics.txt"
 )
 
 
@@ -48,7 +48,7 @@ class Cluster:
         """Return a message about the metadata log, with a warning if it is old. `topic_configs`: the file of
         `--topic-configs`, empty if not given."""
         if self.metadata is None and topic_configs:
-            return f"{self.problem}. The settings of topics are those of {topic_configs}"
+            return f"{self.problem}. Settings of topics are read from {topic_configs}"
         if self.metadata is None:
             return f"{self.problem}. {GIVE_SETTINGS}"
         at = self.metadata
@@ -58,13 +58,13 @@ class Cluster:
         if at.unknown_types:
             types = ", ".join(map(str, at.unknown_types))
             said += (
-                f". Warning: records of type {types} are passed over, which this release does not know: if they are "
-                "about topics, the settings here may not be those that hold. Update keytail"
+                f". Warning: records of type {types} are ignored, because this release does not know them: if they "
+                "concern topics, the settings used here may not be the effective ones. Update keytail"
             )
         if not self.is_old(now_ms):
             return said
         age = duration_text(now_ms - at.as_of_ms)
-        return f"{said}. Warning: that is {age} before this run, and settings of topics may have changed since"
+        return f"{said}. Warning: this is {age} before this run; settings of topics may have changed since"
 
     @property
     def is_uncertain(self) -> bool:
@@ -104,7 +104,8 @@ class Cluster:
             raise Refused(
                 f"stray: {why}",
                 path=entry.path,
-                remedy="A broker that starts here renames the directory; if it is needed, find out why it is here",
+                remedy="If the directory is needed, find out why it is here: a broker that starts here renames it",
+                slug="stray-partition",
             )
 
     def _stray(self, fs: FileSystem, entry: PartitionEntry) -> str:
@@ -114,9 +115,9 @@ class Cluster:
             return f"the {self.origin} has no topic {entry.topic}"
         topic_id = read_topic_id(fs, entry.path)
         if topic_id is None:
-            return f"the directory has no {names.PARTITION_METADATA}, by which a broker knows whose it is"
+            return f"the directory has no {names.PARTITION_METADATA}, from which a broker reads its topic id"
         if topic_id != topic.topic_id:
-            return f"the directory is of topic id {topic_id}, but {entry.topic} has {topic.topic_id}"
+            return f"the topic id of the directory is {topic_id}, but that of {entry.topic} is {topic.topic_id}"
         replicas = topic.replicas.get(entry.partition)
         if replicas is None:
             return f"{entry.topic} has no partition {entry.partition}"
@@ -129,8 +130,8 @@ def _uncertain(topics: Mapping[str, str]) -> str:
     named = sorted(topics)
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
-        f"Warning: settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown, since {topics[named[0]]}. Update "
-        "keytail, or give their settings by --topic-configs"
+        f"Warning: the settings of {', '.join(named[:_MOST_NAMED])}{more} are unknown: {topics[named[0]]}. Update "
+        "keytail, or give their settings with --topic-configs"
     )
 
 

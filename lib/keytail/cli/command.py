@@ -82,8 +82,8 @@ def _tell_stopped(why: str, rows: Sequence[Any] | None, status: int, as_json: bo
     done = ", ".join(f"{number} {status}" for status, number in counts.most_common())
     show.tell("", "error")
     _say(
-        f"{why}{f': {done}' if done else ''}. What is reported as done is done, nothing is half replaced, and a broker "
-        "may start. To go on, run the same command again"
+        f"{why}{f': {done}' if done else ''}. What is reported as done is complete, no file is partly replaced, and a "
+        "broker may start. To continue, run the same command again"
     )
     if rows is not None and as_json:
         show.print_json(rows)
@@ -143,4 +143,5 @@ def refuse_master(submitted: bool, master: str | None) -> None:
         raise UsageProblem(
             "--master after the job's name has no effect under spark-submit",
             remedy="Give it to spark-submit, before the job's name",
+            slug="master-under-spark-submit",
         )

@@ -78,12 +78,12 @@ class Configuration:
         missing = self.of(topic).unknown(names)
         if not missing:
             return ""
-        text = f"topic config unknown: {self.why_unknown(topic)}. Not known of {topic}: {', '.join(missing)}. "
-        text += f"Give --topic-configs FILE with what `{SETTINGS_COMMAND}` prints, or each as --topic-config "
+        text = f"topic config unknown: {self.why_unknown(topic)}. Unknown settings of {topic}: {', '.join(missing)}. "
+        text += f"Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as --topic-config "
         text += f"{topic}:key=value"
         if CLEANUP_POLICY in missing:
-            return f"{text}, cleanup.policy as Kafka shows it: by a wrong one, records that are to be kept are removed"
-        return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own beside those given"
+            return f"{text}, cleanup.policy as Kafka shows it: a wrong one removes records that must be retained"
+        return f"{text}; or state with --topics-have-no-overrides that it has no settings of its own but those given"
 
     def message_format_of(self, topic: str) -> MessageFormat:
         """Return whether messages of magic 0 and 1 may become version 2; the command line takes precedence."""
@@ -118,11 +118,11 @@ def read_configuration(
     """Return the configuration by flags: `path` is the broker's file, `topic_configs` a file of topics' settings."""
     broker: Mapping[str, Setting] = {}
     if path is not None:
-        data = _read(path, "--config", "Give the server.properties that the broker is started with")
+        data = _read(path, "--config", "Give the server.properties with which the broker is started")
         broker = from_broker(parse_server_properties(data, path), path)
     of_topics = TopicConfigs()
     if topic_configs is not None:
-        remedy = "Give a file with what kafka-configs.sh --describe --entity-type topics --all prints"
+        remedy = "Give a file with the output of kafka-configs.sh --describe --entity-type topics --all"
         of_topics = parse_topic_configs(_read(topic_configs, "--topic-configs", remedy), topic_configs)
     return Configuration(
         from_command_line(topic_config), broker, topics_have_no_overrides, of_topics, metadata_is_current
@@ -133,4 +133,6 @@ def _read(path: str, flag: str, remedy: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UsageProblem(f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy) from error
+        raise UsageProblem(
+            f"{flag} cannot be read: {error.strerror}", path=path, remedy=remedy, slug="unreadable-settings-file"
+        ) from error

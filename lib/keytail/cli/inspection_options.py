@@ -13,7 +13,7 @@ Replicas = Annotated[
     typer.Option(
         "--replica",
         metavar="[NAME=]DIR[,DIR]",
-        help="The log directories of one broker, all of them. Give it once for each broker, at least twice.",
+        help="All log dirs of one broker. Give the flag once for each broker, at least twice.",
         rich_help_panel=SELECT,
     ),
 ]
@@ -23,7 +23,7 @@ Examples = Annotated[
         "--examples",
         metavar="N",
         parser=within(1, 10_000),
-        help="Most examples of each kind of difference.",
+        help="Maximum number of examples for each kind of difference.",
         rich_help_panel=RUN,
     ),
 ]
@@ -33,7 +33,7 @@ Offset = Annotated[
         "--offset",
         metavar="N",
         parser=within(0, LONG_MAX),
-        help="Find the first record at this offset or behind it.",
+        help="Find the first record at or after this offset.",
         rich_help_panel=RUN,
     ),
 ]
@@ -43,19 +43,19 @@ Timestamp = Annotated[
         "--timestamp",
         metavar="MS-OR-TIME",
         help="Find the first record at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z "
-        "(UTC unless it names a zone).",
+        "(UTC unless it contains a time zone).",
         rich_help_panel=RUN,
     ),
 ]
 Explain = Annotated[
     bool,
-    typer.Option("--explain", help="Say each step of the search, with its numbers.", rich_help_panel=RUN),
+    typer.Option("--explain", help="Print each step of the search, with its numbers.", rich_help_panel=RUN),
 ]
 AllSettings = Annotated[
     bool,
-    typer.Option("--all", help="Show every setting, Kafka's defaults too, each with where it comes from."),
+    typer.Option("--all", help="Show every setting, including Kafka's defaults, each with its source."),
 ]
 CountRecords = Annotated[
     bool,
-    typer.Option("--records", help="Count the records: reads every batch. Without it only offsets are known."),
+    typer.Option("--records", help="Count the records, which reads every batch. Without it only offsets are known."),
 ]

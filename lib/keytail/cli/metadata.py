@@ -30,8 +30,8 @@ from keytail.telling import say
 
 _MOST_NAMED = 10
 _ASSERT_CURRENT = (
-    "Only if the cluster still runs with this metadata log, and no setting was changed after its newest record, state "
-    "so with --metadata-is-current"
+    "Give --metadata-is-current only if the cluster still runs with this metadata log, and no setting was changed "
+    "after its newest record"
 )
 
 
@@ -94,7 +94,7 @@ def _mode(fs: FileSystem, log_dirs: Sequence[str], configuration: Configuration,
 def _why_absent(properties: Mapping[str, MetaProperties]) -> str:
     for file, found in properties.items():
         if found.version == 0:
-            return f"no metadata log here: the broker runs with ZooKeeper, by version=0 in {file}"
+            return f"no metadata log here: the broker runs with ZooKeeper, according to version=0 in {file}"
     return NO_METADATA
 
 
@@ -108,9 +108,11 @@ def _refuse_zookeeper(metadata: ClusterMetadata, properties: Mapping[str, MetaPr
     for file, found in properties.items():
         if found.version == 0:
             raise Refused(
-                f"the metadata log {metadata.path} is not believed: by version=0 in {file} the broker runs with "
+                f"the metadata log {metadata.path} is not used: according to version=0 in {file}, the broker runs with "
                 "ZooKeeper, or did before a migration to KRaft",
-                remedy="Of a broker with KRaft give its file with --config: it has process.roles. " + _ASSERT_CURRENT,
+                remedy="If the broker runs with KRaft, give its server.properties, which contains process.roles, with "
+                "--config. " + _ASSERT_CURRENT,
+                slug="reverted-metadata-log",
             )
 
 
@@ -121,9 +123,10 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
     if appended is not None:
         age = duration_text(appended.time_ms - metadata.as_of_ms)
         raise Refused(
-            f"the metadata log {metadata.path} is not believed: its newest record, of {ms_text(metadata.as_of_ms)}, is "
+            f"the metadata log {metadata.path} is not used: its newest record, of {ms_text(metadata.as_of_ms)}, is "
             f"{age} older than what a broker appended to {appended.path} at {ms_text(appended.time_ms)}",
             remedy=_ASSERT_CURRENT,
+            slug="stale-metadata-log",
         )
 
 
@@ -159,7 +162,8 @@ def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setti
     if len(said) != 1:
         listed = ", ".join(f"{number} in {where}" for number, where in sorted(said.items()))
         raise Refused(
-            f"the broker's number differs: {listed}" if said else "no meta.properties names the broker's number",
-            remedy="Give the log dirs of one broker, and with --config the server.properties of the same",
+            f"the broker ids differ: {listed}" if said else "no meta.properties contains the broker id",
+            remedy="Give the log dirs of one broker, and with --config the server.properties of the same broker",
+            slug="different-broker-ids" if said else "no-broker-id",
         )
     return next(iter(said))

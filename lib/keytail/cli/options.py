@@ -17,7 +17,7 @@ import typer
 SELECT = "Which partitions"
 CONFIG = "Configuration"
 RUN = "How to run"
-SAFETY = "Statements that only you can make"
+SAFETY = "Safety assertions"
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -41,10 +41,10 @@ def size_bytes(text: str) -> int:
     """Return the number of bytes for `4096`, `512m`, `4g` or `1.5GiB` (units of 1024)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; give bytes, or a number with k, m, g or t as in 512m")
+        raise typer.BadParameter(f"invalid size {text!r}: use bytes or a suffix k, m, g or t, such as 512m")
     size = Decimal(match[1]) * _UNITS[match[2]]
     if size > LONG_MAX:
-        raise typer.BadParameter(f"{text!r} is not a size from 0 to {LONG_MAX} bytes")
+        raise typer.BadParameter(f"invalid size {text!r}: use 0 to {LONG_MAX} bytes")
     return int(size)
 
 
@@ -81,8 +81,8 @@ LogDirs = Annotated[
     typer.Option(
         "--log-dirs",
         metavar="DIR[,DIR]",
-        help="The broker's log directories: those that hold meta.properties and TOPIC-N folders. "
-        "Default: log.dirs of the file given by --config.",
+        help="The broker's log dirs: the directories that contain meta.properties and TOPIC-N directories. "
+        "Default: log.dirs of the file given with --config.",
         rich_help_panel=SELECT,
     ),
 ]
@@ -91,20 +91,20 @@ Topic = Annotated[
     typer.Option(
         "--topic",
         metavar="REGEX",
-        help="Topics whose whole name matches. Repeatable.",
+        help="Select topics whose whole name matches. Repeatable.",
         rich_help_panel=SELECT,
     ),
 ]
 TopicList = Annotated[
     list[str] | None,
-    typer.Option("--topic-list", metavar="A,B", help="Topics by name.", rich_help_panel=SELECT),
+    typer.Option("--topic-list", metavar="A,B", help="Select topics by name.", rich_help_panel=SELECT),
 ]
 Partitions = Annotated[
     list[str] | None,
     typer.Option(
         "--partitions",
         metavar="T-0,T-1",
-        help="Partitions by name. One named here that is skipped counts as refused.",
+        help="Select partitions by name. A partition named here that is skipped counts as refused.",
         rich_help_panel=SELECT,
     ),
 ]
@@ -113,7 +113,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The broker's server.properties. Only keys that keytail knows are read.",
+        help="The broker's server.properties. Keys that keytail does not use are ignored.",
         rich_help_panel=CONFIG,
     ),
 ]
@@ -122,7 +122,7 @@ TopicConfig = Annotated[
     typer.Option(
         "--topic-config",
         metavar="[TOPIC:]KEY=VALUE",
-        help="A setting under Kafka's name, for one topic or for all. Repeatable. cleanup.policy needs a topic.",
+        help="Setting by Kafka's name, for one topic or for all; cleanup.policy requires a topic. Repeatable.",
         rich_help_panel=CONFIG,
     ),
 ]
@@ -131,8 +131,8 @@ TopicConfigs = Annotated[
     typer.Option(
         "--topic-configs",
         metavar="FILE",
-        help="Settings of many topics: what kafka-configs.sh --describe --entity-type topics --all prints, or lines "
-        "TOPIC:KEY=VALUE. --topic-config takes precedence over it, and it over the metadata log.",
+        help="Settings of many topics: the output of kafka-configs.sh --describe --entity-type topics --all, or lines "
+        "TOPIC:KEY=VALUE. It overrides the metadata log, and --topic-config overrides it.",
         rich_help_panel=CONFIG,
     ),
 ]
@@ -140,7 +140,7 @@ NoOverrides = Annotated[
     bool,
     typer.Option(
         "--topics-have-no-overrides",
-        help="State that no selected topic has settings of its own beside those given. It says nothing about "
+        help="Assert that no selected topic has settings of its own besides those given. Does not apply to "
         "cleanup.policy, which must be read or given for each topic.",
         rich_help_panel=SAFETY,
     ),
@@ -149,8 +149,8 @@ MetadataIsCurrent = Annotated[
     bool,
     typer.Option(
         "--metadata-is-current",
-        help="State that the metadata log in the log dirs has the settings of today, though it looks like one that a "
-        "cluster left behind when it was reverted to ZooKeeper.",
+        help="Assert that the metadata log in the log dirs has the current settings, although it looks outdated, or "
+        "left behind by a cluster that was reverted to ZooKeeper.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -158,7 +158,7 @@ Execute = Annotated[
     bool,
     typer.Option(
         "--execute",
-        help="Change files. Without it the verb prints what it would do. The broker must be stopped.",
+        help="Change files. Without it the command prints what it would do. The broker must be stopped.",
         rich_help_panel=RUN,
     ),
 ]
@@ -166,8 +166,8 @@ RebuildAll = Annotated[
     bool,
     typer.Option(
         "--all",
-        help="Make anew every index file that is not what a recovering broker writes, though it is true of its log: "
-        "one that lived through a restart of the broker, or was written under another index.interval.bytes.",
+        help="Rebuild every index file that differs from what a recovering broker writes, even if it is valid: it "
+        "differs after a restart of the broker, or if index.interval.bytes was changed.",
         rich_help_panel=RUN,
     ),
 ]
@@ -175,8 +175,8 @@ Truncate = Annotated[
     bool,
     typer.Option(
         "--truncate",
-        help="Cut a log that a crash left torn where a broker would cut it at its start; what is lost is printed. "
-        "Only above the recovery point, and only where the broker did not stop cleanly.",
+        help="Truncate a log that was torn by a crash, where a broker would at its start, and print what is lost. "
+        "Only above the recovery point, and only if the broker did not stop cleanly.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -186,7 +186,7 @@ Now = Annotated[
         "--now",
         metavar="MS",
         parser=within(0, _LATEST_MS),
-        help="The time to decide by, in ms since 1970; for dry runs and tests.",
+        help="Time for all decisions, in ms since 1970, for dry runs and tests. Default: the clock.",
         rich_help_panel=RUN,
     ),
 ]
@@ -194,7 +194,7 @@ UnsafeClock = Annotated[
     bool,
     typer.Option(
         "--unsafe-clock",
-        help="Allow --execute with a --now more than 60 s from the clock, or a clock older than the logs.",
+        help="Allow --execute with a --now more than 60 s from the clock, or with a clock older than the logs.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -213,7 +213,7 @@ MapMemory = Annotated[
         "--map-memory",
         metavar="SIZE",
         parser=size_bytes,
-        help="Memory of one task's map of keys, such as 512m. Default: half of the memory over the tasks.",
+        help="Memory of one task's offset map, such as 512m. Default: half of the memory divided by the tasks.",
         rich_help_panel=RUN,
     ),
 ]
@@ -221,7 +221,7 @@ DropKeyless = Annotated[
     bool,
     typer.Option(
         "--drop-keyless",
-        help="Drop records without a key, as Kafka does. They mostly mean a wrong cleanup.policy.",
+        help="Remove records without a key, as Kafka does. They usually mean a wrong cleanup.policy.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -231,7 +231,8 @@ HighWatermarkFlag = Annotated[
         "--high-watermark",
         metavar=choices(HighWatermark),
         parser=one_of(HighWatermark),
-        help="log-end states that this copy never rejoins a cluster, or that all replicas were stopped.",
+        help="Source of the high watermark; log-end asserts that this copy never rejoins a cluster, or that all "
+        "replicas were stopped.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -239,7 +240,7 @@ SharedStorage = Annotated[
     bool,
     typer.Option(
         "--shared-storage",
-        help="State that no broker can reach the log dirs, which are on a file system that is not known to be local.",
+        help="Assert that no broker can reach the log dirs, which are on a file system not known to be local.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -248,8 +249,8 @@ LedgerFlag = Annotated[
     typer.Option(
         "--ledger",
         metavar="PATH",
-        help="A folder of Delta tables to which the run appends what it is about to do and what it did; made if it is "
-        "not there. Many runs may share it. `keytail history` reads it. Starts Spark. A dry run writes nothing.",
+        help="Directory of Delta tables to which the run appends what it is about to do and what it did; created if it "
+        "does not exist. Many runs may share it. `keytail history` reads it. Starts Spark. A dry run writes nothing.",
         rich_help_panel=RUN,
     ),
 ]
@@ -258,8 +259,8 @@ DeltaJars = Annotated[
     typer.Option(
         "--delta-jars",
         metavar="DIR",
-        help="A folder with Delta's jars, where no Maven repository can be reached. Default: Spark fetches them once "
-        "(about 30 s) and keeps them. Under spark-submit: its own --packages or --jars.",
+        help="Directory with Delta's jars, for hosts that cannot reach a Maven repository. Default: Spark downloads "
+        "them once (about 30 s) and keeps them. Under spark-submit use its own --packages or --jars.",
         rich_help_panel=RUN,
     ),
 ]
@@ -268,8 +269,8 @@ QuarantineReport = Annotated[
     typer.Option(
         "--quarantine-report",
         metavar="FILE",
-        help="Write a JSON array of the partitions that were left alone: what is wrong, where, and what would help. "
-        "Outside of every log dir.",
+        help="Write a JSON array of the refused, corrupt, damaged and failed partitions: what is wrong, where, and "
+        "what to do. The file must be outside of every log dir.",
         rich_help_panel=RUN,
     ),
 ]
@@ -278,8 +279,8 @@ RowsFile = Annotated[
     typer.Option(
         "--rows-file",
         metavar="FILE",
-        help="Write the rows of --output json to a file as well, where standard output is not to be had alone. Whole "
-        "or not at all, and outside of every log dir.",
+        help="Write the rows of --output json to a file too, for callers that cannot separate standard output. Written "
+        "whole or not at all. The file must be outside of every log dir.",
         rich_help_panel=RUN,
     ),
 ]
@@ -288,8 +289,8 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE.html",
-        help="Write what the run did as one HTML page, also where it ends early. Outside of every log dir. Needs "
-        "keytail[report].",
+        help="Write what the run did as one HTML page, also if it ends early. The file must be outside of every log "
+        "dir. Requires keytail\\[report].",
         rich_help_panel=RUN,
     ),
 ]
@@ -299,7 +300,7 @@ OutputFlag = Annotated[
         "--output",
         metavar=choices(Output),
         parser=one_of(Output),
-        help="json: an array of rows on standard output, and all else on standard error.",
+        help="Format; json: an array of rows on standard output, all other output on standard error.",
         rich_help_panel=RUN,
     ),
 ]

@@ -17,7 +17,7 @@ from keytail.errors import UsageProblem
 from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.telling import Level, Manner, say, speak
 
-_PANEL = "What is said on standard error"
+_PANEL = "Output on standard error"
 
 
 class LogFormat(StrEnum):
@@ -29,7 +29,7 @@ _FLAGS = {
     "quiet": (
         Annotated[
             bool,
-            typer.Option("--quiet", "-q", help="Say what is wrong and nothing else.", rich_help_panel=_PANEL),
+            typer.Option("--quiet", "-q", help="Print only warnings and errors.", rich_help_panel=_PANEL),
         ],
         False,
     ),
@@ -37,8 +37,8 @@ _FLAGS = {
         Annotated[
             bool,
             typer.Option(
-                "--verbose", "-v", help="A line for each partition and each of its phases, however many.",
-                rich_help_panel=_PANEL,
+                "--verbose", "-v", rich_help_panel=_PANEL,
+                help="Print a line for each partition and each of its phases, for any number of partitions.",
             ),
         ],
         False,
@@ -48,7 +48,7 @@ _FLAGS = {
             LogFormat,
             typer.Option(
                 "--log-format", metavar="text|json", parser=one_of(LogFormat),
-                help="json: an object a line, with time, level, message and figures, for log collectors.",
+                help="Format; json: one object per line with time, level, message and figures, for log collectors.",
                 rich_help_panel=_PANEL,
             ),
         ],
@@ -66,8 +66,8 @@ _OPENING_FLAGS = {
             int | None,
             typer.Option(
                 "--max-record-bytes", metavar="SIZE", parser=size_bytes,
-                help="The largest record, uncompressed, that is held in memory; one beyond it is refused. A task takes "
-                "up to five times as much. Default: 64m.",
+                help="Largest uncompressed record that is held in memory; larger ones are refused. A task uses up to "
+                "five times this size. Default: 64m.",
                 rich_help_panel=RUN,
             ),
         ],
@@ -99,7 +99,9 @@ def spoken(verb: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         speak(Manner(quiet and not verbose, verbose, log_format is LogFormat.json))
         if quiet and verbose:
-            raise UsageProblem("--quiet and --verbose contradict each other", remedy="Give one of them")
+            raise UsageProblem(
+                "--quiet and --verbose exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+            )
         if max_record_bytes is not None:
             os.environ[MAX_RECORD_VARIABLE] = str(max(max_record_bytes, 1))
         if verbose:

@@ -14,21 +14,25 @@ from keytail.log.fs import FileSystem
 @as_caller()
 def refuse_in_log_dirs(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
     """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in another one."""
-    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
+    remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([path, log_dir]) in (path, log_dir):
-            raise UsageProblem(f"{flag} is inside of a log dir, or holds one", path=path, remedy=remedy)
+            raise UsageProblem(
+                f"{flag} is inside a log dir or contains one", path=path, remedy=remedy, slug="overlaps-log-dir"
+            )
     refuse_below_log_dir(fs, path, flag)
 
 
 @as_caller()
 def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
     """Raise UsageProblem if `path` is a log dir of any broker, or in one."""
-    remedy = "Give a directory elsewhere: a broker does not start on a log dir with other directories in it"
+    remedy = "Give a directory elsewhere: a broker does not start on a log dir that contains other directories"
     above = path
     while above != os.path.dirname(above):
         if fs.exists(os.path.join(above, names.META_PROPERTIES)):
-            raise UsageProblem(f"{flag} is inside of {above}, which is a log dir", path=path, remedy=remedy)
+            raise UsageProblem(
+                f"{flag} is inside {above}, which is a log dir", path=path, remedy=remedy, slug="overlaps-log-dir"
+            )
         above = os.path.dirname(above)
 
 
@@ -42,7 +46,9 @@ def refuse_unwritable(path: str, flag: str) -> None:
             return
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise Refused(
-            f"started as root, keytail works as {current()}, the owner of the log dirs, who cannot write {flag}",
+            f"{current()} cannot write {flag}: started as root, keytail works as the owner of the log dirs",
             path=directory,
-            remedy="Give a directory that this user can write and reach: make it, and give it to that user (chown)",
+            remedy="Give a directory that this user can reach and write: create it, and make this user its owner "
+            "(chown)",
+            slug="unwritable-for-owner",
         )

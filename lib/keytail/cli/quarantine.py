@@ -65,7 +65,7 @@ def report(
 
     def write_rows(told: Sequence[Any]) -> None:
         if rows_file is not None:
-            _write("the file of rows", rows_file, lambda file: show.write_json(told, file))
+            _write("the rows file", rows_file, lambda file: show.write_json(told, file))
 
     try:
         yield rows

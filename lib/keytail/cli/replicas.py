@@ -41,19 +41,28 @@ def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = 
     for value in given:
         named, paths = _parsed(value)
         if not paths:
-            raise UsageProblem(f"--replica {value!r} names no directory", remedy="Give [NAME=]DIR[,DIR]")
+            raise UsageProblem(
+                f"--replica {value!r} contains no directory",
+                remedy="Give [NAME=]DIR[,DIR]",
+                slug="replica-without-directory",
+            )
         for path in dict.fromkeys(paths):
             identity = _identity(fs, path)
             if identity in taken:
                 raise UsageProblem(
-                    f"--replica names a log dir that is given already, as {taken[identity]}",
+                    f"--replica contains a log dir that was already given, as {taken[identity]}",
                     path=path,
-                    remedy="Each --replica names the log dirs of one broker, and of another one than the others",
+                    remedy="Give the log dirs of one broker with each --replica, of a different broker each time",
+                    slug="log-dir-given-twice",
                 )
             taken[identity] = path
         name = named or ",".join(paths)
         if any(name == other.name for other in replicas):
-            raise UsageProblem(f"two replicas are named {name}", remedy="Give each --replica a name of its own")
+            raise UsageProblem(
+                f"two replicas are named {name}",
+                remedy="Give each --replica a different name",
+                slug="duplicate-replica-name",
+            )
         surveyed = tuple(survey_log_dirs(fs, list(dict.fromkeys(paths))))
         entries = {(e.topic, e.partition): (facts, e) for facts in surveyed for e in facts.partitions}
         replicas.append(Replica(name, surveyed, entries))
@@ -76,7 +85,10 @@ def _identity(fs: FileSystem, path: str) -> tuple[int, int]:
         found = fs.stat(path)
     except FileNotFoundError as error:
         raise UsageProblem(
-            "no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them"
+            "no such log dir",
+            path=path,
+            remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
+            slug="no-such-log-dir",
         ) from error
     return found.device, found.inode
 
@@ -86,7 +98,8 @@ def refuse_other_topic(fs: FileSystem, name: str, path: str, topic_id: str | Non
     theirs = read_topic_id(fs, path)
     if topic_id is not None and theirs is not None and theirs != topic_id:
         raise Refused(
-            f"replica {name} holds another topic of this name: its topic id is {theirs}, here it is {topic_id}",
+            f"replica {name} has another topic of this name: its topic id is {theirs}, here it is {topic_id}",
             path=path,
-            remedy="One of them is left over from a topic that was deleted; give the log dirs of true replicas",
+            remedy="Give the log dirs of actual replicas: one of the two is left over from a deleted topic",
+            slug="topic-id-differs",
         )

@@ -196,7 +196,7 @@ def _reason(row: ResultRow) -> str:
     held = ""
     if row.removal_limit_replica is not None:
         held = (
-            f"tombstones and markers from offset {row.removal_limit_offset} on stay: replica "
+            f"tombstones and markers from offset {row.removal_limit_offset} on are retained: replica "
             f"{row.removal_limit_replica} has not been cleaned further"
         )
     return "; ".join(text for text in (row.error, held) if text)

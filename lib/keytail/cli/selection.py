@@ -41,8 +41,9 @@ def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(
-            "No log directories were given",
-            remedy="Give --log-dirs DIR[,DIR], or --config FILE with a server.properties that has log.dirs",
+            "no log dirs were given",
+            remedy="Give --log-dirs DIR[,DIR], or --config FILE with a server.properties that contains log.dirs",
+            slug="no-log-dirs",
         )
     return tuple(dict.fromkeys(str(Path(path).absolute()) for path in paths))
 
@@ -68,7 +69,9 @@ def _check_patterns(choice: Choice) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UsageProblem(f"--topic {pattern} is no regular expression: {error}") from error
+            raise UsageProblem(
+                f"--topic {pattern} is not a valid regular expression: {error}", slug="invalid-topic-pattern"
+            ) from error
 
 
 def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirFacts, PartitionEntry], ...]:
@@ -81,8 +84,9 @@ def pick(choice: Choice, surveyed: Sequence[LogDirFacts]) -> tuple[tuple[LogDirF
     if entries and not taken:
         topics = sorted({entry.topic for _, entry in entries})
         raise UsageProblem(
-            "No partition matches --topic, --topic-list and --partitions together",
-            remedy=f"The topics are: {', '.join(topics[:20])}{' ...' if len(topics) > 20 else ''}",
+            "no partition matches --topic, --topic-list and --partitions together",
+            remedy=f"Select from these topics: {', '.join(topics[:20])}{' ...' if len(topics) > 20 else ''}",
+            slug="no-partition-matches",
         )
     return taken
 
@@ -93,6 +97,7 @@ def _check_named(flag: str, named: Sequence[str], of_entries: Iterable[str]) -> 
         if name not in existing:
             near = get_close_matches(name, sorted(existing), n=1)
             raise UsageProblem(
-                f"{flag} names {name}, which is in none of the log dirs",
+                f"{flag} contains {name}, which is not in any of the log dirs",
                 remedy=f"Did you mean {near[0]}?" if near else None,
+                slug="unknown-topic-or-partition",
             )

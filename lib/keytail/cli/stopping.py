@@ -50,7 +50,7 @@ def stoppable() -> Iterator[None]:
         nonlocal patient_until_s
         if time.monotonic() < patient_until_s:
             with contextlib.suppress(OSError):  # its reader may have ended
-                os.write(2, b"keytail: stopping already; a moment\n")
+                os.write(2, b"keytail: already stopping, please wait\n")
             return
         patient_until_s = time.monotonic() + _PATIENCE_S
         raise Stopped(number)

@@ -51,7 +51,7 @@ def end_of_output(status: int, *, changes: bool) -> int:
     if problem is None:
         return status
     why = problem.strerror or str(problem)
-    meant = f"the exit status {status} is that of what was done"
+    meant = f"the exit status {status} is the result of the command itself"
     if problem is _CLOSED:
         say(f"keytail: standard output cannot be written: {why}; {meant}")
         return status

@@ -27,7 +27,7 @@ _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
 }
-_REMEDY = "Give a new name, or that of a regular file; rows on standard output are --output json"
+_REMEDY = "Give a new name, or that of a regular file; for rows on standard output use --output json"
 
 
 def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
@@ -35,7 +35,12 @@ def refuse_one_file_for_two(files: Mapping[str, str | None]) -> None:
     flags: dict[str, str] = {}
     for flag, path in files.items():
         if path is not None and (other := flags.setdefault(os.path.realpath(path), flag)) != flag:
-            raise UsageProblem(f"{other} and {flag} are the same file", path=path, remedy="Give each a file of its own")
+            raise UsageProblem(
+                f"{other} and {flag} are the same file",
+                path=path,
+                remedy="Give each flag a separate file",
+                slug="same-output-file",
+            )
 
 
 @as_caller()
@@ -46,15 +51,21 @@ def refuse_file(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([directory, log_dir]) == log_dir:
             raise UsageProblem(
-                f"{flag} lies in a log dir, where a broker would stumble over it",
+                f"{flag} is inside a log dir",
                 path=path,
-                remedy="Give a file somewhere else",
+                remedy="Give a file elsewhere: log dirs are for files of brokers only",
+                slug="overlaps-log-dir",
             )
     refuse_below_log_dir(fs, directory, flag)
     if kind := _not_a_regular_file(path):
-        raise UsageProblem(f"{flag} would replace {kind}", path=path, remedy=_REMEDY)
+        raise UsageProblem(f"{flag} would replace {kind}", path=path, remedy=_REMEDY, slug="output-file-not-regular")
     if not os.path.basename(path) or not os.path.isdir(directory) or not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageProblem(f"{flag} cannot be written", path=path, remedy="Give a file in a directory that exists")
+        raise UsageProblem(
+            f"{flag} cannot be written",
+            path=path,
+            remedy="Give a file in an existing directory in which you may create files",
+            slug="output-file-not-writable",
+        )
 
 
 def _not_a_regular_file(path: str, directory: int | None = None) -> str:
@@ -63,7 +74,7 @@ def _not_a_regular_file(path: str, directory: int | None = None) -> str:
         mode = os.stat(path, dir_fd=directory, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something that is no regular file")
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something other than a regular file")
 
 
 @as_caller()
@@ -92,7 +103,12 @@ def _write_in(directory: int, name: str, path: str, write: Callable[[TextIO], ob
             file.flush()
             os.fsync(file.fileno())
         if kind := _not_a_regular_file(name, directory):
-            raise Refused(f"there is {kind} of this name now, which the file would replace", path=path, remedy=_REMEDY)
+            raise Refused(
+                f"the file would replace {kind}, which has its name by now",
+                path=path,
+                remedy=_REMEDY,
+                slug="output-file-not-regular",
+            )
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with contextlib.suppress(OSError):

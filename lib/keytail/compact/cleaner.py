@@ -136,6 +136,7 @@ def check_hash(task: CleaningTask) -> None:
         raise Refused(
             f"the run was planned with hash {task.hash_name}, but host {os.uname().nodename} has {HASH_NAME}",
             remedy="Install the same versions of keytail and xxhash on every host",
+            slug="hash-differs-on-host",
         )
 
 

@@ -195,11 +195,11 @@ class Compaction:
     def _in_place_of_one_task(self, task: CleaningTask, reason: NeedsFanOut) -> Outcome[CleaningResult]:
         name = planned_row(task).name
         if isinstance(self.spark, Processes):
-            with_spark = "--master, or --fan-out always, starts Spark and takes all of it"
-            self.on_note(f"{name}: {reason.what}: it is compacted as far as they do; {with_spark}")
+            with_spark = "with --master, or --fan-out always, Spark compacts all of it"
+            self.on_note(f"{name}: {reason.what}: it is compacted as far as they fit; {with_spark}")
             [outcome] = self._run_tasks([replace(task, fan_out="never")], f"compact {name}, a part")
             return outcome
-        self.on_note(f"{name}: {reason.what}: all tasks share it (fan-out)")
+        self.on_note(f"{name}: {reason.what}: all tasks share this partition (fan-out)")
         return self._fan_out(task)
 
     def _fan_out(self, task: CleaningTask) -> Outcome[CleaningResult]:
@@ -247,7 +247,7 @@ class Compaction:
 
     def _give_up_waiting(self) -> None:
         for task in self._waiting.take_all():
-            self._add(task, planned_row(task).unchanged("skipped", "not begun: --deadline had passed"))
+            self._add(task, planned_row(task).unchanged("skipped", "not started: --deadline had passed"))
 
     def _add(self, task: CleaningTask, row: ResultRow) -> None:
         with self._changed:  # a re-entrant lock
@@ -337,7 +337,9 @@ class Compaction:
             self.on_trace(outcome.trace)
         result = outcome.value
         if outcome.problem is not None or result is None:
-            raise outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
+            raise outcome.problem or KeytailError(
+                "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+            )
         refuse_unseen(self.fs, task.scratch_path, sorted(written(result)), outcome.host)
         remove_lost_scratch(self.fs, task, result)
         return result

@@ -71,13 +71,15 @@ def tell_unhosted(names: Sequence[str]) -> None:
     if names:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         some = ", ".join(names[:_MOST_NAMED])
-        text = f"{some}{more}: no --replica hosts it, so its tombstones and markers go when their time is over"
+        text = f"no --replica hosts {some}{more}: tombstones and markers there are removed when their retention ends"
         say(f"keytail: {text}", "warning")
 
 
 def _unknown(name: str, path: str, why: str) -> Refused:
     return Refused(
-        f"how far replica {name} has been cleaned is not known: {why}",
+        f"the offset to which replica {name} has been cleaned is unknown: {why}",
         path=path,
-        remedy="Without that nobody can tell which tombstones may go; mend it, or take this --replica out",
+        remedy="Repair this replica, because the offset determines which tombstones may be removed; or omit its "
+        "--replica",
+        slug="unknown-cleaned-offset",
     )

@@ -83,7 +83,8 @@ def take_over(fs: FileSystem, task: CleaningTask, file: CleanFile) -> Any:
 
 def _differs(path: str) -> KeytailError:
     return KeytailError(
-        "what the round before left for this one is not what it wrote",
+        "a scratch file with the state of the previous round has changed since it was written",
         path=path,
-        remedy="Run again: a new run begins with a round of its own, from what is replaced so far",
+        remedy="Run again: a new run starts its first round from what has been replaced so far",
+        slug="scratch-file-changed",
     )

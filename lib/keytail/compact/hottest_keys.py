@@ -88,9 +88,10 @@ def _read(fs: FileSystem, reader: SegmentReader, part: HotPart) -> list[HotKey]:
                 return found
             first = end
     raise CorruptLog(
-        "the segment has fewer records than when it was mapped",
+        "the segment has fewer records than when its keys were counted",
         path=path,
-        remedy=f"Something else writes to {os.path.dirname(path)}; stop it and run again",
+        remedy=f"Stop the process that writes to {os.path.dirname(path)}, and run again",
+        slug="segment-changed",
     )
 
 

@@ -37,9 +37,11 @@ class Keeper:
     def refusal(self, task: CleaningTask) -> Refused:
         need, free = self.copy_bytes(task), self._free_bytes()
         return Refused(
-            f"copies of the originals need up to {need} bytes beside what else is to be written, and {free} are free",
+            f"copies of the originals need up to {need} bytes in addition to other output, but {free} are free",
             path=self.originals.directory,
-            remedy="Free space there, or keep originals on the log dir's file system, where hard links take none",
+            remedy="Free space there, or give a --keep-originals directory on the log dir's file system and omit "
+            "--copy-originals: hard links need no space",
+            slug="not-enough-space",
         )
 
     def keep(self, task: CleaningTask, result: CleaningResult) -> None:

@@ -129,7 +129,7 @@ class OffsetMap:
         kernels.check_slots(self._slots, counts)
         assert counts[0] == self.used, f"{counts[0]} slots in use, {self.used} counted"
         assert counts[1] == 0, f"{counts[1]} keys cannot be reached from their home slot"
-        assert counts[2] == 0, f"{counts[2]} keys stand twice"
+        assert counts[2] == 0, f"{counts[2]} keys occur twice"
         assert self.used <= self._max_entries
         assert len(self._slots) <= self._max_slots
         if self.is_counting:

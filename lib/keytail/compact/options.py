@@ -32,7 +32,7 @@ Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Compact whatever the dirty ratio and the maximum lag say (and nothing else).",
+        help="Compact regardless of the dirty ratio and the maximum lag; all other conditions apply.",
         rich_help_panel=RUN,
     ),
 ]
@@ -40,14 +40,14 @@ FromLogStart = Annotated[
     bool,
     typer.Option(
         "--from-log-start",
-        help="Compact from the log's start, whatever the cleaner's checkpoint says.",
+        help="Compact from the log start offset, regardless of the cleaner's checkpoint.",
         rich_help_panel=RUN,
     ),
 ]
 
 def _minutes(text: str) -> float:
     if not re.fullmatch(r"\d{1,9}(\.\d+)?|\.\d+", text, re.ASCII):
-        raise typer.BadParameter(f"{text!r} is not a number of minutes from 0 to 999999999")
+        raise typer.BadParameter(f"invalid number of minutes {text!r}: use a number from 0 to 999999999")
     return float(text)
 
 
@@ -57,8 +57,8 @@ Deadline = Annotated[
         "--deadline",
         metavar="MINUTES",
         parser=_minutes,
-        help="Begin nothing new after this many minutes, no partition and no round of groups; what has begun is "
-        "finished.",
+        help="Start no partition and no round of groups after this many minutes; what was started is finished. "
+        "Default: no limit.",
         rich_help_panel=RUN,
     ),
 ]
@@ -68,8 +68,8 @@ GroupingFlag = Annotated[
         "--grouping",
         metavar=choices(Grouping),
         parser=one_of(Grouping),
-        help="How segments are merged. measured: by the bytes that are left of them. kafka: by those before, as "
-        "Kafka's cleaner does, whose first pass merges little and leaves empty segments, which spoil time lookups.",
+        help="How segments are merged. measured: by their sizes after cleaning. kafka: by their sizes before, as by "
+        "Kafka's cleaner, whose first pass merges little and leaves empty segments, which impair lookups by time.",
         rich_help_panel=RUN,
     ),
 ]
@@ -79,8 +79,8 @@ FanOutFlag = Annotated[
         "--fan-out",
         metavar=choices(FanOut),
         parser=one_of(FanOut),
-        help="Whether the tasks of all hosts share one partition. auto: where its keys do not fit into --map-memory. "
-        "never: such a partition is compacted as far as they do, as by Kafka's cleaner. always: every partition.",
+        help="Whether the tasks of all hosts share one partition. auto: if its keys do not fit into --map-memory. "
+        "never: such a partition is compacted as far as its keys fit, as by Kafka's cleaner. always: every partition.",
         rich_help_panel=RUN,
     ),
 ]
@@ -90,9 +90,9 @@ MessageFormatFlag = Annotated[
         "--message-format",
         metavar=choices(OldMessages),
         parser=one_of(OldMessages),
-        help="What messages of magic 0 and 1 become. keep: messages of the same magic, which all brokers and clients "
-        "can read. v2: batches of version 2, for brokers from 3.0 on. Default: by message.format.version and "
-        "inter.broker.protocol.version; a partition with such messages is refused where nothing is known.",
+        help="Format for messages of magic 0 and 1. keep: the same magic, which all brokers and clients can read. "
+        "v2: batches of version 2, for brokers from 3.0 on. Default: by message.format.version and "
+        "inter.broker.protocol.version; if the format is unknown, partitions with such messages are refused.",
         rich_help_panel=RUN,
     ),
 ]
@@ -111,8 +111,8 @@ BrokerVersionFlag = Annotated[
         "--broker-version",
         metavar="VERSION",
         parser=_version,
-        help="Version of Kafka, such as 2.8, whose cleaner decides when tombstones and markers are removed. Below 3.1: "
-        "by the time of their file, and no delete horizon is written. Default, and from 3.1 on: by delete horizons, "
+        help="Version of Kafka, such as 2.8, whose rules determine when tombstones and markers are removed. Below 3.1: "
+        "by the time of their file, and no delete horizons are written. Default, and from 3.1 on: by delete horizons, "
         "which older brokers can read, and which remove nothing earlier.",
         rich_help_panel=RUN,
     ),
@@ -123,8 +123,8 @@ MaxScratch = Annotated[
         "--max-scratch-bytes",
         metavar="SIZE",
         parser=size_bytes,
-        help="Most bytes of new files beside the old ones, per file system; what needs more is replaced in rounds. "
-        "Default: half of what is free.",
+        help="Maximum bytes of new files beside the old ones, per file system; partitions that need more are replaced "
+        "in rounds. Default: half of the free space.",
         rich_help_panel=RUN,
     ),
 ]
@@ -134,8 +134,8 @@ Throttle = Annotated[
         "--throttle",
         metavar="SIZE",
         parser=size_bytes,
-        help="Most bytes that the tasks of a host read and write a second, together, such as 100m. Each task has an "
-        "equal share.",
+        help="Maximum bytes per second that all tasks of a host together read and write, such as 100m. Each task has "
+        "an equal share. Default: no limit.",
         rich_help_panel=RUN,
     ),
 ]
@@ -144,8 +144,8 @@ Replica = Annotated[
     typer.Option(
         "--replica",
         metavar="[NAME=]DIR[,DIR]",
-        help="The log directories of one other broker that holds replicas. Repeatable, once for each broker. They "
-        "are only read. Tombstones and markers then go only below the offset to which all replicas have been cleaned.",
+        help="Log directories of another broker that holds replicas; they are only read. Repeatable, once per broker. "
+        "Tombstones and markers are then removed only below the offset to which all replicas have been cleaned.",
         rich_help_panel=RUN,
     ),
 ]
@@ -154,8 +154,8 @@ KeepOriginals = Annotated[
     typer.Option(
         "--keep-originals",
         metavar="DIR",
-        help="Keep what is replaced as hard links in DIR, for `keytail undo`; until that forgets them no space becomes "
-        "free. Outside of every log dir, on the same file system.",
+        help="Keep replaced files as hard links in DIR, for `keytail undo`; no space is freed until `keytail undo "
+        "--forget` removes them. DIR must be outside every log dir, on the same file system.",
         rich_help_panel=RUN,
     ),
 ]
@@ -163,7 +163,8 @@ CopyOriginals = Annotated[
     bool,
     typer.Option(
         "--copy-originals",
-        help="Copy them instead: --keep-originals may lead to another file system, and takes room there.",
+        help="Copy replaced files instead of linking them: --keep-originals may be on another file system, and needs "
+        "space there.",
         rich_help_panel=RUN,
     ),
 ]
@@ -172,8 +173,8 @@ OutputDir = Annotated[
     typer.Option(
         "--output-dir",
         metavar="DIR[,DIR]",
-        help="Leave the log dirs as they are, and write what they would become to these directories, one for each, or "
-        "to an object store (s3://bucket/prefix). What is there already and has not changed is not read again.",
+        help="Leave the log dirs unchanged and write the result to these directories, one for each, or to an object "
+        "store (s3://bucket/prefix). Partitions already written there that have not changed are not read again.",
         rich_help_panel=RUN,
     ),
 ]
@@ -182,8 +183,8 @@ ScratchDir = Annotated[
     typer.Option(
         "--scratch-dir",
         metavar="DIR",
-        help="Where partitions are compacted that then go to an object store. Default: the system's directory for "
-        "temporary files, on each host.",
+        help="Directory in which partitions are compacted before they are sent to an object store. Default: the "
+        "system's directory for temporary files, on each host.",
         rich_help_panel=RUN,
     ),
 ]
@@ -191,8 +192,8 @@ ShowKeys = Annotated[
     bool,
     typer.Option(
         "--show-keys",
-        help="The page of --report shows the hottest keys as they are, where it has hashes of them else. It then holds "
-        "data: keep it where that may be.",
+        help="Show the hottest keys in the page of --report, instead of their hashes. The page then contains data: "
+        "protect it accordingly.",
         rich_help_panel=RUN,
     ),
 ]

@@ -292,7 +292,9 @@ def refusals(
             "--high-watermark log-end if this copy never rejoins a cluster or all replicas were stopped"
         )
     if config.remote_storage_enable:
-        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
+        reasons.append(
+            "tiered topic: remote.storage.enable is true, and keytail does not read segments in remote storage"
+        )
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
             f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
@@ -301,8 +303,8 @@ def refusals(
     newest_ms = max(s.log_mtime_ns for s in facts.segments) // 1_000_000 if facts.segments else now_ms
     if not unsafe_clock and newest_ms - now_ms > CLOCK_TOLERANCE_MS:
         reasons.append(
-            f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} older than the newest segment "
-            f"(modified at {newest_ms} ms): set the clock right"
+            f"the clock ({now_ms} ms) is {duration_text(newest_ms - now_ms)} behind the newest segment "
+            f"(modified at {newest_ms} ms): correct the clock"
         )
     return reasons
 

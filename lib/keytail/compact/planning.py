@@ -144,9 +144,9 @@ class Planned:
         if self.mended_checkpoint is None:
             return ""
         facts = self.facts
-        lies, becomes = ("lay", "it was set") if executed else ("lies", "--execute sets it")
+        is_now, becomes = ("was", "it was set") if executed else ("is", "--execute sets it")
         return (
-            f"the cleaner's checkpoint {facts.cleaner_checkpoint} {lies} outside the log, which has offsets from "
+            f"the cleaner's checkpoint {facts.cleaner_checkpoint} {is_now} outside the log, which has offsets from "
             f"{facts.log_start_offset} to {facts.log_end_offset}: {becomes} to {self.mended_checkpoint}"
         )
 
@@ -158,9 +158,10 @@ def check_clock(now_ms: int | None, execute: bool, unsafe_clock: bool) -> int:
         return clock_ms
     if execute and not unsafe_clock and abs(now_ms - clock_ms) > CLOCK_TOLERANCE_MS:
         raise Refused(
-            f"--now {now_ms} is {duration_text(abs(now_ms - clock_ms))} away from the clock ({clock_ms}): by a wrong "
-            "time records leave too early",
-            remedy="Leave --now out, or state with --unsafe-clock that this time is meant",
+            f"--now {now_ms} differs by {duration_text(abs(now_ms - clock_ms))} from the clock ({clock_ms}): with a "
+            "wrong time, records are removed too early",
+            remedy="Omit --now, or confirm with --unsafe-clock that this time is intended",
+            slug="now-differs-from-clock",
         )
     return now_ms
 
@@ -228,8 +229,8 @@ def say_what_is_assumed(configuration: Configuration, topics: Iterable[str]) -> 
     if by_setting:
         listed = " and ".join(f"{name} (topics: {number})" for name, number in sorted(by_setting.items()))
         say(
-            f"keytail: Kafka's default holds for {listed}, since the broker's file was not given. If it has another, "
-            "give it with --config"
+            f"keytail: Kafka's default is assumed for {listed}, because no broker file was given. If the broker has "
+            "other values, give its file with --config"
         )
 
 
@@ -240,8 +241,8 @@ def say_how_old_messages_become(configuration: Configuration, topics: Iterable[s
         say(f"keytail: messages of magic 0 and 1 keep their magic (topics: {formats['keep']})")
     if formats["unknown"]:
         say(
-            f"keytail: the message format is not known (topics: {formats['unknown']}). A partition with messages of "
-            "magic 0 or 1 is refused: then give the broker's file with --config, or --message-format"
+            f"keytail: the message format is unknown (topics: {formats['unknown']}). Partitions with messages of magic "
+            "0 or 1 are refused: if there are any, give the broker's file with --config, or --message-format"
         )
 
 
@@ -251,8 +252,8 @@ def say_what_goes_by_file_time(configuration: Configuration, due: int) -> None:
     """
     if due and configuration.by_file_time:
         say(
-            "keytail: tombstones and transaction markers are removed by the times of their files, without delete "
-            f"horizons, as by Kafka {configuration.broker_version} (--broker-version)"
+            "keytail: tombstones and transaction markers are removed based on the times of their files, without "
+            f"delete horizons, as by Kafka {configuration.broker_version} (--broker-version)"
         )
 
 
@@ -306,7 +307,7 @@ def resolve_leftovers(
     try:
         done = recover(fs, facts.path)
     except (KeytailError, OSError) as problem:
-        text = f"what an interrupted replacement left cannot be resolved: {in_words(problem)}"
+        text = f"an interrupted replacement of segments cannot be finished or undone: {in_words(problem)}"
         return replace(planned, decision=Decision("refused", text, None)), []
     return plan_one(fs, log_dir, entry, configuration, rules), done
 

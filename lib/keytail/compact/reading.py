@@ -74,6 +74,7 @@ def contradicting(task: CleaningTask, offset: int) -> CorruptLog:
         path=task.partition_path,
         offset=offset,
         remedy=CORRUPT_REMEDY,
+        slug="inconsistent-transactions",
     )
 
 
@@ -126,7 +127,7 @@ def _follow_log(
         )
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
         raise NeedsFanOut(
-            f"more keys than the {task.map_memory_bytes} bytes of the map's memory take", path=task.partition_path
+            f"its keys do not fit into the {task.map_memory_bytes} bytes of map memory", path=task.partition_path
         )
     unread_records = 0
     with clock.phase("check"):
@@ -163,8 +164,10 @@ def _strides(task: CleaningTask, reader: SegmentReader, numbers: tuple[int, int]
 def refuse_keyless(task: CleaningTask, count: int, first_offset: int) -> None:
     if count and not task.drop_keyless:
         raise Refused(
-            f"{count} records without a key lie in the range to be cleaned",
+            f"the range to be cleaned has {count} records without a key",
             path=task.partition_path,
             offset=first_offset,
-            remedy="Compaction would drop them, which usually means a wrong cleanup.policy; --drop-keyless does it",
+            remedy="Check cleanup.policy: compaction would remove these records, which usually means that the policy "
+            "is wrong. To remove them, give --drop-keyless",
+            slug="records-without-key",
         )

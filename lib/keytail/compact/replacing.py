@@ -30,7 +30,7 @@ _SAFE = "safe to start the broker"
 class Interrupted(KeytailError):
     """The run was asked to stop."""
 
-    default_slug = "interrupted"
+    default_slug = "run-interrupted"
 
 
 class PastDeadline(KeytailError):
@@ -98,7 +98,7 @@ class Replacing:
     def fail(self, problem: KeytailError) -> None:
         """End a partition that is not done. The group in which it stopped is finished or undone."""
         self.problem = problem
-        left = "what it has begun is finished or undone by the next run"
+        left = "the next run finishes or undoes what was started"
         try:
             refuse_lost(self.fs, self.task.partition_path)
             if self._waiting:
@@ -120,7 +120,7 @@ class Replacing:
             unchanged = self.row.unchanged(status, "; ".join(filter(None, (text, left))))
             self.row = replace(unchanged, problem=problem)
             return
-        text = f"{problem}. {self._how_far()}, {_SAFE}; the next run goes on from there"
+        text = f"{problem}. {self._how_far()}, {_SAFE}; the next run continues from there"
         segments, size = self._present()
         self.row = replace(
             self.row,
@@ -158,13 +158,13 @@ class Replacing:
 def oddities_of(name: str, result: CleaningResult) -> Iterator[str]:
     if result.limits_met:
         yield (
-            f"{name}: {result.limits_met} segments ended at a limit inside of what they were made from: segment.bytes, "
-            "segment.index.bytes or 2^31 - 1 offsets"
+            f"{name}: {result.limits_met} new segments ended before the end of their source segments, at a limit: "
+            "segment.bytes, segment.index.bytes or 2^31 - 1 offsets"
         )
     if result.large_batches:
         yield (
             f"{name}: {result.large_batches} rebuilt batches are larger than max.message.bytes: consumers and replicas "
-            "fetch them all the same, but sent again they would not be taken"
+            "can fetch them, but a broker would reject them from a producer"
         )
 
 

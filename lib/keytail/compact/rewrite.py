@@ -30,7 +30,7 @@ from keytail.log.transactions import Transactions
 from keytail.log.writer import OutputWriter
 
 _REBUILD_ERRORS = {
-    kernels.NEGATIVE_TIMESTAMP: "a record that stays has a timestamp below -1",
+    kernels.NEGATIVE_TIMESTAMP: "a retained record has a timestamp below -1",
     kernels.PRODUCER_FIELDS_INVALID: "a batch to rebuild has a producer id without an epoch or a sequence",
 }
 
@@ -294,12 +294,13 @@ class Rewriter:
         elif emptied.any():
             row = stride.table[first + int(np.argmax(emptied))]
             raise Refused(
-                "the last batch of the cleaned range is of magic 0 or 1 and loses all its records: only newer "
-                "ones can stand empty",
+                "the last batch of the cleaned range has magic 0 or 1 and would lose all its records: only newer "
+                "batches can be empty",
                 path=stride.path,
                 byte_position=int(row["position"]),
                 offset=int(row["base_offset"]),
-                remedy="Kafka's cleaner fails here too; once more has been written behind it, compaction goes on",
+                remedy="Compact the partition after more has been written to it; Kafka's cleaner fails here too",
+                slug="emptied-last-old-batch",
             )
 
     def _rebuild(self, chunk: Chunk, rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -340,6 +341,7 @@ class Rewriter:
                 byte_position=int(row["position"]),
                 offset=int(row["base_offset"]),
                 remedy=CORRUPT_REMEDY,
+                slug="invalid-batch-fields",
             )
         return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
 
@@ -366,11 +368,12 @@ def refuse_old(stride: Stride) -> None:
     if len(old):
         row = stride.table[old[0]]
         raise Refused(
-            f"a message of magic {row['magic']} is to be compacted, and the message format of the topic is not known: "
+            f"a message of magic {row['magic']} is to be compacted, but the message format of the topic is unknown: "
             "clients before 0.11 cannot read version 2 from a topic with an older format",
             path=stride.path,
             byte_position=int(row["position"]),
             offset=int(row["base_offset"]),
             remedy="Give the broker's file with --config, or --topic-config TOPIC:message.format.version=VERSION; or "
-            "choose: --message-format keep is safe with every broker, --message-format v2 where all are 3.0 or later",
+            "choose: --message-format keep is safe with every broker, --message-format v2 if all are 3.0 or later",
+            slug="unknown-message-format",
         )

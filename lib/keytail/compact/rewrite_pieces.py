@@ -55,11 +55,12 @@ class BlockInPieces:
         if len(self._packed) > self._most_bytes:
             batch = self._stride.table[self._row]
             raise Refused(
-                f"a batch of {batch['size_bytes']} bytes would be rebuilt to more than {self._most_bytes}",
+                f"a batch of {batch['size_bytes']} bytes would have more than {self._most_bytes} bytes when rebuilt",
                 path=self._stride.path,
                 byte_position=int(batch["position"]),
                 offset=int(batch["base_offset"]),
-                remedy=f"Its producer compressed it better than the broker's default does. {LARGER_REMEDY}",
+                remedy=f"Its producer compressed it better than the broker's default would. {LARGER_REMEDY}",
+                slug="rebuilt-batch-too-large",
             )
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:

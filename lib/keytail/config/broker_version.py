@@ -31,5 +31,5 @@ def parse_broker_version(text: str) -> BrokerVersion:
     """Parse a version. Raises ValueError for anything but numbers, and for versions before 0.11."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})((?:\.\d{1,3}){0,2})", text.strip(), re.ASCII)
     if match is None or (int(match[1]), int(match[2])) < _FIRST:
-        raise ValueError(f"{text!r} is not a version of Kafka from 0.11 on, such as 2.8 or 2.8.2")
+        raise ValueError(f"invalid Kafka version {text!r}: use a version from 0.11 on, such as 2.8 or 2.8.2")
     return BrokerVersion(int(match[1]), int(match[2]), match[3])

@@ -14,7 +14,7 @@ from keytail.config.keys import file_names
 from keytail.config.resolve import Setting
 from keytail.errors import UsageProblem
 
-_NOR_BROKER = "A broker does not start on this log dir either"
+_NOR_BROKER = "Restore the file: a broker does not start on this log dir either"
 
 
 def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
@@ -25,9 +25,10 @@ def parse_server_properties(data: bytes, path: str) -> dict[str, str]:
     for name, text in kept.items():
         if "${" in text:
             raise UsageProblem(
-                f"{name} in {path} refers to a config provider, which keytail does not run",
+                f"{name} refers to a config provider, which keytail does not support",
                 path=path,
-                remedy=f"Give a copy of the file with the value of {name} written out",
+                remedy=f"Give a copy of the file that contains the value of {name} itself",
+                slug="unsupported-config-provider",
             )
     return kept
 
@@ -40,7 +41,10 @@ def _properties(data: bytes, path: str, remedy: str) -> dict[str, str]:
     except ValueError as error:
         # The cause is not chained: its text quotes the file, which may contain secrets.
         raise UsageProblem(
-            f"{path} is not a properties file: {type(error).__name__}", path=path, remedy=remedy
+            f"invalid properties file: {type(error).__name__}",
+            path=path,
+            remedy=remedy,
+            slug="invalid-properties-file",
         ) from None
     return properties
 
@@ -62,7 +66,8 @@ def parse_meta_properties(data: bytes, path: str) -> MetaProperties:
 def _count(name: str, properties: Mapping[str, str], path: str) -> int | None:
     text = properties.get(name)
     if text is not None and not text.strip().isdecimal():
-        raise UsageProblem(f"{name} {text} in {path} is no number", path=path, remedy=_NOR_BROKER)
+        what = f"invalid {name} {text!r}: it must be a number"
+        raise UsageProblem(what, path=path, remedy=_NOR_BROKER, slug="invalid-meta-properties")
     return None if text is None else int(text)
 
 

@@ -98,9 +98,9 @@ def _metadata_version(signs: Signs) -> Evidence | None:
     if at < 0:
         return None
     version = _FIRST_LEVELS[at][1]
-    means = f"the cluster's brokers are of Kafka {_text(version)} or later"
+    means = f"the brokers of the cluster run Kafka {_text(version)} or later"
     if at == len(_FIRST_LEVELS) - 1:
-        means += "; that is newer than what this version of keytail was tested with"
+        means += ", which is newer than the versions that this keytail was tested with"
     return Evidence(f"{METADATA_VERSION} {level} in the metadata log", means, first=version)
 
 
@@ -109,7 +109,7 @@ def _mode(signs: Signs) -> list[Evidence]:
     if 0 in signs.meta_versions:
         found.append(_version_0(signs))
     if 1 in signs.meta_versions:
-        means = "the broker runs with KRaft: the metadata log has the settings of topics"
+        means = "the broker runs with KRaft: the metadata log contains the settings of topics"
         found.append(Evidence("version=1 in meta.properties", means, first=(3, 0)))
     return found
 
@@ -124,7 +124,7 @@ def _version_0(signs: Signs) -> Evidence:
     if signs.has_metadata_log:
         means = "the broker runs with ZooKeeper, or did before a migration to KRaft: give its file with --config"
         return Evidence(seen, means, first=(3, 4))
-    means = "the broker runs with ZooKeeper: settings of topics are not in the log dirs, --topic-configs gives them"
+    means = "the broker runs with ZooKeeper: the log dirs do not contain the settings of topics; give --topic-configs"
     return Evidence(seen, means, end=(4, 0))
 
 
@@ -139,7 +139,7 @@ def _clean_shutdown(signs: Signs) -> Evidence | None:
         return None
     if signs.clean_shutdown_has_json:
         return Evidence("a clean-shutdown file with JSON", "Kafka writes it from 3.7 on", first=(3, 7))
-    means = "Kafka before 3.7 stopped here; its index entries for sets of batches are sound, and verify accepts them"
+    means = "Kafka before 3.7 stopped here; its index entries for sets of batches are valid, and verify accepts them"
     return Evidence("an empty clean-shutdown file", means, end=(3, 7))
 
 
@@ -150,8 +150,8 @@ def _topic_ids(signs: Signs) -> Evidence | None:
         seen = f"partition.metadata in {signs.with_topic_id} of {signs.partitions} partitions"
         return Evidence(seen, "topics have ids: Kafka 2.8 or later", first=(2, 8))
     means = (
-        "topics have no ids, as with inter.broker.protocol.version below 2.8: a directory that was left by a topic of "
-        "the same name cannot be told from this one's"
+        "topics have no ids, as with inter.broker.protocol.version below 2.8: a directory left by an earlier topic of "
+        "the same name cannot be distinguished from one of this topic"
     )
     return Evidence(f"no partition.metadata in {signs.partitions} partitions", means)
 
@@ -162,8 +162,8 @@ def _formats(signs: Signs) -> list[Evidence]:
         return []
     named = " and ".join(f"v{magic} ({signs.magics[magic]})" for magic in old)
     means = (
-        "written with message.format.version below 0.11, or by such a version; Kafka 4.0 and later still read them. A "
-        "compaction keeps their format where a broker before 3.0 may need it: see --message-format"
+        "written with message.format.version below 0.11, or by a version below 0.11; Kafka 4.0 and later can still "
+        "read them. A compaction keeps their format if a broker before 3.0 may need it: see --message-format"
     )
     return [Evidence(f"messages of format {named}", means)]
 
@@ -174,7 +174,7 @@ def _snapshots(signs: Signs) -> list[Evidence]:
     listed = ", ".join(map(str, sorted(signs.snapshots)))
     if signs.snapshots <= {SNAPSHOT_VERSION}:
         return [Evidence(f"producer snapshots of version {listed}", "every version since 0.11 reads and writes it")]
-    means = "this version of keytail knows version 1 only: verify reports the others, and update keytail"
+    means = "this keytail supports version 1 only, and verify reports the others: update keytail"
     return [Evidence(f"producer snapshots of version {listed}", means)]
 
 

@@ -115,8 +115,9 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
         topic, colon, bare_name = name.rpartition(":")
         if not equals or not bare_name or (colon and not _is_topic_name(topic)):
             raise UsageProblem(
-                f"--topic-config {argument} is not [TOPIC:]key=value",
+                f"invalid --topic-config {argument}: use [TOPIC:]key=value",
                 remedy="Give for example --topic-config orders:cleanup.policy=compact",
+                slug="invalid-topic-config-syntax",
             )
         key = _command_line_key(bare_name, topic, argument)
         setting = Setting(_parsed(key, text, f"--topic-config {argument}"), f"command line: {argument}")
@@ -125,6 +126,7 @@ def from_command_line(arguments: Iterable[str]) -> CommandLine:
             raise UsageProblem(
                 f"--topic-config {argument} contradicts an earlier one ({layer[key.name].source})",
                 remedy="Give each setting once",
+                slug="contradictory-topic-configs",
             )
         layer[key.name] = setting
     return CommandLine(everywhere, by_topic)
@@ -139,20 +141,23 @@ def _command_line_key(name: str, topic: str, argument: str) -> Key:
     if key is None:
         meant = right_name(name)
         raise UsageProblem(
-            f"--topic-config {argument}: unknown key {name}",
-            remedy=f"Did you mean {meant}?" if meant else "The keys are Kafka's topic configs, verbatim",
+            f"--topic-config {argument}: unknown topic config {name}",
+            remedy=f"Did you mean {meant}?" if meant else "Give the name of a topic config as Kafka spells it",
+            slug="unknown-topic-config",
         )
     if key.scope == "broker" and (topic or name not in COMMAND_LINE_BROKER_KEYS):
         inside = "without a topic" if name in COMMAND_LINE_BROKER_KEYS else "in the file given by --config"
         raise UsageProblem(
-            f"--topic-config {argument}: {name} is a setting of the broker, not of a topic",
+            f"--topic-config {argument}: {name} is a broker config, not a topic config",
             remedy=f"Give it {inside}",
+            slug="broker-config-for-topic",
         )
     if name == "cleanup.policy" and not topic:
         raise UsageProblem(
-            f"--topic-config {argument}: cleanup.policy is accepted for named topics only, "
-            "because a wrong one removes records of topics that were never meant to be compacted",
+            f"--topic-config {argument}: cleanup.policy requires a topic, because a wrong policy removes records of "
+            "topics that are not meant to be compacted",
             remedy=f"Give --topic-config TOPIC:{argument}",
+            slug="cleanup-policy-without-topic",
         )
     return key
 
@@ -241,7 +246,8 @@ def _parsed(key: Key, text: str, source: str, kind: type[KeytailError] = UsagePr
 
 def _invalid(key: Key, name: str, text: str, source: str, kind: type[KeytailError]) -> KeytailError:
     in_unit = f" (as {key.name})" if name != key.name else ""
-    return kind(f"{name} cannot be {text!r} in {source}", remedy=f"Allowed is {key.allowed}{in_unit}")
+    what = f"invalid value {text!r} for {name} in {source}"
+    return kind(what, remedy=f"Use {key.allowed}{in_unit}", slug="invalid-config-value")
 
 
 _DEFAULTS = {name: (Setting(key.default, DEFAULT_SOURCE),) for name, key in KEYS.items()}
@@ -319,9 +325,9 @@ def _safest(name: str, options: tuple[Setting, ...]) -> Setting:
     value = safest(name, [option.value for option in options])
     if value == newest.value:
         return newest
-    source = next((option.source for option in options if option.value == value), "what all of them have in common")
+    source = next((option.source for option in options if option.value == value), "common to all possible values")
     others = " or ".join(dict.fromkeys(option.source for option in options))
-    return Setting(value, source, f"{name} may have one of several values ({others}): the safer one counts")
+    return Setting(value, source, f"{name} may have one of several values ({others}): the safer one is used")
 
 
 def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:
@@ -332,5 +338,6 @@ def _check_lags(topic: str, settings: Mapping[str, Setting]) -> None:
         raise Refused(
             f"topic {topic}: min.compaction.lag.ms {low.value} ({low.source}) is above "
             f"max.compaction.lag.ms {high.value} ({high.source})",
-            remedy="Set the minimum at or below the maximum",
+            remedy="Set the minimum to at most the maximum",
+            slug="min-lag-above-max-lag",
         )

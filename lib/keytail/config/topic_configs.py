@@ -104,34 +104,40 @@ def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
         elif (entry := _LINE.fullmatch(line.rstrip())) is not None:
             pairs = [(entry[1], entry[2], entry[3].strip())]
         else:
-            raise _wrong("neither TOPIC:key=value nor a line that kafka-configs.sh prints", path, number)
+            raise _invalid_line("neither TOPIC:key=value nor a line of kafka-configs.sh", path, number)
         for of_topic, key, text in pairs:
             if text == _NO_VALUE:
                 withheld.setdefault(of_topic, set()).add(key)
             printed.setdefault(of_topic, set()).add(key)
             _put(by_topic.setdefault(of_topic, {}), key, GivenText(text, number), path)
     if not by_topic:
-        raise UsageProblem("--topic-configs names no topic", path=path, remedy=_REMEDY)
+        what = "the file of --topic-configs contains no topic"
+        raise UsageProblem(what, path=path, remedy=_REMEDY, slug="topic-configs-without-topic")
     secret = {name: frozenset(keys) for name, keys in withheld.items()}
     not_tiered = frozenset(name for name in all_values if printed.get(name) == _ALL_OF_2_X)
     return TopicConfigs(path, by_topic, frozenset(overrides), frozenset(all_values), secret, not_tiered)
 
 
 _REMEDY = (
-    "Give lines TOPIC:key=value, or what `kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type "
-    "topics --all` prints"
+    "Give a file with lines TOPIC:key=value, or with the output of `kafka-configs.sh --bootstrap-server HOST:PORT "
+    "--describe --entity-type topics --all`"
 )
 
 
-def _wrong(what: str, path: str, line: int, remedy: str = _REMEDY) -> UsageProblem:
-    return UsageProblem(f"--topic-configs, line {line}: {what}", path=path, remedy=remedy)
+def _invalid_line(what: str, path: str, line: int) -> UsageProblem:
+    return _wrong(what, path, line, _REMEDY, "invalid-topic-configs-line")
+
+
+def _wrong(what: str, path: str, line: int, remedy: str, slug: str) -> UsageProblem:
+    return UsageProblem(f"--topic-configs, line {line}: {what}", path=path, remedy=remedy, slug=slug)
 
 
 def _text(data: bytes, path: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageProblem("--topic-configs is not a text file in UTF-8", path=path, remedy=_REMEDY) from None
+        what = "the file of --topic-configs is not UTF-8 text"
+        raise UsageProblem(what, path=path, remedy=_REMEDY, slug="topic-configs-not-text") from None
 
 
 def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
@@ -139,22 +145,20 @@ def _pairs(text: str, path: str, line: int) -> Iterator[tuple[str, str]]:
     for pair in _NEXT_PAIR.split(text.strip()) if text.strip() else ():
         key, equals, value = pair.partition("=")
         if not equals:
-            raise _wrong(f"{pair!r} is not key=value", path, line)
+            raise _invalid_line(f"{pair!r} is not key=value", path, line)
         yield key.strip(), value.strip()
 
 
 def _put(settings: dict[str, GivenText], key: str, given: GivenText, path: str) -> None:
     if key not in _READ and key not in _PASSED_OVER:
         meant = right_name(key)
-        remedy = "If you are sure that it does not matter to log files, remove the line"
-        raise _wrong(
-            f"{key} is no topic config of Kafka's", path, given.line, f"Did you mean {meant}?" if meant else remedy
-        )
+        remedy = f"Did you mean {meant}?" if meant else "If you are sure that it does not affect log files, remove it"
+        raise _wrong(f"unknown topic config {key}", path, given.line, remedy, "unknown-topic-config")
     if key not in _READ or given.text == _NO_VALUE:
         return
     before = settings.setdefault(key, given)
     if before.text != given.text:
         raise _wrong(
             f"{key}={given.text} contradicts line {before.line}, which has {before.text}", path, given.line,
-            "Give each setting of a topic once",
+            "Give each setting of a topic once", "contradictory-topic-configs",
         )  # fmt: skip

@@ -37,9 +37,9 @@ from keytail.run.each_partition import of_each
 
 _ALWAYS = ("cleanup.policy",)
 _OF_OLD_MESSAGES = {
-    "v2": "as v2",
-    "keep": "in their own format, which a broker before 3.0 may need",
-    "unknown": "not at all: the topic is refused if it has any; --message-format v2 or keep decides",
+    "v2": "Compaction writes messages of formats v0 and v1 as v2",
+    "keep": "Compaction writes messages of formats v0 and v1 in their own format, which a broker before 3.0 may need",
+    "unknown": "Compaction refuses messages of formats v0 and v1; to compact them, give --message-format v2 or keep",
 }
 
 
@@ -139,7 +139,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
     except KeytailError as problem:
         return problem
     except OSError as problem:
-        return KeytailError(f"cannot be read: {problem.strerror}", path=problem.filename)
+        what = f"the file cannot be read: {problem.strerror}"
+        return KeytailError(what, path=problem.filename, slug="unreadable-file")
     return count
 
 
@@ -241,32 +242,30 @@ def print_table(rows: Sequence[DescribeRow], *, every_setting: bool) -> None:
         )
     console.print(table)
     if rows:
-        console.print(f"\nKafka that wrote this: {escape(rows[0].kafka['versions'])}", soft_wrap=True)
+        console.print(f"\nKafka version that wrote the log dirs: {escape(rows[0].kafka['versions'])}", soft_wrap=True)
         for seen, means in rows[0].kafka["evidence"].items():
             console.print(f"  {escape(seen)}: {escape(means)}", soft_wrap=True)
     for row in rows:
         if row.blocker:
-            console.print(f"\n{escape(row.name)} is not due: {escape(row.blocker)}", soft_wrap=True)
+            console.print(f"\n{escape(row.name)} is not due for compaction: {escape(row.blocker)}", soft_wrap=True)
         if row.error:
-            console.print(f"\n{escape(row.name)} could not be counted: {escape(row.error)}", soft_wrap=True)
+            text = f"the records of {row.name} could not be counted: {row.error}"
+            console.print(f"\n{escape(text)}", soft_wrap=True)
     by_format: dict[str, set[str]] = {}
     for row in rows:
         by_format.setdefault(row.message_format, set()).add(row.topic)
     for message_format, topics_of in sorted(by_format.items()):
         which = "all" if len(by_format) == 1 else ", ".join(sorted(topics_of))
-        how = _OF_OLD_MESSAGES[message_format]
-        console.print(
-            escape(f"\nA compaction writes messages of formats v0 and v1 {how}. Topics: {which}"), soft_wrap=True
-        )
+        console.print(escape(f"\n{_OF_OLD_MESSAGES[message_format]}. Topics: {which}"), soft_wrap=True)
     topics = {row.topic: row for row in reversed(rows)}
     for topic in sorted(topics):
         _print_settings(console, topics[topic])
     if not every_setting:
-        console.print("\nAll other settings have Kafka's defaults; --all shows them.", soft_wrap=True)
+        console.print("\nAll other settings have Kafka's defaults; to list them, give --all.", soft_wrap=True)
 
 
 def _print_settings(console: Any, row: DescribeRow) -> None:
-    doubt = "" if row.overrides_known else " (its own are not known)"
+    doubt = "" if row.overrides_known else " (its own settings are unknown)"
     table = Table(title=f"Settings of {escape(row.topic)}{doubt}", title_justify="left", title_style="bold",
                   box=None, pad_edge=False)  # fmt: skip
     for name in ("setting", "value", "from"):
@@ -283,5 +282,5 @@ def _value_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and name.endswith(".ms") and value >= 1000:
-        return f"{value} (without end)" if value == 2**63 - 1 else f"{value} ({duration_text(value)})"
+        return f"{value} (unlimited)" if value == 2**63 - 1 else f"{value} ({duration_text(value)})"
     return "(none)" if value is None else str(value)

@@ -45,11 +45,11 @@ def doctor(
 
 def _warm() -> None:
     with Reporter("doctor", []) as reporter:
-        reporter.note("compiling what is not in the cache yet; about a minute the first time")
+        reporter.note("compiling the kernels that are not in the cache; about a minute the first time")
         from keytail.doctor.warm import warm as compile_all  # noqa: PLC0415 (brings in the compiler)
 
         compiled, left = compile_all(reporter.note)
-        rest = f"; {left} of rare cases when they are needed" if left else ""
+        rest = f"; {left} for rare cases are compiled when they are needed" if left else ""
         reporter.note(f"{compiled} kernels are compiled{rest}")
 
 
@@ -64,7 +64,7 @@ def _executors(master: str, paths: Sequence[str]) -> list[CheckRow]:
         except KeytailError as problem:
             return [CheckRow(f"executors of {master}", FAIL, problem.what, problem.remedy or "")]
     here, rows = look(paths), []
-    remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail there (run/CLUSTER.md)"
+    remedy = "Mount the log dirs at the same path on all hosts, and install the same keytail on them (run/CLUSTER.md)"
     for host, there in sorted(seen.items()):
         different = differences(here, there)
         found = "; ".join(different) or f"Python {there.python}, {', '.join(there.versions)}, the same log dirs"

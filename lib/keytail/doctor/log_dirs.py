@@ -35,16 +35,16 @@ def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: C
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:
-        remedy = (problem.remedy or "") if isinstance(problem, KeytailError) else "See that this user may read it"
+        remedy = (problem.remedy or "") if isinstance(problem, KeytailError) else "Give this user permission to read it"
         what = f"{problem.what} ({problem.path})" if isinstance(problem, KeytailError) else in_words(problem)
-        return [CheckRow("log dirs", FAIL, what, remedy or "Give the directories of log.dirs")]
+        return [CheckRow("log dirs", FAIL, what, remedy or "Pass the directories of log.dirs to --log-dirs")]
     rows: list[CheckRow] = []
     newest = None
     for facts in surveyed:
         try:
             largest, last = _sizes(fs, facts)
         except OSError as problem:
-            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "See that this user may read all of it"))
+            rows.append(CheckRow(facts.path, FAIL, in_words(problem), "Give this user permission to read all of it"))
             continue
         newest = last if newest is None or (last is not None and last > newest) else newest
         state = replace(_state(facts), clean_shutdown=facts.clean_shutdown)
@@ -70,7 +70,7 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
     if cluster.metadata is None:
         return CheckRow(check, WARN, cluster.problem, GIVE_SETTINGS)
     if cluster.is_old(now_ms):
-        remedy = "If the cluster ran on, start this broker and stop it again: it then has the settings of today"
+        remedy = "If the cluster kept running, start this broker and stop it again: it then has the current settings"
         return CheckRow(check, WARN, cluster.sentence(now_ms), remedy)
     if cluster.is_uncertain:
         return CheckRow(check, WARN, cluster.sentence(now_ms), GIVE_SETTINGS)
@@ -80,20 +80,20 @@ def metadata(cluster: Cluster, now_ms: int) -> CheckRow:
 def _state(facts: LogDirFacts) -> CheckRow:
     check = facts.path
     if facts.problems:
-        return CheckRow(check, FAIL, "; ".join(facts.problems), "`keytail verify` says more of each")
+        return CheckRow(check, FAIL, "; ".join(facts.problems), "Run `keytail verify` for the details")
     found = f"{len(facts.partitions)} partitions"
     if facts.skipped:
-        found += f", {len(facts.skipped)} other directories that are left alone"
+        found += f", {len(facts.skipped)} other directories that are ignored"
     against = [entry for entry in facts.partitions if entry.problems]
     if against:
         first = f"{os.path.basename(against[0].path)}: {'; '.join(against[0].problems)}"
-        remedy = "Runs refuse these and do the others; see whether a reassignment was interrupted"
-        found += f", {len(against)} of them in a state to be refused, such as {first}"
+        remedy = "Find out whether a reassignment was interrupted. Runs refuse these partitions and process the others"
+        found += f", {len(against)} of them in a state that runs refuse, such as {first}"
         return CheckRow(check, WARN, found, remedy)
     if facts.clean_shutdown:
         return CheckRow(check, OK, f"{found}, stopped cleanly")
-    remedy = "Stop the broker, cleanly: after a crash nothing above the recovery point is compacted"
-    return CheckRow(check, WARN, f"{found}; a broker runs here, or was not stopped cleanly", remedy)
+    remedy = "Stop the broker cleanly: after a crash nothing above the recovery point is compacted"
+    return CheckRow(check, WARN, f"{found}; a broker is running here, or was not stopped cleanly", remedy)
 
 
 def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
@@ -101,8 +101,8 @@ def _owner(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     try:
         fs.refuse_unless_like(fs.stat(facts.path))
     except Refused as problem:
-        return CheckRow(check, WARN, f"{problem.what}: this user can only look", problem.remedy or "")
-    return CheckRow(check, OK, "this user can write as its owner")
+        return CheckRow(check, WARN, f"{problem.what}: this user can only read", problem.remedy or "")
+    return CheckRow(check, OK, "this user can write as the owner of the log dir")
 
 
 def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
@@ -111,12 +111,13 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
     found = f"{kind or 'unknown file system'}, {show.human_bytes(free)} free; the largest partition has "
     found += show.human_bytes(largest_bytes)
     if fs.is_read_only(facts.path):
-        return CheckRow(check, WARN, f"{found}; mounted read-only", "Runs that write need --output-dir, or a copy")
+        return CheckRow(check, WARN, f"{found}; mounted read-only", "Use --output-dir for runs that write, or a copy")
     if not is_local(kind):
-        remedy = "Make sure that no broker can reach it, then state so with --shared-storage"
-        return CheckRow(check, WARN, f"{found}; not known to be local: a lock on another host is not seen here", remedy)
+        remedy = "Make sure that no broker can reach it, then pass --shared-storage"
+        found += "; not known to be local: a lock on another host may have no effect here"
+        return CheckRow(check, WARN, found, remedy)
     if free < largest_bytes:
-        remedy = "It is done in rounds, group by group; free more for a shorter run"
+        remedy = "Free more space for a shorter run: without it, this partition is compacted in rounds, group by group"
         return CheckRow(check, WARN, found, remedy)
     return CheckRow(check, OK, found)
 
@@ -124,10 +125,10 @@ def _room(fs: FileSystem, facts: LogDirFacts, largest_bytes: int) -> CheckRow:
 def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
     check = f"{facts.path}: lock"
     if not can_be_asked(facts.path, fs):
-        remedy = "Run where the log dir is a local file system, as a user that may read its files"
-        return CheckRow(check, FAIL, "this system does not tell whether a broker has it open", remedy)
+        remedy = "Run on the host on which the log dir is a local file system, as a user that may read its files"
+        return CheckRow(check, FAIL, "this system does not show whether a broker has it open", remedy)
     if is_held(facts.path, fs):
-        remedy = "Stop the broker before a run that writes; verbs that look only work beside it"
+        remedy = "Stop the broker before a run that writes; commands that only read can run beside it"
         return CheckRow(check, WARN, "held: a broker or another keytail run has it open", remedy, held=True)
     return CheckRow(check, OK, "free", held=False)
 
@@ -137,7 +138,7 @@ def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
-        remedy = "Set the clock: ages of tombstones and segments are told by it, and such partitions are refused"
+        remedy = "Set the clock: it determines the ages of tombstones and segments, and such partitions are refused"
         return CheckRow("clock", FAIL, f"{found}; a segment is {ahead} newer than that", remedy)
     return CheckRow("clock", OK, found)
 

@@ -26,9 +26,9 @@ def python() -> CheckRow:
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     here = sys.version_info[:2]
     if platform.python_implementation() != "CPython" or here < numbers(PYTHONS[0]):
-        return CheckRow("Python", FAIL, found, f"Install keytail into a CPython {either(PYTHONS)}")
+        return CheckRow("Python", FAIL, found, f"Install keytail in CPython {either(PYTHONS)}")
     if here > numbers(PYTHONS[-1]):
-        return CheckRow("Python", WARN, found, f"Not tried yet. Tried are {either(PYTHONS)}")
+        return CheckRow("Python", WARN, found, f"Use Python {either(PYTHONS)}: this version is not tested")
     return CheckRow("Python", OK, found)
 
 
@@ -39,16 +39,16 @@ def java() -> CheckRow:
         return CheckRow("Java", FAIL, problem.what, problem.remedy or "")
     version = java_version(path)
     if version is None:
-        return CheckRow("Java", WARN, f"{path}, which does not say its version", f"Spark needs Java {either([*JAVAS])}")
+        return CheckRow("Java", WARN, f"{path}, unknown version", f"Make sure that it is Java {either([*JAVAS])}")
     found = f"{path}, version {'.'.join(map(str, version))}"
     first_good = JAVAS.get(version[0])
     if first_good is None:
-        remedy = f"Spark supports Java {either([*JAVAS])}: point JAVA_HOME to one, there and on every executor's host"
+        remedy = f"Set JAVA_HOME, here and on every executor's host, to a Java that Spark supports: {either([*JAVAS])}"
         return CheckRow("Java", WARN, found, remedy)
     if version < numbers(first_good):
         remedy = (
-            f"Its garbage collector G1 can damage data that is compressed (JDK-8377811): install {first_good} or "
-            f"newer, or Java {OLDEST_JAVA}, there and on every executor's host"
+            f"Install Java {first_good} or newer, or Java {OLDEST_JAVA}, here and on every executor's host: in this "
+            "version the garbage collector G1 can damage data that is compressed (JDK-8377811)"
         )
         return CheckRow("Java", WARN, found, remedy)
     return CheckRow("Java", OK, found)
@@ -58,17 +58,18 @@ def spark() -> CheckRow:
     try:
         found = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
-        return CheckRow("Spark", FAIL, "pyspark is not installed", "Install keytail with what it depends on")
+        return CheckRow("Spark", FAIL, "pyspark is not installed", "Install keytail with its dependencies")
     if _version("pyspark-client"):
         return CheckRow(
             "Spark",
             FAIL,
-            f"pyspark {found} and pyspark-client {_version('pyspark-client')}, which have the same files",
-            "Use an environment of its own for what needs pyspark-client, such as Airflow, and make this one anew",
+            f"pyspark {found} and pyspark-client {_version('pyspark-client')}, which contain the same files",
+            "Create this environment again without pyspark-client, and use a separate one for programs that need it, "
+            "such as Airflow",
         )
     wanted = next((one for one in metadata.requires("keytail") or [] if one.startswith("pyspark==")), "")
     if wanted and wanted != f"pyspark=={found}":
-        return CheckRow("Spark", WARN, f"pyspark {found}; tested is {wanted}", f"pip install {wanted}")
+        return CheckRow("Spark", WARN, f"pyspark {found}; tested with {wanted}", f"pip install {wanted}")
     home = os.environ.get("SPARK_HOME")
     return CheckRow("Spark", OK, f"pyspark {found}" + (f", SPARK_HOME={home}" if home else ""))
 
@@ -93,8 +94,8 @@ def delta(jars: str | None) -> CheckRow:
     return CheckRow(
         "Delta's jars",
         WARN,
-        f"{name} is not here yet: the first run with --ledger, or of export, fetches it (about 30 s)",
-        "Run it once where a Maven repository can be reached, or give --delta-jars; other runs do not need it",
+        f"{name} is not on this host yet: the first run of export, or with --ledger, downloads it (about 30 s)",
+        "Do such a run once where a Maven repository can be reached, or use --delta-jars; other runs do not need it",
     )
 
 
@@ -104,7 +105,7 @@ def native() -> CheckRow:
     found = f"{found_here.CHOICE} ({found_here.CRC_FUNCTION or 'no C function'}, {found_here.HASH_NAME})"
     if found_here.NATIVE:
         return CheckRow("checksum and hash", OK, found)
-    remedy = "Slower, with the same results. Install the wheels of crc32c and xxhash for this machine"
+    remedy = "Install the wheels of crc32c and xxhash for this machine: runs are then faster, with the same results"
     return CheckRow("checksum and hash", WARN, found, remedy)
 
 
@@ -112,16 +113,16 @@ def cache() -> CheckRow:
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
     if jit.CACHE_FOLDER is None:
-        remedy = "Set KEYTAIL_CACHE_DIR to a folder that this user, and nobody but root, may write to"
+        remedy = "Set KEYTAIL_CACHE_DIR to a directory to which only this user and root may write"
         if jit.UNTRUSTED:
-            found = f"others may write to {jit.UNTRUSTED[0]}, or it is another user's: each process compiles its own"
+            found = f"other users own {jit.UNTRUSTED[0]} or may write to it: each process compiles its own"
             return CheckRow("compiled kernels", WARN, found, remedy)
-        return CheckRow("compiled kernels", WARN, "no folder to keep them in: each process compiles anew", remedy)
+        return CheckRow("compiled kernels", WARN, "no directory for their cache: each process compiles its own", remedy)
     kept = sum(name.endswith(".nbi") for _, _, names in os.walk(jit.CACHE_FOLDER) for name in names)
-    found = f"{kept} in {jit.CACHE_FOLDER}" + ("" if jit.IS_WRITABLE else ", to which this user adds nothing")
+    found = f"{kept} in {jit.CACHE_FOLDER}" + ("" if jit.IS_WRITABLE else ", to which this user cannot write")
     if kept:
         return CheckRow("compiled kernels", OK, found)
-    return CheckRow("compiled kernels", WARN, found, "keytail doctor --warm compiles them ahead, in about a minute")
+    return CheckRow("compiled kernels", WARN, found, "Run keytail doctor --warm, which compiles them in about a minute")
 
 
 def descriptors() -> CheckRow:
@@ -129,7 +130,7 @@ def descriptors() -> CheckRow:
     found = f"{_limit(soft)} (at most {_limit(hard)})"
     if soft == resource.RLIM_INFINITY or soft >= _FEW_DESCRIPTORS:
         return CheckRow("file descriptors", OK, found)
-    remedy = f"ulimit -n {_FEW_DESCRIPTORS} before a run that shares large partitions among many tasks"
+    remedy = f"Run ulimit -n {_FEW_DESCRIPTORS} before a run that divides large partitions among many tasks"
     return CheckRow("file descriptors", WARN, found, remedy)
 
 

@@ -56,19 +56,19 @@ def warm(on_step: Callable[[str], None] = lambda step: None) -> tuple[int, int]:
         importlib.import_module(f"keytail.kernels.{module.name}")
     with tempfile.TemporaryDirectory(prefix="keytail-warm-") as home:
         paths = [_new_partition(home, "warm", 0), _transactional_partition(home), _old_partition(home)]
-        on_step("audit")
+        on_step("auditing")
         for path in paths:
             _audit(path, home)
         for path in paths:
             on_step(f"reading {os.path.basename(path)}")
             _read(path)
-            on_step(f"indexes of {os.path.basename(path)}")
+            on_step(f"rebuilding the indexes of {os.path.basename(path)}")
             _rebuild(path)
             on_step(f"compacting {os.path.basename(path)}")
             _compact(path)
-        on_step("many keys, in rounds")
+        on_step("compacting many keys, in rounds")
         _compact_in_rounds(_many_keys(home))
-        on_step("salvage")
+        on_step("salvaging")
         _salvage(paths[0])
     compiled = sum(bool(kernel.signatures) for kernel in jit.KERNELS)
     return compiled, len(jit.KERNELS) - compiled

@@ -38,7 +38,8 @@ def options_of(
     if offsets_decoder and transaction_log_decoder:
         raise UsageProblem(
             "--offsets-decoder and --transaction-log-decoder exclude each other",
-            remedy="Dump the two topics apart",
+            remedy="Dump the two topics separately",
+            slug="conflicting-flags",
         )
     decoder = offsets_text if offsets_decoder else transaction_text if transaction_log_decoder else None
     return DumpOptions(
@@ -61,7 +62,9 @@ def run(
     interpret them.
     """
     if not paths:
-        raise UsageProblem("no file is named", remedy="Name files of a log dir, or a partition directory")
+        raise UsageProblem(
+            "no file is given", remedy="Pass files of a log dir, or a partition directory", slug="no-files-given"
+        )
     stream = Unfailing.of(sys.stdout)
     stream.write("")  # reports a closed standard output
     out: Callable[..., None] = partial(_or_lost, sys.stdout.buffer.write)
@@ -79,8 +82,9 @@ def run(
         return 0  # cli/streams.py reports the rest
     if not dumped:
         raise UsageProblem(
-            "none of the files is of a kind that can be dumped",
-            remedy="Those are segments, their indexes, snapshots, checkpoints and partition.metadata",
+            "none of the files has a type that can be dumped",
+            remedy="Pass segments, their indexes, snapshots, checkpoints or partition.metadata",
+            slug="no-dumpable-file",
         )
     return 1 if report.wrong else 0
 

@@ -60,7 +60,7 @@ def dump(fs: FileSystem, paths: Sequence[str], options: DumpOptions, report: Rep
         try:
             dumped += _dump_file(fs, path, options, report, reader, writer)
         except FileNotFoundError:
-            report.note(f"{path} is gone: a broker deleted or renamed it meanwhile")
+            report.note(f"{path} no longer exists: a broker deleted or renamed it meanwhile")
         except OSError as reason:
             report.problem(f"the file cannot be read: {reason.strerror}", path)
     report.end()
@@ -73,14 +73,16 @@ def expanded(fs: FileSystem, paths: Sequence[str]) -> list[str]:
     found = []
     for path in paths:
         if not fs.exists(path):
-            raise UsageProblem("there is no such file", path=path, remedy="Name files of a log dir, or a partition")
+            remedy = "Pass existing files of a log dir, or a partition directory"
+            raise UsageProblem("the file does not exist", path=path, remedy=remedy, slug="no-such-file")
         if not fs.stat(path).is_dir:
             found.append(path)
             continue
         inside = sorted(entry.name for entry in fs.scan(path) if entry.is_regular and _kind(entry.name))
         if not inside:
-            remedy = "Name files of a log dir, or a partition directory (TOPIC-N)"
-            raise UsageProblem("the directory holds no file that can be dumped", path=path, remedy=remedy)
+            remedy = "Pass files of a log dir, or a partition directory (TOPIC-N)"
+            what = "the directory contains no file that can be dumped"
+            raise UsageProblem(what, path=path, remedy=remedy, slug="no-dumpable-file")
         found += [os.path.join(path, name) for name in inside]
     return found
 
@@ -164,7 +166,7 @@ def _problems(part: Part) -> list[Problem]:
         return part.problems
     wrong = [
         Problem(
-            "the batch's checksum is not that of its bytes",
+            "the batch has an invalid CRC",
             int(part.batches["position"][row]),
             int(part.batches["base_offset"][row]),
         )
@@ -172,7 +174,7 @@ def _problems(part: Part) -> list[Problem]:
     ]
     wrong += [
         Problem(
-            f"the magic byte {part.batches['magic'][row]} is of no format",
+            f"the batch has the unknown magic {part.batches['magic'][row]}",
             int(part.batches["position"][row]),
             int(part.batches["base_offset"][row]),
         )
@@ -188,7 +190,7 @@ def _wrong_inside(part: Part) -> list[Problem]:
     spans = part.legacy.spans
     return [
         Problem(
-            "the checksum of a message inside this one is not that of its bytes",
+            "a message inside this compressed message has an invalid CRC",
             int(part.batches["position"][spans["row"][n]]),
             int(spans["offset"][n]),
         )
@@ -207,12 +209,12 @@ def _end(
         return
     if may_grow(fs, path):
         # A broker preallocates the file, and writes while it is read.
-        report.note(f"{left} bytes at the end of {path}, the active segment, are no whole batch (yet)")
+        report.note(f"the last {left} bytes of {path}, the active segment, are not a complete batch (yet)")
     elif extent.problem is not None:
         report.problem(extent.problem.what, path, extent.problem.position)
     else:
         report.line(f"Found {left} invalid bytes at the end of {os.path.basename(path)}")
-        report.problem(f"{left} bytes at the end are no whole batch", path, extent.position)
+        report.problem(f"the last {left} bytes are not a complete batch", path, extent.position)
 
 
 def may_grow(fs: FileSystem, path: str) -> bool:

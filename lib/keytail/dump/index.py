@@ -50,7 +50,7 @@ def dump_offset_index(fs: FileSystem, path: str, base: int, checks: IndexChecks,
     _check_rising(path, index.OFFSET_ENTRY.itemsize, report, offsets[:used], positions[:used])
     with _Log(fs, path) as log:
         if not log.is_there:
-            report.problem("no log beside the index: its entries are not checked", path)
+            report.problem("there is no log for the index: its entries are not checked", path)
         for i in range(used if log.is_there else 0):
             last = log.last_offset_at(int(positions[i]))
             if last is None:
@@ -71,7 +71,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
     if checks.sanity_only:
         backwards = len(times) > 0 and times[-1] < times[0]
         if backwards:
-            report.problem(f"its last timestamp {times[-1]} is less than its first {times[0]}", path)
+            report.problem(f"the last timestamp {times[-1]} is less than the first timestamp {times[0]}", path)
         _check_sanity(path, data, index.TIME_ENTRY.itemsize, offsets, base, report, backwards)
         return
     used = _used(offsets, base)
@@ -80,7 +80,7 @@ def dump_time_index(fs: FileSystem, path: str, base: int, checks: IndexChecks, r
         if log.is_there:
             _check_times(fs, log, path, base, offsets[:used], times[:used], report)
         else:
-            report.problem("no log beside the index: its entries are not checked", path)
+            report.problem("there is no log for the index: its entries are not checked", path)
     if not checks.verify_only:
         numbers = {"timestamp": times[:used], "offset": offsets[:used]}
         _write(report, "timeIndexEntry", (("timestamp", "timestamp"), ("offset", "offset")), used, numbers)
@@ -103,10 +103,10 @@ def dump_txn_index(fs: FileSystem, path: str, base: int, report: Report) -> None
     size = index.TXN_ENTRY.itemsize
     _check_rising(path, size, report, entries["last_offset"][:used])
     if used and entries["last_offset"][0] < base:
-        what = f"the last offset {entries['last_offset'][0]} is below the segment's base {base}"
+        what = f"the last offset {entries['last_offset'][0]} is below the segment's base offset {base}"
         report.problem(what, path, 0)
     if used < len(entries):
-        report.problem(f"an entry of the unknown version {entries['version'][used]}", path, size * used)
+        report.problem(f"an entry has the unknown version {entries['version'][used]}", path, size * used)
     _check_size(path, data, size, report)
 
 
@@ -122,14 +122,14 @@ def _check_rising(path: str, entry_bytes: int, report: Report, *columns: np.ndar
         back = np.flatnonzero(np.diff(column) <= 0)
         if len(back):
             slot = int(back[0]) + 1
-            what = f"entries do not rise: {column[slot]} follows {column[slot - 1]}"
+            what = f"entries are not in ascending order: {column[slot]} follows {column[slot - 1]}"
             report.problem(what, path, entry_bytes * slot)
 
 
 def _check_size(path: str, data: bytes, entry_bytes: int, report: Report) -> bool:
     rest = len(data) % entry_bytes
     if rest:
-        what = f"{len(data)} bytes are no multiple of the {entry_bytes} of an entry"
+        what = f"the size of the file, {len(data)} bytes, is not a multiple of the entry size {entry_bytes}"
         report.problem(what, path, len(data) - rest)
     return not rest
 
@@ -138,7 +138,7 @@ def _check_sanity(
     path: str, data: bytes, entry_bytes: int, offsets: np.ndarray, base: int, report: Report, wrong: bool = False
 ) -> None:
     if len(offsets) and offsets[-1] < base:
-        report.problem(f"its last offset {offsets[-1]} is less than its base", path, None, base)
+        report.problem(f"the last offset {offsets[-1]} is less than the base offset", path, None, base)
         wrong = True
     if _check_size(path, data, entry_bytes, report) and not wrong:
         report.line(f"{path} passed sanity check.", type="sane", file=path)
@@ -172,9 +172,9 @@ def _check_times(
         floor_offsets = floors["relative_offset"][:used].astype(np.int64) + base
         floor_positions = floors["position"][:used].astype(np.int64)
     except FileNotFoundError:
-        report.note(f"no offset index beside {path}: the log is read from its start")
+        report.note(f"there is no offset index for {path}: the log is read from its start")
     if (np.diff(floor_offsets) <= 0).any() or (np.diff(floor_positions) <= 0).any() or (floor_positions < 0).any():
-        report.note(f"the entries of {index_path} do not rise: the log is read from its start")
+        report.note(f"the entries of {index_path} are not in ascending order: the log is read from its start")
         floor_offsets, floor_positions = floor_offsets[:0], floor_positions[:0]
     slots = np.searchsorted(floor_offsets, offsets, side="right") - 1
     previous = -1

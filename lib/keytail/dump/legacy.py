@@ -102,9 +102,9 @@ def _messages(data: bytes) -> tuple[list[_Message], str]:
 
 def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
     if codec > LZ4 or outer.magic not in (0, 1):
-        raise ValueError(f"magic {outer.magic} with codec {codec}")
+        raise ValueError(f"magic {outer.magic} does not allow codec {codec}")
     if outer.value is None:
-        raise ValueError("a compressed message without a value")
+        raise ValueError("a compressed message has no value")
     block = bytes(decompress(codec, memoryview(outer.value), max_record_bytes(), skip_header_checksum=outer.magic == 0))
     found = []
     at = 0
@@ -112,7 +112,7 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
         offset = int.from_bytes(block[at : at + 8], "big", signed=True)
         size = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
         if size < _LEAST_BYTES:
-            raise ValueError(f"an inner message of {size} bytes")
+            raise ValueError(f"an inner message has the invalid size {size}")
         if at + _PREFIX_BYTES + size > len(block):
             break
         message = _message(offset, block[at + _PREFIX_BYTES : at + _PREFIX_BYTES + size])
@@ -121,23 +121,23 @@ def _inner(outer: _Message, codec: int) -> tuple[list[_Message], str]:
         found.append(message)
         at += _PREFIX_BYTES + size
     if not found:
-        raise ValueError("a compressed message with no messages inside")
+        raise ValueError("a compressed message contains no messages")
     if outer.magic == 1 and outer.offset != 0:
         last = found[-1].offset
         if outer.offset < last:
-            raise ValueError(f"its last inner message has offset {last}, itself {outer.offset}")
+            raise ValueError(f"its last inner message has offset {last}, above its own offset {outer.offset}")
         for message in found:
             message.offset += outer.offset - last
     for number, message in enumerate(found):
         if message.attributes & CODEC_MASK:
-            return found[:number], "an inner message is compressed itself"
+            return found[:number], "an inner message is itself compressed"
     return found, ""
 
 
 def _message(offset: int, data: bytes) -> _Message:
     """Parse one message; `data` begins at the checksum. ValueError if it is not valid."""
     if len(data) < _LEAST_BYTES:
-        raise ValueError(f"it has {len(data)} bytes")
+        raise ValueError(f"it has only {len(data)} bytes")
     magic = int.from_bytes(data[4:5], "big", signed=True)
     timestamp, at = NO_TIMESTAMP, 6
     if magic != 0:
@@ -150,11 +150,11 @@ def _message(offset: int, data: bytes) -> _Message:
 
 def _field(data: bytes, at: int) -> tuple[bytes | None, int]:
     if len(data) - at < 4:
-        raise ValueError("it ends inside a length")
+        raise ValueError("it ends inside a length field")
     size = int.from_bytes(data[at : at + 4], "big", signed=True)
     at += 4
     if size < 0:
         return None, at
     if size > len(data) - at:
-        raise ValueError(f"a key or value of {size} bytes with {len(data) - at} left")
+        raise ValueError(f"a key or value has {size} bytes, but {len(data) - at} are left")
     return data[at : at + size], at + size

@@ -8,9 +8,9 @@ import typer
 
 from keytail.cli.options import LONG_MAX, Output, within
 
-_WHAT = "What to show of logs"
+_WHAT = "Content of logs to print"
 _INDEXES = "Indexes"
-_RANGE = "A part of each log"
+_RANGE = "Range of each log to print"
 
 Files = Annotated[
     list[str] | None,
@@ -18,19 +18,19 @@ Files = Annotated[
 ]
 FileList = Annotated[
     list[str] | None,
-    typer.Option("--files", metavar="A,B", help="The same as a comma list, as Kafka's tool takes it."),
+    typer.Option("--files", metavar="A,B", help="Comma-separated list of such files, as for Kafka's tool."),
 ]
 PrintDataLog = Annotated[
-    bool, typer.Option("--print-data-log", help="Records with their keys and payloads.", rich_help_panel=_WHAT)
+    bool, typer.Option("--print-data-log", help="Print records with their keys and payloads.", rich_help_panel=_WHAT)
 ]
 DeepIteration = Annotated[
-    bool, typer.Option("--deep-iteration", help="Records, without keys and payloads.", rich_help_panel=_WHAT)
+    bool, typer.Option("--deep-iteration", help="Print records without keys and payloads.", rich_help_panel=_WHAT)
 ]
 SkipRecordMetadata = Annotated[
     bool,
     typer.Option(
         "--skip-record-metadata",
-        help="Of records only what --print-data-log adds; control records stay empty.",
+        help="Print only those fields of records that --print-data-log adds; none of control records.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -38,7 +38,7 @@ OffsetsDecoder = Annotated[
     bool,
     typer.Option(
         "--offsets-decoder",
-        help="Open keys and payloads of __consumer_offsets; implies --print-data-log.",
+        help="Decode keys and payloads of __consumer_offsets; implies --print-data-log.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -46,7 +46,7 @@ TransactionLogDecoder = Annotated[
     bool,
     typer.Option(
         "--transaction-log-decoder",
-        help="Open keys and payloads of __transaction_state; implies --print-data-log.",
+        help="Decode keys and payloads of __transaction_state; implies --print-data-log.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -54,7 +54,7 @@ VerifyIndexOnly = Annotated[
     bool,
     typer.Option(
         "--verify-index-only",
-        help="Hold index entries against the log without printing them.",
+        help="Check index entries against the log without printing them.",
         rich_help_panel=_INDEXES,
     ),
 ]
@@ -62,7 +62,7 @@ IndexSanityCheck = Annotated[
     bool,
     typer.Option(
         "--index-sanity-check",
-        help="Only what an index says of itself: its size, its last entry.",
+        help="Check only the index itself: its size and its last entry.",
         rich_help_panel=_INDEXES,
     ),
 ]
@@ -72,21 +72,21 @@ MaxBytes = Annotated[
         "--max-bytes",
         metavar="BYTES",
         parser=within(0, LONG_MAX),
-        help="Only whole batches within the first so many bytes of each log.",
+        help="Print only complete batches within the first BYTES bytes of each log. Default: all.",
         rich_help_panel=_RANGE,
     ),
 ]
 FromOffset = Annotated[
     int | None,
     typer.Option(
-        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Only records from this offset on.",
+        "--from-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records from this offset on.",
         rich_help_panel=_RANGE,
     ),
 ]  # fmt: skip
 ToOffset = Annotated[
     int | None,
     typer.Option(
-        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Only records below this offset.",
+        "--to-offset", metavar="N", parser=within(0, LONG_MAX), help="Print only records below this offset.",
         rich_help_panel=_RANGE,
     ),
 ]  # fmt: skip
@@ -94,21 +94,21 @@ FromPosition = Annotated[
     int | None,
     typer.Option(
         "--from-position", metavar="BYTE", parser=within(0, LONG_MAX),
-        help="Only batches that begin at or behind this byte.", rich_help_panel=_RANGE,
+        help="Print only batches that begin at or after this byte position.", rich_help_panel=_RANGE,
     ),
 ]  # fmt: skip
 ToPosition = Annotated[
     int | None,
     typer.Option(
-        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX), help="Only batches that begin before this byte.",
-        rich_help_panel=_RANGE,
+        "--to-position", metavar="BYTE", parser=within(0, LONG_MAX),
+        help="Print only batches that begin before this byte position.", rich_help_panel=_RANGE,
     ),
 ]  # fmt: skip
 OutputFlag = Annotated[
     Output,
     typer.Option(
         "--output",
-        help="table: the lines of Kafka's tool. json: an object a line on standard output, what is wrong among them.",
+        help="Output format. table: the lines of Kafka's tool. json: one object per line, including the problems.",
     ),
 ]
 Escape = Annotated[
@@ -116,7 +116,7 @@ Escape = Annotated[
     typer.Option(
         "--escape/--no-escape",
         show_default=False,
-        help="Write control characters of the data as \\x1b and the like. Default: only on a terminal, which obeys "
-        "them; elsewhere the bytes are those of Kafka's tool.",
+        help="Write control characters of the data as text such as \\x1b. Default: only on a terminal, which would "
+        "interpret them; otherwise the bytes are those of Kafka's tool.",
     ),
 ]

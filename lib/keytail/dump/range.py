@@ -35,11 +35,16 @@ class Range:
             ("position", self.from_position, self.to_position),
         ):
             if min(first or 0, last or 0) < 0:
-                raise UsageProblem(f"--from-{name} and --to-{name} count from 0")
+                raise UsageProblem(
+                    f"--from-{name} and --to-{name} must not be negative",
+                    remedy=f"Give them as the first {name} of the range and the first {name} after it, from 0 on",
+                    slug="negative-range-bound",
+                )
             if first is not None and last is not None and last <= first:
                 raise UsageProblem(
                     f"--to-{name} {last} is not above --from-{name} {first}",
-                    remedy=f"The first {name} beyond the range is meant",
+                    remedy=f"Set --to-{name} to the first {name} after the range",
+                    slug="empty-range",
                 )
 
     @property
@@ -88,7 +93,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     used = int(unused[0]) + 1 if len(unused) else len(offsets)
     offsets, positions = offsets[:used], positions[:used]
     if (np.diff(offsets) <= 0).any() or (np.diff(positions) <= 0).any() or (positions < 0).any():
-        return 0, f"the entries of {path} do not rise, so it cannot be trusted: the log is read from its start"
+        return 0, f"the entries of {path} are not in ascending order: the log is read from its start"
     slots = []
     if wanted.from_offset is not None:
         slots.append(int(np.searchsorted(offsets, wanted.from_offset, side="right")) - 1)
@@ -98,8 +103,8 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
     if slot < 0:
         return 0, ""
     if not _agrees(fs, log_path, size, int(positions[slot]), int(offsets[slot])):
-        text = f"no batch to be read for offset {offsets[slot]} begins at byte {positions[slot]}, as {path} says"
-        return 0, f"{text}, so it cannot be trusted: the log is read from its start"
+        text = f"{path} has offset {offsets[slot]} at byte position {positions[slot]}, but no batch for it begins there"
+        return 0, f"{text}: the log is read from its start"
     return int(positions[slot]), ""
 
 

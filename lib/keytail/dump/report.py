@@ -53,12 +53,12 @@ class Report:
         self._mismatches.setdefault(path, {})[index_offset] = log_offset
 
     def time_mismatch(self, path: str, index_time: int, log_time: int) -> None:
-        what = f"the largest timestamp of this entry's batch is {log_time}, the entry's {index_time}"
+        what = f"the largest timestamp of this entry's batch is {log_time}, but that of the entry is {index_time}"
         self._found(path, what, None)
         self._times["timestamp"].setdefault(path, []).append((index_time, log_time))
 
     def time_order(self, path: str, index_time: int, previous: int) -> None:
-        self._found(path, f"timestamp {index_time} does not rise above {previous}", None)
+        self._found(path, f"timestamp {index_time} is not above the previous timestamp {previous}", None)
         self._times["order"].setdefault(path, []).append((index_time, previous))
 
     def time_offset(self, path: str, index_offset: int, log_offset: int) -> None:

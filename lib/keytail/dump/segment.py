@@ -134,8 +134,8 @@ class LogReader:
     def _bad_size(self, left: int) -> str:
         size = int.from_bytes(self._raw[8:12].tobytes(), "big", signed=True)
         if not self._raw[: min(left, len(self._raw))].any():
-            return f"{left} bytes, zeros, where a batch should begin"
-        return f"a batch states the impossible size {size}; {left} bytes from here on cannot be read"
+            return f"there are {left} zero bytes where a batch should begin"
+        return f"a batch has the invalid size {size}; {left} bytes from here on cannot be read"
 
     def _parts(self, stride: Stride, valid: np.ndarray, deep: bool) -> Iterator[Part]:
         """Yield the rows of a stride, split where the format changes."""
@@ -199,9 +199,9 @@ class LogReader:
         spans, what = np.zeros(0, RECORD_TABLE), ""
         try:
             if int(batch["record_count"]) < 0:
-                raise ValueError(f"it declares {batch['record_count']} records")
+                raise ValueError(f"its record count is {batch['record_count']}")
             if int(batch["size_bytes"]) < HEADER_BYTES:
-                raise ValueError(f"its {batch['size_bytes']} bytes are fewer than those of its header")
+                raise ValueError(f"its size, {batch['size_bytes']} bytes, is less than that of its header")
             codec = int(batch["attributes"]) & CODEC_MASK
             if codec:
                 name = CODECS[codec] if codec < len(CODECS) else f"codec {codec}"
@@ -216,7 +216,7 @@ class LogReader:
             what = reason.what
         table = RecordTable(stride.table[row : row + 1], spans, raw, _NOTHING, np.full(1, IN_RAW, np.int8))
         base = int(batch["base_offset"])
-        problem = Problem(f"a batch's records cannot be read as declared: {what}", int(batch["position"]), base)
+        problem = Problem(f"the records of a batch cannot be read: {what}", int(batch["position"]), base)
         first_record = np.array([0, len(spans)], np.int64)
         return Part(stride.table[row : row + 1], valid[row : row + 1], table, first_record, None, [problem])
 
@@ -259,35 +259,35 @@ def _spans(block: np.ndarray, batch: np.void) -> tuple[np.ndarray, str]:
             row, at = _span(data, at, base, time, append_time)
             rows.append(row)
         if at != len(data):
-            what = f"{len(data) - at} bytes are left behind the last one"
+            what = f"{len(data) - at} bytes follow the last record"
     except ValueError as reason:
         what = f"record {len(rows)} of {batch['record_count']}: {reason}"
     spans = np.array(rows, RECORD_TABLE) if rows else np.zeros(0, RECORD_TABLE)
     offsets = spans["offset"]
     if not what and ((np.diff(offsets) <= 0).any() or (offsets > int(batch["last_offset"])).any()):
-        what = "their offsets do not rise, or pass the batch's last one"
-    return spans, what or "their offsets do not rise"
+        what = "their offsets are not in ascending order, or are above the batch's last offset"
+    return spans, what or "their offsets are not in ascending order"
 
 
 def _span(data: bytes, at: int, base: int, time: int, append_time: bool) -> tuple[tuple[int, ...], int]:
     length, at = decode_varint(data, at)
     end = at + length
     if length < 1 or end > len(data):
-        raise ValueError(f"it claims {length} bytes with {len(data) - at} left")
+        raise ValueError(f"its length is {length} bytes, but {len(data) - at} are left")
     time_delta, at = decode_varlong(data, at + 1, end)
     offset_delta, body = decode_varint(data, at, end)
     key_start, key_bytes, at = _field(data, body, end)
     value_start, value_bytes, at = _field(data, at, end)
     headers, at = decode_varint(data, at, end)
     if not 0 <= headers <= end - at:
-        raise ValueError(f"{headers} headers in {end - at} bytes")
+        raise ValueError(f"its header count is {headers}, but {end - at} bytes are left")
     for _ in range(headers):
         _, size, at = _field(data, at, end)
         if size < 0:
-            raise ValueError("a header without a key")
+            raise ValueError("a header has no key")
         _, _, at = _field(data, at, end)
     if at != end:
-        raise ValueError(f"its fields end {end - at} bytes before it")
+        raise ValueError(f"its fields end {end - at} bytes before its end")
     stamp = time if append_time else time + time_delta
     stamp = (stamp + 2**63) % 2**64 - 2**63
     offset = (base + offset_delta + 2**63) % 2**64 - 2**63
@@ -299,5 +299,5 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
     """Return start, length (-1: null) and end of a field."""
     size, at = decode_varint(data, at, end)
     if size > end - at:
-        raise ValueError(f"a field of {size} bytes with {end - at} left")
+        raise ValueError(f"a field has {size} bytes, but {end - at} are left")
     return at, max(size, -1), at + max(size, 0)

@@ -64,7 +64,7 @@ def dump_epochs(fs: FileSystem, path: str, report: Report) -> None:
     for number, (epoch, start) in enumerate(entries):
         report.line(f"epoch: {epoch} startOffset: {start}", type="leaderEpoch", epoch=epoch, startOffset=start)
         if number and (epoch <= entries[number - 1][0] or start < entries[number - 1][1]):
-            report.problem("leader epochs or their start offsets do not rise", path, None, start)
+            report.problem("leader epochs or their start offsets are not in ascending order", path, None, start)
 
 
 def dump_offsets(fs: FileSystem, path: str, report: Report) -> None:
@@ -86,7 +86,7 @@ def dump_partition_metadata(fs: FileSystem, path: str, report: Report) -> None:
         fields[name] = value.strip() if colon else None
     version, topic_id = fields.get("version"), fields.get("topic_id")
     if version is None or not version.isdecimal() or len(version) > 10 or not topic_id:
-        report.problem("its two lines do not say version and topic_id", path)
+        report.problem("the file has no valid lines for version and topic_id", path)
         return
     report.line(
         f"version: {version} topicId: {topic_id}", type="partitionMetadata", version=int(version), topicId=topic_id

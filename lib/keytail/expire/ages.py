@@ -73,11 +73,12 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
             outside = table["base_offset"][0] < task.base_offset
             row = table[0 if outside else -1]
             raise CorruptLog(
-                f"a batch lies outside of its segment, which has offsets {task.base_offset} to {task.end_offset - 1}",
+                f"a batch is outside of its segment, which has offsets {task.base_offset} to {task.end_offset - 1}",
                 path=task.log_path,
                 byte_position=int(row["position"]),
                 offset=int(row["base_offset"]),
                 remedy=CORRUPT_REMEDY,
+                slug="batch-outside-segment",
             )
         largest_ms = max(largest_ms, int(table["max_timestamp_ms"].max()))
         if largest_ms >= task.young_from_ms:

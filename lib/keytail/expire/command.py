@@ -275,11 +275,11 @@ def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> Ex
                 notes += expire.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
         except LockLost as problem:  # possibly during the removal
-            row = replace(row, status="failed", error=f"{problem}; what was begun is finished by the next run")
+            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=str(problem))
         except OSError as problem:
-            row = replace(row, status="failed", error=f"{problem}; what was begun is finished by the next run")
+            row = replace(row, status="failed", error=f"{problem}; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in one.reading:  # those after a segment that is retained
         future.cancel()
@@ -290,8 +290,8 @@ def _settle(fs: FileSystem, one: _LookedAt, request: Request, now_ms: int) -> Ex
 
 
 _ROLLS = (
-    "no segment is left: an empty one begins at the log end offset, and a broker that starts there knows no producer, "
-    "as after its own retention and a restart"
+    "no segment remains: an empty one is created at the log end offset, and a broker that starts there has no producer "
+    "state, as after its own retention and a restart"
 )
 
 
@@ -330,7 +330,7 @@ def print_table(rows: Sequence[ExpireRow], title: str) -> None:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("partition", overflow="fold")
     table.add_column("status")
-    for name in ("segments", "log size", "log start", "goes by", "took"):
+    for name in ("segments", "log size", "log start", "reason", "took"):
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         by_reason = Counter(segment.reason for segment in row.expired)
@@ -374,9 +374,12 @@ def _text(number: int | None) -> str:
 
 def next_step(rows: Sequence[ExpireRow], execute: bool) -> str:
     if any(finding.broker_deletes for row in rows for finding in row.findings):
-        return "Before the broker starts: `keytail rebuild-index --execute`, or it deletes segments that are to stay."
+        return (
+            "Before you start the broker, run `keytail rebuild-index --execute`; otherwise the broker deletes segments "
+            "that must be retained."
+        )
     if any(row.status == "would-expire" for row in rows):
         return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
     if any(row.status in _BAD for row in rows):
-        return "What was not done is as it was; the reasons, and what to do, are given above."
+        return "What was not done is unchanged; the reasons and remedies are given above."
     return "Next: start the broker." if execute and any(row.status == "expired" for row in rows) else ""

@@ -113,9 +113,9 @@ def refusals(facts: PartitionFacts, log_start_checkpoint: int | None) -> list[st
     if log_start_checkpoint is None or not facts.segments or log_start_checkpoint >= facts.segments[0].base_offset:
         return []
     return [
-        f"the log start offset {log_start_checkpoint} in {names.LOG_START_CHECKPOINT} lies below the first segment "
-        f"({facts.segments[0].base_offset}): offsets between are in remote storage, or a broker was killed in the "
-        "middle of its own retention; start the broker and stop it cleanly, which sets the entry right"
+        f"the log start offset {log_start_checkpoint} in {names.LOG_START_CHECKPOINT} is below the first segment "
+        f"({facts.segments[0].base_offset}): the offsets in between are in remote storage, or a broker was killed "
+        "during its own retention; start the broker and stop it cleanly, which corrects the entry"
     ]
 
 
@@ -129,16 +129,16 @@ def removable(facts: PartitionFacts, high_watermark: HighWatermarkSource = "chec
     for number, (segment, end) in enumerate(zip(facts.segments, segment_ends(facts), strict=True)):
         is_last = number + 1 == len(facts.segments)
         if is_last and segment.log_bytes == 0:
-            return number, "it is the last segment, and empty"
+            return number, "it is the last segment and is empty"
         if is_last and facts.tail_bytes:
-            return number, f"it is the last segment, and ends with {facts.tail_bytes} bytes that are no batch"
+            return number, f"it is the last segment and ends with {facts.tail_bytes} bytes that are not a batch"
         if is_last and not facts.clean_shutdown:
             return number, "it is the last segment, which a broker recovers after an unclean shutdown"
         if marked < end:
-            return number, f"its end {end} is above the high watermark {marked}"
+            return number, f"its end offset {end} is above the high watermark {marked}"
         if not facts.clean_shutdown and facts.recovery_point < end:
             point = facts.recovery_point
-            return number, f"its end {end} is above the recovery point {point}, and the shutdown was unclean"
+            return number, f"its end offset {end} is above the recovery point {point}, and the shutdown was unclean"
     return len(facts.segments), ""
 
 
@@ -200,7 +200,7 @@ def decide(
         tuple(expired),
         max(facts.log_start_offset, stays.base_offset),
         False,
-        f"segment {stays.base_offset} stays: {what_keeps}",
+        f"segment {stays.base_offset} is retained: {what_keeps}",
     )
 
 
@@ -230,15 +230,16 @@ def _why(
     if reason == "log-start":
         return f"below the log start offset {facts.log_start_offset}"
     if reason == "size":
-        return f"{left_bytes:,} bytes are left without it, retention.bytes is {retention.retention_bytes:,}"
+        return f"{left_bytes:,} bytes remain without it, and retention.bytes is {retention.retention_bytes:,}"
     assert age is not None
-    return f"{_age_text(age, now_ms)}, retention.ms is {duration_text(retention.retention_ms)}"
+    return f"{_age_text(age, now_ms)}, and retention.ms is {duration_text(retention.retention_ms)}"
 
 
 def _age_text(age: Age, now_ms: int) -> str:
     old = now_ms - age.timestamp_ms
-    text = f"{duration_text(old)} old" if old >= 0 else f"of a time {duration_text(-old)} from now"
-    return f"its newest record is {text}" if age.of == "record" else f"no record has a time, and its file is {text}"
+    text = f"{duration_text(old)} old" if old >= 0 else f"dated {duration_text(-old)} in the future"
+    subject = "its newest record" if age.of == "record" else "no record has a timestamp, and its file"
+    return f"{subject} is {text}"
 
 
 def _why_kept(
@@ -252,11 +253,11 @@ def _why_kept(
 ) -> str:
     if "delete" not in retention.cleanup_policy:
         policy = ",".join(sorted(retention.cleanup_policy))
-        return f"cleanup.policy is [{policy}], and its end {end} is above the log start offset {facts.log_start_offset}"
+        return f"cleanup.policy is [{policy}], and its end offset {end} is above the log start {facts.log_start_offset}"
     parts = []
     if retention.by_size:
         parts.append(
-            f"without it {left_bytes - stays.log_bytes:,} bytes would be left, fewer than retention.bytes "
+            f"without it, {left_bytes - stays.log_bytes:,} bytes would remain, fewer than retention.bytes "
             f"{retention.retention_bytes:,}"
         )
     if age is not None:
@@ -287,20 +288,20 @@ def findings(
         # A broker that finds no `.index` rebuilds all indexes of the segment.
         if by_base[base].index_bytes is None or retention.is_over(age, now_ms) == deletes:
             continue
-        what = f"{_claim_text(by_base[base])}, but by its log the time is {age.timestamp_ms} ms: "
+        what = f"{_claim_text(by_base[base])}, but according to its log the time is {age.timestamp_ms} ms: "
         if deletes:
-            what += "a broker that starts deletes it, which is to stay"
-            what += f", and {more} segment{'s' if more > 1 else ''} behind it" if more > 0 else ""
+            what += "a broker that starts deletes it, although it must be retained"
+            what += f", and {more} segment{'s' if more > 1 else ''} after it" if more > 0 else ""
         else:
-            what += "a broker keeps it, which is to go"
-        found.append(Finding(base, deletes, what, "keytail rebuild-index --execute makes the index anew"))
+            what += "a broker retains it, although it is to be removed"
+        found.append(Finding(base, deletes, what, "Run `keytail rebuild-index --execute`, which rebuilds the index"))
     return tuple(found)
 
 
 def _claim_text(segment: SegmentFacts) -> str:
     if segment.time_index_bytes:
         return f"the time index of segment {segment.base_offset} ends with {segment.largest_timestamp_ms} ms"
-    return f"segment {segment.base_offset} has no time index, so that its file's time counts"
+    return f"segment {segment.base_offset} has no time index, so a broker uses the modification time of its file"
 
 
 def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[str]:
@@ -323,7 +324,7 @@ def remove(fs: FileSystem, facts: PartitionFacts, decision: Decision) -> list[st
     first = decision.expired[-1].end_offset if decision.expired else facts.segments[0].base_offset
     done = []
     if _cut_epochs(fs, facts.path, decision.log_start_offset):
-        done.append(f"cut {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
+        done.append(f"truncated {names.LEADER_EPOCHS} at the log start offset {decision.log_start_offset}")
     gone = _remove_below(fs, facts.path, decision.expired, first)
     done += [f"removed {name}, below the first segment" for name in gone]
     return [] if decision.expired else done

@@ -29,12 +29,12 @@ def _internal(configuration: Configuration, resolved: Resolved, wanted: tuple[st
     given = [name for name in wanted if name in resolved.given]
     if resolved.topic not in INTERNAL_TOPICS or (resolved.in_metadata and not given):
         return ""
-    why = f"{', '.join(given)} given here cannot replace it"
+    why = f"the given {', '.join(given)} cannot replace it"
     if not resolved.in_metadata:
         why = configuration.why_unknown(resolved.topic)
     return (
-        f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log alone ({why}"
-        "); leave it to the broker: --topic '(?!__).*' chooses all topics but those of Kafka"
+        f"{resolved.topic} is an internal topic of Kafka, whose retention is taken from the metadata log only ({why}"
+        "); leave it to the broker: --topic '(?!__).*' selects all topics except Kafka's internal ones"
     )
 
 
@@ -47,8 +47,8 @@ def _assumed(resolved: Resolved, wanted: tuple[str, ...]) -> str:
     if not assumed:
         return ""
     return (
-        f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is what the broker's own configuration says, "
-        f"which was not read. Give --topic-configs FILE with what `{SETTINGS_COMMAND}` prints, or each as "
-        f"--topic-config {resolved.topic}:key=value; of other settings than cleanup.policy, --config FILE with the "
+        f"topic config unknown: {', '.join(assumed)} of {resolved.topic} is set by the broker's own configuration, "
+        f"which was not read. Give --topic-configs FILE with the output of `{SETTINGS_COMMAND}`, or each setting as "
+        f"--topic-config {resolved.topic}:key=value; for settings other than cleanup.policy, --config FILE with the "
         "broker's server.properties is enough"
     )

@@ -67,17 +67,23 @@ def read_schemas(flag: str, given: Sequence[str]) -> AvroSchemas:
     for one in given:
         number, equals, path = one.partition("=")
         if not (equals and number.isdecimal() and len(number) < 20 and int(number) < 2**31):
-            raise UsageProblem(f"{flag} {one} is not ID=FILE", remedy="Give its id in the registry too, as 17=FILE")
+            raise UsageProblem(
+                f"invalid {flag} '{one}': expected ID=FILE",
+                remedy="Give the schema's id in the registry and its file, as 17=FILE",
+                slug="invalid-schema-argument",
+            )
         try:
             with as_caller():
                 by_id[int(number)] = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
-            raise UsageProblem(f"{flag}: the schema cannot be read: {problem}", path=path) from problem
+            raise UsageProblem(
+                f"{flag}: the schema cannot be read: {problem}", path=path, slug="unreadable-avro-schema"
+            ) from problem
     schemas = AvroSchemas(tuple(by_id.items()))
     try:
         _ = schemas.arrow_type
     except UsageProblem as problem:
-        raise UsageProblem(f"{flag}: {problem.what}", remedy=problem.remedy) from problem
+        raise UsageProblem(f"{flag}: {problem.what}", remedy=problem.remedy, slug=problem.slug) from problem
     return schemas
 
 
@@ -93,16 +99,16 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
     for row in np.flatnonzero(column.valid).tolist():
         framed = data[starts[row] : ends[row]]
         if len(framed) < FRAME_BYTES or framed[0] != 0:
-            fail(row, "is not of Confluent's frame: a zero byte, and four of the schema's id")
+            fail(row, "is not in Confluent's wire format (a zero byte, then four bytes of schema id)")
         read = readers.by_id.get(int.from_bytes(framed[1:FRAME_BYTES], "big"))
         if read is None:
             number = int.from_bytes(framed[1:FRAME_BYTES], "big")
-            fail(row, f"is of schema {number}, which is not among those given")
+            fail(row, f"has schema id {number}, for which no schema was given")
         else:
             try:
                 rows[row] = read(framed[FRAME_BYTES:])
             except Exception as reason:  # of any type: the bytes are not trusted
-                fail(row, f"is no record of its schema: {reason}")
+                fail(row, f"does not match its schema: {reason}")
     try:
         return pyarrow.array(rows, readers.built_type).cast(readers.column_type)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as reason:
@@ -110,7 +116,7 @@ def decode_avro(column: BytesColumn, schemas: AvroSchemas, fail: Fail) -> Any:
             try:
                 pyarrow.array([value], readers.built_type).cast(readers.column_type)
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as its:
-                fail(row, f"has a value that a table does not hold: {its}")
+                fail(row, f"cannot be stored in a table: {its}")
         raise AssertionError("one of them cannot be held") from reason
 
 
@@ -135,8 +141,9 @@ def _fastavro() -> Any:
         import fastavro  # noqa: PLC0415 (optional)
     except ModuleNotFoundError as missing:
         raise UsageProblem(
-            "Avro needs the Python package fastavro, here and on every executor",
-            remedy="pip install 'keytail[avro]'",
+            "Avro needs the Python package fastavro, on the driver and on every executor",
+            remedy="Install it with: pip install 'keytail[avro]'",
+            slug="missing-python-package",
         ) from missing
     return fastavro
 
@@ -145,7 +152,9 @@ def _parsed(fastavro: Any, text: str) -> Any:
     try:
         return fastavro.parse_schema(_without_annotations(json.loads(text)))
     except Exception as reason:  # from json, from fastavro, or caused by unexpected JSON
-        raise UsageProblem(f"no Avro schema: {type(reason).__name__}: {reason}") from reason
+        raise UsageProblem(
+            f"invalid Avro schema: {type(reason).__name__}: {reason}", slug="invalid-avro-schema"
+        ) from reason
 
 
 def _without_annotations(schema: Any) -> Any:
@@ -176,7 +185,7 @@ def _reader(fastavro: Any, written: Any, wanted: Any) -> Callable[[bytes], Any]:
         stream = io.BytesIO(data)
         value = fastavro.schemaless_reader(stream, written, reader)
         if stream.tell() != len(data):
-            raise ValueError(f"{len(data) - stream.tell()} bytes are left behind it")
+            raise ValueError(f"{len(data) - stream.tell()} bytes follow the record")
         return value
 
     return read
@@ -202,7 +211,7 @@ class _Types:
             if schema in _PLAIN:
                 return getattr(pa, _PLAIN[schema])()
             if schema not in self._named:
-                raise UsageProblem(f"a table has no type for Avro's {schema}")
+                raise UsageProblem(f"a table has no type for Avro type {schema}", slug="unsupported-avro-type")
             return self._of(self._named[schema], built=built)
         kind = schema["type"]
         if isinstance(kind, dict | list):
@@ -212,7 +221,10 @@ class _Types:
         annotated = schema.get("keytail") or schema.get("logicalType")
         if annotated == "decimal" and kind in ("bytes", "fixed"):
             if schema["precision"] > _MOST_DIGITS:
-                raise UsageProblem(f"a table has no decimals of {schema['precision']} digits")
+                raise UsageProblem(
+                    f"a table has no type for decimals of {schema['precision']} digits, only up to {_MOST_DIGITS}",
+                    slug="unsupported-avro-type",
+                )
             return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if annotated == "date" and kind == "int":
             return pa.date32()
@@ -233,9 +245,13 @@ class _Types:
     def _fields(self, schema: Any, *, built: bool) -> Iterator[tuple[str, Any]]:
         name = schema["name"]
         if name in self._open:
-            raise UsageProblem(f"a table has no type for record {name}, which holds itself")
+            raise UsageProblem(
+                f"a table has no type for record {name}, which contains itself", slug="unsupported-avro-type"
+            )
         if not schema["fields"]:
-            raise UsageProblem(f"a table has no type for record {name}, which has no fields")
+            raise UsageProblem(
+                f"a table has no type for record {name}, which has no fields", slug="unsupported-avro-type"
+            )
         self._open.append(name)
         for one in schema["fields"]:
             yield one["name"], self._of(one["type"], built=built)
@@ -245,5 +261,7 @@ class _Types:
     def _one_of(union: Sequence[Any]) -> Any:
         others = [one for one in union if one != "null"]
         if len(others) != 1:
-            raise UsageProblem(f"a table has no type for a union of {len(others)} types")
+            raise UsageProblem(
+                f"a table has no type for a union of {len(others)} types besides null", slug="unsupported-avro-type"
+            )
         return others[0]

@@ -122,7 +122,7 @@ def _timestamps(records: np.ndarray) -> Any:
     beyond = np.flatnonzero(np.abs(times_ms) > _MOST_MS)
     if len(beyond):
         at = int(beyond[0])
-        raise Undecodable(f"timestamp {times_ms[at]} is beyond what a table holds", offset=int(records["offset"][at]))
+        raise Undecodable(f"timestamp {times_ms[at]} is out of range for a table", offset=int(records["offset"][at]))
     return pyarrow.array(times_ms * 1000, pyarrow.int64(), mask=times_ms == -1).view(pyarrow.timestamp("us", "UTC"))
 
 
@@ -143,7 +143,7 @@ def _fail(bad: np.ndarray, offsets: np.ndarray, what: str, why: str) -> None:
         raise Undecodable(
             f"a {what} {why}",
             offset=int(offsets[at[0]]),
-            remedy=f"Nothing of this partition was written; choose another --{what}-format, such as binary",
+            remedy=f"Use another --{what}-format, such as binary; nothing of this partition was written",
         )
 
 
@@ -156,7 +156,8 @@ def _numbers(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str
 
     kind = np.dtype(_FIXED[wanted.name][1])
     sizes = np.diff(column.offsets)
-    _fail(column.valid & (sizes != kind.itemsize), offsets, what, f"is no {wanted.name} of {kind.itemsize} bytes")
+    why = f"does not have the {kind.itemsize} bytes of format {wanted.name}"
+    _fail(column.valid & (sizes != kind.itemsize), offsets, what, why)
     numbers = np.zeros(len(column), kind.newbyteorder("="))
     numbers[column.valid] = np.frombuffer(column.data[: column.data_bytes].tobytes(), kind)
     return pyarrow.array(numbers, mask=~column.valid)
@@ -170,11 +171,11 @@ def _text(column: BytesColumn, wanted: Format, offsets: np.ndarray, what: str) -
     try:
         text = raw.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
-        _fail(np.array([not _is_utf8(one) for one in raw.to_pylist()]), offsets, what, "is no UTF-8")
+        _fail(np.array([not _is_utf8(one) for one in raw.to_pylist()]), offsets, what, "is not valid UTF-8")
         raise
     if wanted.name == "uuid":
         fits = compute.fill_null(compute.match_substring_regex(text, _UUID), True)
-        _fail(~np.asarray(fits), offsets, what, "is no UUID as Kafka writes it")
+        _fail(~np.asarray(fits), offsets, what, "is not a UUID as Kafka's serializer writes it")
     return text
 
 

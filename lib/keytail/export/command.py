@@ -116,7 +116,11 @@ def format_of(what: str, name: str, schemas: Sequence[str] | None) -> Format:
 
     flag = f"--{what}-schema"
     if (name == "avro") != bool(schemas):
-        raise UsageProblem(f"--{what}-format avro and {flag} need each other", remedy=f"Give both, as {flag} 17=FILE")
+        raise UsageProblem(
+            f"--{what}-format avro and {flag} must be given together",
+            remedy=f"Give both, with {flag} 17=FILE, or neither",
+            slug="missing-flag",
+        )
     return Format(name, read_schemas(flag, schemas) if schemas else None)
 
 
@@ -151,20 +155,33 @@ def _in_order(rows: Mapping[str, ExportRow]) -> list[ExportRow]:
 def checked_target(fs: FileSystem, request: Request) -> str:
     """Return the absolute directory of the tables. Raises UsageProblem if it, or a flag for the state, is invalid."""
     if request.as_of_offset is not None and request.as_of_timestamp is not None:
-        raise UsageProblem("Give one of --as-of-offset and --as-of-timestamp")
+        raise UsageProblem(
+            "--as-of-offset and --as-of-timestamp exclude each other",
+            remedy="Give one of them",
+            slug="conflicting-flags",
+        )
     if request.as_of_timestamp is not None:
         parse_time(request.as_of_timestamp)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", request.target):
         raise UsageProblem(
-            f"--to {request.target} is no directory", remedy="Give one that the driver and every executor see at a path"
+            f"--to {request.target} is a URI, not a directory",
+            remedy="Give a directory that the driver and every executor see at the same path",
+            slug="uri-not-supported",
         )
     target = os.path.realpath(request.target)
     refuse_in_log_dirs(fs, target, request.choice.log_dirs, "--to")
     if fs.exists(target):
         if not fs.stat(target).is_dir:
-            raise UsageProblem("--to is no directory", path=target)
+            raise UsageProblem(
+                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
+            )
     elif not fs.exists(os.path.dirname(target)):
-        raise UsageProblem("the directory that --to is to be made in does not exist", path=os.path.dirname(target))
+        raise UsageProblem(
+            "the parent directory of --to does not exist",
+            path=os.path.dirname(target),
+            remedy="Create it, or give another --to",
+            slug="no-parent-directory",
+        )
     return target
 
 
@@ -200,18 +217,29 @@ def _state(request: Request, topic: str) -> TableState | None:
     if state is None:
         return None
     if state.topic != topic:
-        raise Refused(f"the table is an export of topic {state.topic}", path=path, remedy="Give another --to")
+        raise Refused(
+            f"the table is an export of topic {state.topic}",
+            path=path,
+            remedy="Give another --to",
+            slug="table-of-another-topic",
+        )
     if state.formats != request.formats.as_json():
         raise Refused(
-            f"the table was exported with {_in_words(state.formats)}, and {_in_words(request.formats.as_json())} is "
-            "asked for",
+            f"the table was exported with {_in_words(state.formats)}, but {_in_words(request.formats.as_json())} was "
+            "requested",
             path=path,
             remedy="Give the same formats, or another --to",
+            slug="export-format-mismatch",
         )
     if state.as_of != request.as_of:
         both = (state.as_of, request.as_of)
         shown, asked = (f"the state as of {as_of}" if as_of else "the latest state" for as_of in both)
-        raise Refused(f"the table shows {shown}, and {asked} is asked for", path=path, remedy="Give another --to")
+        raise Refused(
+            f"the table shows {shown}, but {asked} was requested",
+            path=path,
+            remedy="Give another --to",
+            slug="export-as-of-mismatch",
+        )
     return state
 
 
@@ -234,7 +262,11 @@ def _plan(
 
     facts = survey_partition(fs, log_dir, entry)
     if facts.problems:
-        raise Refused("; ".join(facts.problems), remedy="`keytail verify` lists what is wrong with the partition")
+        raise Refused(
+            "; ".join(facts.problems),
+            remedy="Run `keytail verify`, which lists what is wrong with the partition",
+            slug="unexpected-partition-state",
+        )
     log, notes = _log_now(fs, request, facts)
     known = state.partitions.get(entry.partition) if state is not None and not request.as_of else None
     plan = plan_export(known, log, no_state=_no_state(request, state))
@@ -264,7 +296,7 @@ def _no_state(request: Request, state: TableState | None) -> str:
         return f"the state as of {request.as_of}"
     if state is None:
         return "there is no table yet"
-    return state.changed or "it is not in the table yet"
+    return state.changed or "the partition is not in the table yet"
 
 
 def _log_now(fs: FileSystem, request: Request, facts: PartitionFacts) -> tuple[LogNow, list[str]]:
@@ -304,21 +336,27 @@ def _as_of(fs: FileSystem, request: Request, facts: PartitionFacts) -> int | Non
 def _limited(facts: PartitionFacts, limit: int, as_of: int, notes: list[str]) -> int:
     if as_of < facts.log_start_offset:
         raise Refused(
-            f"the log begins at offset {facts.log_start_offset}, behind {as_of}: its state then cannot be told",
+            f"the log starts at offset {facts.log_start_offset}, after the requested offset {as_of}: the state at that "
+            "offset cannot be determined",
             remedy="Give a later offset or time",
             path=facts.path,
+            slug="offset-before-log-start",
         )
     if facts.cleaner_checkpoint is not None and facts.cleaner_checkpoint > as_of:
         raise Refused(
-            f"the log was compacted up to offset {facts.cleaner_checkpoint}: records that were the newest of their "
-            f"keys as of offset {as_of} may have gone",
+            f"the log was compacted up to offset {facts.cleaner_checkpoint}: records that were the latest of their "
+            f"keys as of offset {as_of} may have been removed",
             path=facts.path,
-            remedy="Ask for a later state, or take a copy of the log from before",
+            remedy="Request a later state, or use a copy of the log from before the compaction",
+            slug="compacted-past-offset",
         )
     if facts.cleaner_checkpoint is None:
-        notes.append("no cleaner-offset-checkpoint says whether the log was compacted past that state")
+        notes.append(
+            "no cleaner-offset-checkpoint has this partition, so it is not known whether the log was compacted past "
+            "that state"
+        )
     if as_of > limit:
-        notes.append(f"the state as of offset {limit}, where what is stable ends")
+        notes.append(f"the state is as of offset {limit}, the stable offset")
     return min(limit, as_of)
 
 
@@ -371,7 +409,7 @@ def _row_of(row: ExportRow, outcome: ExportOutcome) -> ExportRow:
         return row
     notes = list(row.notes)
     if latest.keyless:
-        notes.append(f"{latest.keyless} records without a key were left out, as --drop-keyless says")
+        notes.append(f"{latest.keyless} records without a key were left out (--drop-keyless)")
     if latest.shards > 1:
         notes.append(f"the log was read {latest.shards} times: its keys do not fit into --map-memory at once")
     records = latest.records - (latest.tombstones if plan.way == "incremental" else 0)

@@ -59,13 +59,20 @@ def read_state(path: str) -> TableState | None:
     if not folder.exists():
         return None
     if not folder.is_dir():
-        raise Refused("the table's place is not a directory", path=path, remedy="Give another --to")
+        raise Refused(
+            "the path of the table is not a directory", path=path, remedy="Give another --to", slug="not-a-directory"
+        )
     commits = sorted((folder / "_delta_log").glob("*.json"), reverse=True)
     commits = [file for file in commits if _COMMIT.fullmatch(file.name)]
     if not commits:
         others = [item.name for item in folder.iterdir() if not _LEFT_BY_A_KILLED_RUN.fullmatch(item.name)]
         if others:
-            raise Refused(f"the directory holds {others[0]}, and no Delta table", path=path, remedy="Give another --to")
+            raise Refused(
+                f"the directory contains {others[0]}, but no Delta table",
+                path=path,
+                remedy="Give another --to",
+                slug="not-a-delta-table",
+            )
         return None
     changed = ""
     for file in commits:
@@ -76,7 +83,9 @@ def read_state(path: str) -> TableState | None:
         operation = str(info.get("operation", "a change"))
         if operation not in _HARMLESS:
             changed = changed or f"the table was changed by {operation}, version {int(file.stem)}"
-    raise Refused("the Delta table is no export of keytail's", path=path, remedy="Give another --to")
+    raise Refused(
+        "the Delta table was not written by keytail export", path=path, remedy="Give another --to", slug="not-an-export"
+    )
 
 
 def _commit_info(file: Path) -> Mapping[str, Any]:
@@ -89,8 +98,12 @@ def _commit_info(file: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         pass  # Delta has just removed it, as its retention has passed
     except ValueError as bad:
-        why = f"a commit cannot be read: {bad}"
-        raise Refused(why, path=str(file), remedy="Look at the table, or give another --to") from bad
+        raise Refused(
+            f"a commit of the Delta table cannot be read: {bad}",
+            path=str(file),
+            remedy="Check the table, or give another --to",
+            slug="unreadable-delta-commit",
+        ) from bad
     return {}
 
 
@@ -103,8 +116,10 @@ def _state_of(metadata: str | None) -> TableState | None:
         return None
     if told["keytail_export"] != VERSION:
         raise Refused(
-            f"the table was exported by a keytail that wrote version {told['keytail_export']}, this one has {VERSION}",
-            remedy="Use that keytail, or give another --to",
+            f"the table has the export state of version {told['keytail_export']}, but this keytail supports version "
+            f"{VERSION}",
+            remedy="Use the version of keytail that exported it, or give another --to",
+            slug="unsupported-export-version",
         )
     known = {int(number): Exported(**one) for number, one in told["partitions"].items()}
     return TableState(told["topic"], told["formats"], told["as_of"], known)

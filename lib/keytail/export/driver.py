@@ -112,7 +112,7 @@ class Export:
         while waiting:
             tasks_a_host = concurrent_tasks(self.spark)
             function = partial(_find, tasks_a_host=tasks_a_host)
-            outcomes = run_bundle(self.spark, waiting, function, name=f"export {what.topic}: newest records")
+            outcomes = run_bundle(self.spark, waiting, function, name=f"export {what.topic}: latest records")
             again = []
             for work, outcome in zip(waiting, outcomes, strict=True):
                 latest = outcome.value
@@ -120,8 +120,8 @@ class Export:
                     self.heard(_failed(work, outcome))
                 elif work.plan.way == "incremental" and latest.has_gap:
                     again.append(work.in_full(
-                        f"offsets are missing behind the last exported one {work.task.from_offset}: the log was "
-                        "compacted, and tombstones may have gone"
+                        f"offsets are missing from offset {work.task.from_offset} on, where the last export ended: "
+                        "the log was compacted, and tombstones may have been removed"
                     ))  # fmt: skip
                 else:
                     found[work.partition] = ExportOutcome(work, latest, start_ms=outcome.start_ms)
@@ -196,7 +196,7 @@ def _failed(work: Work, outcome: Outcome[Latest]) -> ExportOutcome:
 
 def _find(work: Work, attempt: str, *, tasks_a_host: int) -> Latest:
     memory = work.task.map_memory_bytes or map_memory_bytes(tasks_a_host)
-    with telling(work.task.partition_path, attempt, "newest records"):
+    with telling(work.task.partition_path, attempt, "latest records"):
         return find_latest(LOCAL, replace(work.task, map_memory_bytes=memory))
 
 
@@ -264,8 +264,8 @@ def _told_by(problem: Exception, formats: Formats) -> tuple[int | None, KeytailE
     if said := export_table.UNDECODABLE.search(text):
         name, number, offset = said[1], int(said[2]), int(said[3])
         return number, Undecodable(
-            f"partition {number}: a {name} is no {getattr(formats, name)}",
+            f"partition {number}: a {name} is not valid {getattr(formats, name)}",
             offset=offset,
-            remedy=f"Nothing of this partition was written; choose another --{name}-format, such as binary",
+            remedy=f"Use another --{name}-format, such as binary; nothing of this partition was written",
         )
     return None, lost(problem)

@@ -100,9 +100,11 @@ def find_latest(fs: FileSystem, task: LatestTask) -> Latest:
             shards *= 2
             if shards > MOST_SHARDS:
                 raise Refused(
-                    f"more keys than {task.map_memory_bytes} bytes take, in {MOST_SHARDS} passes over the log",
+                    f"the keys do not fit into a map of {task.map_memory_bytes} bytes in {MOST_SHARDS} passes over the "
+                    "log",
                     path=task.partition_path,
-                    remedy="Give more with --map-memory",
+                    remedy="Increase --map-memory",
+                    slug="too-many-keys",
                 )
 
 
@@ -115,6 +117,7 @@ def _again(fs: FileSystem, task: LatestTask, reader: SegmentReader, entries: np.
             path=task.partition_path,
             offset=contradiction.offset,
             remedy=CORRUPT_REMEDY,
+            slug="inconsistent-transactions",
         ) from None
 
 
@@ -135,10 +138,12 @@ class _Finder:
                 return None
         if self._keyless and not self._task.drop_keyless:
             raise Refused(
-                f"{self._keyless} records have no key, so that none takes the place of another",
+                f"{self._keyless} records have no key, so no record replaces another",
                 path=self._task.partition_path,
                 offset=self._first_keyless,
-                remedy="That mostly means a topic that is not compacted; --drop-keyless leaves such records out",
+                remedy="Check whether the topic is compacted: most topics with such records are not. To leave them "
+                "out, use --drop-keyless",
+                slug="records-without-key",
             )
         dead = self._bits & self._nulls[: len(self._bits)]
         if not self._task.tombstones:

@@ -31,13 +31,13 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="DIR",
-        help="Where the tables are: a topic's is at DIR/TOPIC. The driver and every executor see it at this path.",
+        help="Directory of the tables, one per topic at DIR/TOPIC; the driver and every executor see it at this path.",
         rich_help_panel=_TARGET,
     ),
 ]
 _FORMATS = (
-    "binary: as it is. utf8. json: text that was checked. short, int, long, float, double, uuid: as Kafka's "
-    "serializers write them. avro: in Confluent's frame, by --key-schema and --value-schema."
+    "binary: unchanged. utf8: text. json: validated text. short, int, long, float, double, uuid: as Kafka's "
+    "serializers write them. avro: Confluent's wire format, with --key-schema and --value-schema."
 )
 KeyFormat = Annotated[
     FormatName,
@@ -45,7 +45,7 @@ KeyFormat = Annotated[
         "--key-format",
         metavar="FORMAT",
         parser=one_of(FormatName),
-        help=f"What keys are decoded to. {_FORMATS}",
+        help=f"Format of keys. {_FORMATS}",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -55,18 +55,18 @@ ValueFormat = Annotated[
         "--value-format",
         metavar="FORMAT",
         parser=one_of(FormatName),
-        help="What values are decoded to, by the same names.",
+        help="Format of values, with the same names as --key-format.",
         rich_help_panel=_WHAT,
     ),
 ]
-_SCHEMA = "An Avro schema and its id in the registry; repeatable. Records of each are read as the first one has it."
+_SCHEMA = "and its id in the registry; repeatable. Records of all schemas are resolved to the first one."
 KeySchema = Annotated[
     list[str] | None,
-    typer.Option("--key-schema", metavar="ID=FILE", help=f"Of keys. {_SCHEMA}", rich_help_panel=_WHAT),
+    typer.Option("--key-schema", metavar="ID=FILE", help=f"Avro schema of keys {_SCHEMA}", rich_help_panel=_WHAT),
 ]
 ValueSchema = Annotated[
     list[str] | None,
-    typer.Option("--value-schema", metavar="ID=FILE", help=f"Of values. {_SCHEMA}", rich_help_panel=_WHAT),
+    typer.Option("--value-schema", metavar="ID=FILE", help=f"Avro schema of values {_SCHEMA}", rich_help_panel=_WHAT),
 ]
 AsOfOffset = Annotated[
     int | None,
@@ -74,7 +74,7 @@ AsOfOffset = Annotated[
         "--as-of-offset",
         metavar="N",
         parser=within(0, LONG_MAX),
-        help="The state before offset N of each partition, N not included. Into a table of its own.",
+        help="Export the state before offset N of each partition, N not included; needs a separate table.",
         rich_help_panel=_WHAT,
     ),
 ]
@@ -83,20 +83,20 @@ AsOfTimestamp = Annotated[
     typer.Option(
         "--as-of-timestamp",
         metavar="MS-OR-TIME",
-        help="The state before the first record at or after this time: ms since 1970, or ISO 8601. Into a table of its "
-        "own.",
+        help="Export the state before the first record at or after this time (ms since 1970, or ISO 8601); needs a "
+        "separate table.",
         rich_help_panel=_WHAT,
     ),
 ]
 Full = Annotated[
     bool,
-    typer.Option("--full", help="Export all anew, whatever the table has already.", rich_help_panel=RUN),
+    typer.Option("--full", help="Export all records again, whatever the table already has.", rich_help_panel=RUN),
 ]
 Execute = Annotated[
     bool,
     typer.Option(
         "--execute",
-        help="Write the tables. Without it the verb prints what it would do. Log dirs are only ever read.",
+        help="Write the tables; without it the command prints what it would do. Log dirs are only read.",
         rich_help_panel=RUN,
     ),
 ]

@@ -63,14 +63,19 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
     return max(found) if found else None
 
 
-def plan_export(before: Exported | None, log: LogNow, *, no_state: str = "it is not in the table yet") -> ExportPlan:
+def plan_export(
+    before: Exported | None, log: LogNow, *, no_state: str = "the partition is not in the table yet"
+) -> ExportPlan:
     why = no_state if before is None else reason_for_all(before, log)
     if before is None or why is not None:
         return ExportPlan("full", why or "", log.log_start_offset)
     if log.stable_offset == before.end_offset:
-        return ExportPlan("none", f"nothing is new behind offset {before.end_offset}", before.end_offset)
+        return ExportPlan("none", f"no new records from offset {before.end_offset} on", before.end_offset)
     if log.stable_offset < before.end_offset:
-        why = f"the table has it up to offset {before.end_offset}, and only {log.stable_offset} is known to be stable"
+        why = (
+            f"the table has records up to offset {before.end_offset}, but the log is known to be stable only up to "
+            f"{log.stable_offset}"
+        )
         return ExportPlan("none", why, before.end_offset)
     return ExportPlan("incremental", f"from offset {before.end_offset} on", before.end_offset)
 
@@ -78,20 +83,20 @@ def plan_export(before: Exported | None, log: LogNow, *, no_state: str = "it is 
 def reason_for_all(before: Exported, log: LogNow) -> str | None:
     """Return why reading after the last exported offset is not sufficient, or None if it is."""
     if None not in (before.topic_id, log.topic_id) and before.topic_id != log.topic_id:
-        return f"it is another topic of the same name: its id was {before.topic_id}, and is {log.topic_id}"
+        return f"another topic of the same name: the topic id was {before.topic_id} and is now {log.topic_id}"
     if log.log_end_offset < before.end_offset:
-        return f"the log ends at offset {log.log_end_offset}, and was exported up to {before.end_offset}"
+        return f"the log ends at offset {log.log_end_offset}, but was exported up to {before.end_offset}"
     epoch = epoch_at(log.epochs, before.end_offset - 1)
     if None not in (before.leader_epoch, epoch) and before.leader_epoch != epoch:
         return (
-            f"another leader has written offset {before.end_offset - 1} since: its epoch was {before.leader_epoch}, "
-            f"and is {epoch}"
+            f"another leader has written offset {before.end_offset - 1} since: the leader epoch was "
+            f"{before.leader_epoch} and is now {epoch}"
         )
     if log.log_start_offset != before.log_start_offset:
         return f"the log start offset has moved from {before.log_start_offset} to {log.log_start_offset}"
     if log.cleaner_checkpoint is not None and log.cleaner_checkpoint > before.end_offset:
         return (
-            f"the log was compacted up to offset {log.cleaner_checkpoint}, past the last exported one "
-            f"{before.end_offset}: tombstones may have gone"
+            f"the log was compacted up to offset {log.cleaner_checkpoint}, past offset {before.end_offset}, where the "
+            "last export ended: tombstones may have been removed"
         )
     return None

@@ -48,7 +48,7 @@ def print_table(rows: Sequence[ExportRow], title: str) -> None:
 
 def next_step(rows: Sequence[ExportRow], execute: bool) -> str:
     if not execute and any(row.status == "would-export" for row in rows):
-        return "This was a dry run. To do it: run the same command with --execute."
+        return "This was a dry run. To export, run the same command with --execute."
     if any(row.status in ("refused", "corrupt", "failed") for row in rows):
-        return "Of what was not exported the table has what it had before; the reasons are given above."
+        return "Partitions that were not exported are unchanged in the table; the reasons are given above."
     return ""

@@ -70,9 +70,9 @@ def _unsnappy(data: Buffer) -> Iterator[Buffer]:
         try:
             size = cramjam.snappy.decompress_raw_len(chunk)
             if size > _SNAPPY_MOST_RATIO * len(chunk):
-                raise ValueError(f"snappy: a chunk of {len(chunk)} bytes declares {size}")
+                raise ValueError(f"snappy: a chunk of {len(chunk)} bytes declares {size} bytes")
             if size > max(max_record_bytes(), PART_BYTES):
-                raise TooLarge(f"a chunk of snappy opens to {size} bytes", remedy=c.LARGER_REMEDY)
+                raise TooLarge(f"a snappy chunk decompresses to {size} bytes", remedy=c.LARGER_REMEDY)
             yield memoryview(cramjam.snappy.decompress_raw(chunk))
         except cramjam.DecompressionError as problem:
             raise ValueError(str(problem)) from problem
@@ -101,11 +101,11 @@ def _unzstd(data: Buffer, part_bytes: int) -> Iterator[Buffer]:
         try:
             declared = zstandard.get_frame_parameters(frame).content_size
             if declared != zstandard.CONTENTSIZE_UNKNOWN and declared > most_bytes:
-                raise ValueError(f"zstd: frame of at most {most_bytes} bytes declares {declared}")
+                raise ValueError(f"zstd: a frame of at most {most_bytes} bytes declares {declared} bytes")
             with unpacker.stream_reader(frame) as reader:
                 while out := reader.read(part_bytes):
                     if declared == 0:
-                        raise ValueError("zstd: frame that declares no content holds some")
+                        raise ValueError("zstd: a frame that declares no content has content")
                     yield out
         except zstandard.ZstdError as problem:
             raise c.of_library("zstd", problem) from problem

@@ -26,14 +26,14 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 NO_LIMIT_BYTES = 2**63 - 1
 LARGER_REMEDY = (
-    "It is not damaged, and the partition was left untouched. Raise --max-record-bytes, where each task has about 5 "
-    "times as much memory, or let the broker's own cleaner have this partition"
+    "The data are not damaged, and the partition was not changed. Raise --max-record-bytes if each task has about 5 "
+    "times as much memory, or leave this partition to the broker's log cleaner"
 )
 
 
 _WINDOW_REMEDY = (
-    "Its window is above 128 MiB, which Kafka's own readers refuse too, and no flag changes that. The partition was "
-    "left untouched: find out what the producer compresses with"
+    "The compression window is larger than 128 MiB, which Kafka's own readers refuse too; no flag changes this limit. "
+    "The partition was not changed: check the compression settings of the producer"
 )
 
 
@@ -75,14 +75,16 @@ LEVELS = {GZIP: range(1, 10), LZ4: range(1, 18), ZSTD: range(-131072, 23)}
 def check_level(codec_id: int, level: int | None) -> None:
     """Raise UsageProblem for a codec or level that Kafka's configuration does not allow. None: the default."""
     if not 0 <= codec_id < len(CODECS):
-        raise UsageProblem(f"unknown codec {codec_id}")
+        raise UsageProblem(f"unknown codec {codec_id}", slug="unknown-codec")
     if level is None or (codec_id == GZIP and level == GZIP_LEVEL):
         return
     levels = LEVELS.get(codec_id)
     if levels is None:
-        raise UsageProblem(f"{CODECS[codec_id]} has no levels")
+        what = f"invalid compression level {level}: {CODECS[codec_id]} has no levels"
+        raise UsageProblem(what, slug="invalid-compression-level")
     if level not in levels:
-        raise UsageProblem(f"{CODECS[codec_id]} has levels {levels[0]} to {levels[-1]}, not {level}")
+        what = f"invalid compression level {level}: {CODECS[codec_id]} has levels {levels[0]} to {levels[-1]}"
+        raise UsageProblem(what, slug="invalid-compression-level")
 
 
 def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
@@ -102,7 +104,7 @@ def compress(codec_id: int, data: Buffer, level: int | None = None) -> bytes:
 
 
 def _too_long(limit_bytes: int) -> NoReturn:
-    raise TooLarge(f"decompresses to more than {limit_bytes} bytes", remedy=LARGER_REMEDY)
+    raise TooLarge(f"the data decompress to more than {limit_bytes} bytes", remedy=LARGER_REMEDY)
 
 
 def of_library(codec: str, problem: Exception) -> Exception:
@@ -228,7 +230,7 @@ def snappy_chunks(view: memoryview) -> list[memoryview]:
             continue
         at += 4
         if not 0 < size <= end - at:
-            raise ValueError(f"snappy: chunk of {size} bytes with {end - at} left")
+            raise ValueError(f"snappy: invalid chunk of {size} bytes with {end - at} bytes left")
         chunks.append(view[at : at + size])
         at += size
     return chunks
@@ -326,11 +328,11 @@ def _check_lz4_header(view: memoryview, skip_checksum: bool) -> tuple[int, int]:
         raise ValueError("lz4: no frame header")
     flags, block = view[4], view[5]
     if flags & _LZ4_VERSION_MASK != _LZ4_VERSION:
-        raise ValueError(f"lz4: version {flags >> 6}")
+        raise ValueError(f"lz4: unsupported version {flags >> 6}")
     if not flags & _LZ4_INDEPENDENT:
-        raise ValueError("lz4: blocks that depend on each other")
+        raise ValueError("lz4: dependent blocks are not supported")
     if flags & _LZ4_RESERVED or block & 0x8F or block >> 4 < _LZ4_FIRST_SIZE_CODE:
-        raise ValueError(f"lz4: reserved bits or block size in {flags:02x} {block:02x}")
+        raise ValueError(f"lz4: reserved bits or invalid block size in {flags:02x} {block:02x}")
     header_bytes = 15 if flags & _LZ4_CONTENT_SIZE else 7
     if len(view) < header_bytes:
         raise ValueError("lz4: data ends inside the frame header")
@@ -355,7 +357,7 @@ def _walk_lz4_blocks(view: memoryview, start: int, flags: int, block_bytes: int)
                 raise ValueError("lz4: data ends inside the content checksum")
             return at, most_bytes
         if size > block_bytes:
-            raise ValueError(f"lz4: block of {size} bytes in a frame of blocks up to {block_bytes}")
+            raise ValueError(f"lz4: a block declares {size} bytes, but the frame allows {block_bytes}")
         most_bytes += size if word & _LZ4_STORED else block_bytes
         at += 4 + size + checksum_bytes
     raise ValueError("lz4: data ends before the end mark")
@@ -425,7 +427,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
         raise ValueError(f"zstd: {problem}") from problem
     if declared != zstandard.CONTENTSIZE_UNKNOWN:
         if declared > most_bytes:
-            raise ValueError(f"zstd: frame of at most {most_bytes} bytes declares {declared}")
+            raise ValueError(f"zstd: a frame of at most {most_bytes} bytes declares {declared} bytes")
         if declared > limit_bytes:
             _too_long(limit_bytes)
     try:
@@ -441,7 +443,7 @@ def _unzstd_frame(frame: memoryview, most_bytes: int, limit_bytes: int) -> bytes
             _too_long(limit_bytes)
         raise of_library("zstd", problem) from problem
     if declared == 0 and out:
-        raise ValueError("zstd: frame that declares no content holds some")
+        raise ValueError("zstd: a frame that declares no content has content")
     if len(out) > limit_bytes:
         _too_long(limit_bytes)
     return out

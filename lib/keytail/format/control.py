@@ -50,10 +50,10 @@ def parse_control_record(key: bytes | None, value: bytes | None) -> ControlRecor
 
 def _unpack(layout: struct.Struct, data: bytes | None, what: str) -> int:
     if data is None or len(data) < layout.size:
-        raise ValueError(f"{what} of {'no' if data is None else len(data)} bytes, {layout.size} needed")
+        raise ValueError(f"the {what} has {'no' if data is None else len(data)} bytes, expected {layout.size}")
     version, number = layout.unpack_from(data)
     if version < 0:
-        raise ValueError(f"{what} of version {version}")
+        raise ValueError(f"the {what} has invalid version {version}")
     return number
 
 

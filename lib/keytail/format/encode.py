@@ -30,7 +30,7 @@ BATCH_BYTES = 16384  # the default of a producer's `batch.size`
 CHUNK_BYTES = 4 << 20
 _CHUNK_BATCHES = 1 << 14
 
-_OFFSETS = "the offsets of {} do not ascend inside their data"
+_OFFSETS = "the offsets of the {} are not ascending or exceed their data"
 _REFUSALS = {
     kernels.KEY_OFFSETS: _OFFSETS.format("keys"),
     kernels.VALUE_OFFSETS: _OFFSETS.format("values"),
@@ -38,7 +38,7 @@ _REFUSALS = {
     kernels.HEADER_KEY_OFFSETS: _OFFSETS.format("header keys"),
     kernels.HEADER_VALUE_OFFSETS: _OFFSETS.format("header values"),
     kernels.HEADER_KEY_NULL: "a header's key is null",
-    kernels.NEGATIVE_TIMESTAMP: "its timestamp is below -1, which stands for none",
+    kernels.NEGATIVE_TIMESTAMP: "its timestamp is below -1, which means no timestamp",
 }
 
 
@@ -110,9 +110,15 @@ def encode_batches(
     """
     check_level(codec, level)
     if not (0 < batch_bytes <= MAX_BATCH_BYTES and 0 < batch_records <= MAX_BATCH_RECORDS and chunk_bytes > 0):
-        raise UsageProblem(f"no batch has {batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {batch_records} records")
+        raise UsageProblem(
+            f"invalid batch limits: {batch_bytes} bytes (1 to {MAX_BATCH_BYTES}) and {batch_records} records",
+            slug="invalid-batch-limits",
+        )
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
-        raise UsageProblem(f"{len(columns)} records from offset {base_offset} on leave the range of offsets")
+        raise UsageProblem(
+            f"invalid base offset {base_offset}: {len(columns)} records from there exceed the range of offsets",
+            slug="invalid-base-offset",
+        )
     if log_append_time and len(columns) and (columns.timestamps_ms != columns.timestamps_ms[0]).any():
         raise ValueError("records appended at several times")
     arrays = _arrays(columns)
@@ -205,14 +211,15 @@ def _check(arrays: tuple, first_row: int, most_bytes: int) -> int:
     if code == kernels.RECORD_TOO_LARGE:
         raise _too_large(first_row + row, most_bytes, largest)
     if code != kernels.OK:
-        raise Refused(f"row {first_row + row} cannot become a record: {_REFUSALS[code]}")
+        raise Refused(f"row {first_row + row} is not a valid record: {_REFUSALS[code]}", slug="invalid-row")
     return int(largest)
 
 
 def _too_large(row: int, most_bytes: int, size_bytes: int) -> Refused:
     return Refused(
-        f"row {row} needs a batch of {size_bytes} bytes, and {most_bytes} are allowed",
-        remedy="leave the row out, or raise max.message.bytes of the topic and of whoever reads it",
+        f"row {row} needs a batch of {size_bytes} bytes; the limit is {most_bytes}",
+        remedy="Remove the row, or raise max.message.bytes of the topic and the fetch limits of its consumers",
+        slug="record-too-large",
     )
 
 

@@ -29,13 +29,13 @@ assert (MESSAGE_V0.itemsize, MESSAGE_V1.itemsize) == (18, 26)
 
 _REASONS = {
     kernels.MESSAGE_TOO_SHORT: "message is shorter than its fixed fields",
-    kernels.MESSAGE_MAGIC: "message has a magic byte other than 0 and 1",
-    kernels.MESSAGE_CRC: "message checksum does not match its bytes",
+    kernels.MESSAGE_MAGIC: "message has a magic byte other than 0 or 1",
+    kernels.MESSAGE_CRC: "message has an invalid CRC",
     kernels.FIELD_TOO_LONG: "a message's key or value is longer than the message",
     kernels.MESSAGE_COMPRESSED: "a message inside a compressed one is compressed itself",
     kernels.OFFSETS_NOT_INCREASING: "offsets do not increase inside a compressed message",
     kernels.SPAN_TOO_LONG: "a compressed message spans more than 2^31 offsets",
-    kernels.NEGATIVE_OFFSET: "message has a negative offset, or the largest one",
+    kernels.NEGATIVE_OFFSET: "message has a negative offset or the largest possible one",
     kernels.OUT_OF_RANGE: "message is not within the bytes that were read",
 }
 
@@ -46,6 +46,7 @@ class LegacyProblem(ValueError):
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
         self.row = row
+        self.slug = "invalid-crc" if reason == _REASONS[kernels.MESSAGE_CRC] else "invalid-message"
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def summarize_rows(
     ends = np.concatenate(([previous_last_offset], table["last_offset"][:-1]))
     back = np.flatnonzero(table["base_offset"][:bad] <= ends[:bad])
     if len(back):
-        raise LegacyProblem(int(back[0]), "batch begins at or below the offset that the one before it ended with")
+        raise LegacyProblem(int(back[0]), "batch begins at or below the last offset of the previous batch")
     if bad < len(table):
         raise LegacyProblem(bad, reason)
 
@@ -193,7 +194,7 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
     block = raw[start:end]
     if codec:
         if out[4] < 0:
-            raise ValueError("a compressed message without a value")
+            raise ValueError("a compressed message has no value")
         value = memoryview(raw)[int(out[3]) : int(out[3] + out[4])]
         block = np.frombuffer(_decompress(codec, value, magic, limit_bytes), np.uint8)
     return _Opened(block, int(fields["offset"]), magic, attributes, timestamp_ms)
@@ -212,7 +213,7 @@ def _walk(opened: _Opened) -> np.ndarray:
         kernels.walk_messages(opened.block, len(opened.block), opened.append_time, opened.timestamp_ms, out)
         _raise(out)
         if not out[kernels.COUNT]:
-            raise ValueError("a compressed message with no messages inside")
+            raise ValueError("a compressed message contains no messages")
     else:
         out[kernels.COUNT] = 1
         out[kernels.FIRST] = out[kernels.LAST] = opened.offset
@@ -227,7 +228,7 @@ def _summary(opened: _Opened, found: np.ndarray) -> LegacyBatch:
     if opened.relative and offset == 0:
         end = last
     elif offset < last:
-        raise ValueError(f"the last of the inner messages has offset {last}, the message around them {offset}")
+        raise ValueError(f"the last inner message has offset {last}, but the compressed message has offset {offset}")
     else:
         end = offset
         if opened.relative:

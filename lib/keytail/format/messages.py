@@ -46,7 +46,7 @@ class Buffer:
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise ValueError(f"a field of {size} bytes where {len(self.data) - self.at} are left")
+            raise ValueError(f"a field declares {size} bytes, but {len(self.data) - self.at} are left")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -60,7 +60,7 @@ class Buffer:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value & 0xFFFFFFFF
-        raise ValueError("a variable-length number of more than 5 bytes")
+        raise ValueError("a varint is longer than 5 bytes")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _value(buffer: Buffer, field: Field, version: int, flexible: bool) -> Any:
         return None
     if kind == "array":
         if size > len(buffer.data) - buffer.at:
-            raise ValueError(f"{field.name} has {size} items in {len(buffer.data) - buffer.at} bytes")
+            raise ValueError(f"{field.name} declares {size} items, but {len(buffer.data) - buffer.at} bytes are left")
         item = field.parts[0]
         if item.kind in _NUMBERS:
             layout = _NUMBERS[item.kind]

@@ -143,11 +143,11 @@ def parse_record(data: bytes | None) -> MetadataRecord:
     not make sense.
     """
     if data is None:
-        raise ValueError("record without a value")
+        raise ValueError("the record has no value")
     buffer = Buffer(data)
     frame_version = _number(buffer, "frame version")
     if frame_version != FRAME_VERSION:
-        raise ValueError(f"frame version {frame_version}, {FRAME_VERSION} expected")
+        raise ValueError(f"unsupported frame version {frame_version}, expected {FRAME_VERSION}")
     record_type, version = _number(buffer, "type"), _number(buffer, "version")
     if record_type not in _RECORDS:
         return OtherRecord(record_type)
@@ -171,7 +171,7 @@ def _number(buffer: Buffer, what: str) -> int:
 def _newer(record_type: int, version: int, record: KnownRecord) -> NewerRecord:
     """Return a NewerRecord. A later version may have new fields before the known ones, which then rarely make sense."""
     if not _makes_sense(record):
-        raise ValueError(f"record of type {record_type} has version {version}, and its fields are not known")
+        raise ValueError(f"a record of type {record_type} has unsupported version {version}")
     return NewerRecord(record_type, version, record)
 
 
@@ -209,10 +209,10 @@ _RECORDS = {record_type: (METADATA[record_type].message(), make) for record_type
 def parse_snapshot_header(value: bytes | None) -> int:
     """Return the time in ms of the last record in a snapshot, from the value of its first control record."""
     if value is None or len(value) < _SNAPSHOT_HEADER.size:
-        raise ValueError(f"snapshot header of {0 if value is None else len(value)} bytes")
+        raise ValueError(f"the snapshot header has {0 if value is None else len(value)} bytes")
     version, last_ms = _SNAPSHOT_HEADER.unpack_from(value)
     if version < 0:
-        raise ValueError(f"snapshot header of version {version}")
+        raise ValueError(f"the snapshot header has invalid version {version}")
     return int(last_ms)
 
 
@@ -221,7 +221,7 @@ def parse_topic_id(data: bytes) -> str:
     lines = data.decode("ascii").split("\n")
     version, topic_id = (line.partition(": ") for line in [*lines, "", ""][:2])
     if (version[0], topic_id[0]) != ("version", "topic_id") or not version[2].strip().isdecimal():
-        raise ValueError("not the two lines of version and topic_id")
+        raise ValueError("expected two lines, version and topic_id")
     text = topic_id[2].strip()
     if len(text) != len("AAAAAAAAAAAAAAAAAAAAAA"):
         raise ValueError("a topic id must have 22 characters")

@@ -89,7 +89,7 @@ class PartitionDir:
 def segment_file(base_offset: int, suffix: str) -> str:
     """Return a name such as `00000000000000000084.log` for 84 and LOG; a stage follows the suffix, as in LOG + SWAP."""
     if not 0 <= base_offset <= MAX_OFFSET:
-        raise ValueError(f"no offset: {base_offset}")
+        raise ValueError(f"invalid offset: {base_offset}")
     return f"{base_offset:0{_OFFSET_DIGITS}d}{suffix}"
 
 

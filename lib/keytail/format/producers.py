@@ -47,14 +47,14 @@ def parse_snapshot(data: bytes) -> list[ProducerEntry]:
 def check_snapshot(data: bytes) -> None:
     """Check version, checksum and size only."""
     if len(data) < _HEAD.size:
-        raise ValueError(f"snapshot of {len(data)} bytes, at least {_HEAD.size} needed")
+        raise ValueError(f"the snapshot has {len(data)} bytes, at least {_HEAD.size} are required")
     version, crc, count = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise ValueError(f"snapshot of version {version}")
+        raise ValueError(f"the snapshot has unsupported version {version}")
     if _crc(data) != crc:
-        raise ValueError("snapshot's checksum does not match its bytes")
+        raise ValueError("the snapshot has an invalid CRC")
     if count < 0 or len(data) != _HEAD.size + count * _ENTRY.size:
-        raise ValueError(f"snapshot of {len(data)} bytes declares {count} entries of {_ENTRY.size}")
+        raise ValueError(f"the snapshot of {len(data)} bytes declares {count} entries of {_ENTRY.size} bytes")
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:

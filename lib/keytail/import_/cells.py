@@ -126,8 +126,9 @@ def load(fs: FileSystem, stored: Sequence[Cell]) -> Iterator[tuple[int, RecordCo
             packed = np.empty(cell.size_bytes, np.uint8)
             if fs.read_into(fd, packed, cell.position) != cell.size_bytes:
                 raise KeytailError(
-                    "a scratch file of this import ends early", path=path, byte_position=cell.position,
-                    remedy="Run the import again; nothing of it is in the partitions",
+                    "a scratch file of this import is too short", path=path, byte_position=cell.position,
+                    remedy="Run the import again; none of its records are in the partitions",
+                    slug="scratch-file-too-short",
                 )  # fmt: skip
             yield cell.partition, cells.opened(packed)
     finally:
@@ -223,9 +224,11 @@ def _decoded(piece: Piece, columns: Mapping[str, str]) -> Iterator[Any]:
         status = os.fstat(opened.fileno())
         if (status.st_size, status.st_mtime_ns) != (piece.size_bytes, piece.mtime_ns):
             raise Refused(
-                f"on host {os.uname().nodename} the file has another size or time than the driver saw",
+                f"on host {os.uname().nodename} the file does not have the size and modification time that the driver "
+                "found",
                 path=piece.path,
-                remedy="Import a source that nobody writes, at a path that is the same on all hosts",
+                remedy="Import a source that is not written during the import, at the same path on all hosts",
+                slug="source-file-changed",
             )
     # Buffered: otherwise a column of a row group, which may be most of the file, is read at once.
     with as_caller():

@@ -135,7 +135,7 @@ def _plan(
             make_partition(fs, partition.log_dirs[0].path, request.topic, partition.number, target.topic_id)
             partition = target.found_again(fs, partition)
         if not partition.entries:
-            return _Planned(partition, status="would-import", notes=("the partition would be made",))
+            return _Planned(partition, status="would-import", notes=("the partition would be created",))
         replicas = []
         for log_dir, entry in zip(partition.log_dirs, partition.entries, strict=True):
             facts = survey_partition(fs, log_dir, entry)
@@ -147,7 +147,7 @@ def _plan(
                 fs.refuse_unless_like(fs.stat(facts.path))
             reasons = refusals(facts, target.rules)
             if reasons:
-                raise Refused("; ".join(reasons))
+                raise Refused("; ".join(reasons), slug="partition-not-appendable")
             replicas.append(survey_replica(fs, facts))
         plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
     except KeytailError as problem:
@@ -173,7 +173,7 @@ def _dry_run(
     refuse_partitions_out_of_range(loads, request.topic, target.n_partitions)
     if not loads:
         what = "the source has no rows, so there is nothing to import"
-        raise Refused(what, path=request.source.path, remedy="Look at the source")
+        raise Refused(what, path=request.source.path, remedy="Check the source", slug="empty-source")
     by_number = {load.partition: load for load in loads}
     rows = []
     for one in planned:
@@ -182,8 +182,9 @@ def _dry_run(
     if by_number:
         numbers = ", ".join(str(number) for number in sorted(by_number)[:20])
         raise Refused(
-            f"there are records for partitions of {request.topic} that are not in these log dirs: {numbers}",
-            remedy="Give the log dirs that hold them, or leave those records out of the source",
+            f"the source has records for partitions of {request.topic} that are not in these log dirs: {numbers}",
+            remedy="Give the log dirs that contain these partitions, or remove those records from the source",
+            slug="records-for-unavailable-partition",
         )
     return rows
 
@@ -197,13 +198,13 @@ def _row_of_load(request: Request, target: Target, one: _Planned, load: Load | N
     if one.plan is not None and one.plan.record is not None:
         status = "imported-before" if one.plan.is_done else "would-import"
         done = one.plan.record
-        note = "an earlier run has committed it" + ("" if one.plan.is_done else ", but has not finished after that")
+        note = "an earlier run committed this import" + ("" if one.plan.is_done else ", but did not complete it")
         counted |= {"records": done.records, "first_offset": done.base_offset, "end_offset": done.end_offset}
         return one.row(request, status=status, notes=(*one.notes, note), **counted)
     if load is None:
         return one.row(request, status="unchanged", **counted)
     if target.rules.compacted and load.keyless:
-        error = f"{load.keyless} records have no key, and the topic is compacted: a broker refuses such records"
+        error = f"{load.keyless} records have no key, and the topic is compacted: a broker rejects such records"
         return one.row(request, status="refused", error=error, **counted)
     first = one.plan.base_offset if one.plan is not None else 0
     return one.row(request, first_offset=first, end_offset=first + load.records, **counted)

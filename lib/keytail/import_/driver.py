@@ -120,8 +120,9 @@ class Import:
                 (line for line in lines if "Exception" in line), lines[0] if lines else type(lost).__name__
             )
             raise KeytailError(
-                f"Spark lost the job that reads the source and writes segments: {text.strip()[:500]}",
-                remedy="Nothing was imported. Check the source and the memory of tasks, and run again",
+                f"the Spark job that reads the source and writes segments failed: {text.strip()[:500]}",
+                remedy="Nothing was imported. Check the source and the memory of the tasks, and run again",
+                slug="import-job-failed",
             ) from lost
         except BaseException:  # a signal: no task may write after scratch has been removed
             self.records.spark.sparkContext.cancelAllJobs()
@@ -134,7 +135,8 @@ class Import:
 
     def _refuse_empty(self, answers: Mapping[int, Outcome[Written]]) -> None:
         if not any(answer.value is not None for answer in answers.values()):
-            raise Refused("the source has no rows, so there is nothing to import", remedy="Look at the source")
+            what = "the source has no rows, so there is nothing to import"
+            raise Refused(what, remedy="Check the source", slug="empty-source")
 
     def _install(
         self, plan: ImportPlan, answer: Outcome[Written] | None, elsewhere: KeytailError | None
@@ -142,8 +144,10 @@ class Import:
         start_ms = answer.start_ms if answer else time.time_ns() // 1_000_000
         record, problem, written = plan.record, answer.problem if answer else None, answer.value if answer else None
         if problem is None and elsewhere is not None:
-            what = f"nothing was imported, since another partition could not be written: {elsewhere}"
-            problem = KeytailError(what, remedy="Mend that one, and run again")
+            what = f"nothing was imported, because another partition could not be written: {elsewhere}"
+            problem = KeytailError(
+                what, remedy="Solve the problem of that partition, and run again", slug="other-partition-failed"
+            )
         try:
             if problem is None and plan.record is not None:
                 finish(self.fs, plan, self.run_id)
@@ -202,11 +206,14 @@ def _written(
             if partition != number:
                 raise Refused(
                     f"a record is for partition {partition}, which the topic does not have",
-                    remedy="Look at the partition column of the source",
+                    remedy="Check the partition column of the source",
+                    slug="partition-out-of-range",
                 )
             if number not in tasks:
                 raise Refused(
-                    f"there are records for partition {number}: {refused.get(number, 'it is not in these log dirs')}"
+                    f"the source has records for partition {number}, which cannot be written: "
+                    f"{refused.get(number, 'it is not in these log dirs')}",
+                    slug="records-for-unavailable-partition",
                 )
             if writer is None:
                 writer = SegmentsWriter(LOCAL, tasks[number], attempt)

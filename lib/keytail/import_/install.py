@@ -114,9 +114,10 @@ def _commit(
     path, facts = replica.path, replica.facts
     if facts.log_end_offset != record.base_offset:
         raise KeytailError(
-            f"the log ends at offset {facts.log_end_offset}, not {record.base_offset}; nothing was changed",
+            f"the log end offset is {facts.log_end_offset} instead of {record.base_offset}; nothing was changed",
             path=path,
             remedy=WRITTEN_TO,
+            slug="log-end-offset-changed",
         )
     refuse_lost(fs, path)
     like = _file_like(fs, path)
@@ -165,7 +166,12 @@ def _copy(fs: FileSystem, origin: str, target: str, like: FileStat) -> int:
             while position < source.size_bytes:
                 count = fs.read_into(reading, buffer, position)
                 if count == 0:
-                    raise KeytailError("the file became shorter while it was copied", path=origin, remedy=WRITTEN_TO)
+                    raise KeytailError(
+                        "the file became shorter while it was copied",
+                        path=origin,
+                        remedy=WRITTEN_TO,
+                        slug="file-became-shorter",
+                    )
                 fs.write(writing, buffer[:count])
                 position += count
             fs.set_mtime_ns(target, source.mtime_ns)

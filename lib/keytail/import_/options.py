@@ -9,8 +9,8 @@ import typer
 
 from keytail.cli.options import RUN, SAFETY, size_bytes, within
 
-_SOURCE = "What to import"
-_TARGET = "Where to"
+_SOURCE = "Source"
+_TARGET = "Target"
 
 
 class Format(StrEnum):
@@ -31,7 +31,7 @@ SourcePath = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="The table: a file or directory that the driver and every executor see.",
+        help="Table to import: a file or directory that the driver and all executors can read.",
         show_default=False,
     ),
 ]
@@ -39,18 +39,24 @@ FormatFlag = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="What SOURCE is. parquet: the fastest, without --sort-by, as no record passes the JVM. json: one object a "
-        "line. delta: Spark fetches Delta's jars when it starts; under spark-submit, give them to it.",
+        help="Format of SOURCE. parquet: the fastest without --sort-by, as no record passes through the JVM. json: one "
+        "object per line. delta: Spark fetches Delta's jars when it starts; under spark-submit, pass them to it.",
         rich_help_panel=_SOURCE,
     ),
 ]
 KeyColumn = Annotated[
-    str, typer.Option("--key-column", metavar="NAME", help="Binary or string.", rich_help_panel=_SOURCE)
+    str,
+    typer.Option(
+        "--key-column", metavar="NAME", help="Column of the keys: binary or string.", rich_help_panel=_SOURCE
+    ),
 ]
 ValueColumn = Annotated[
     str,
     typer.Option(
-        "--value-column", metavar="NAME", help="Binary or string; null is a tombstone.", rich_help_panel=_SOURCE
+        "--value-column",
+        metavar="NAME",
+        help="Column of the values: binary or string; null is a tombstone.",
+        rich_help_panel=_SOURCE,
     ),
 ]
 HeadersColumn = Annotated[
@@ -58,7 +64,7 @@ HeadersColumn = Annotated[
     typer.Option(
         "--headers-column",
         metavar="NAME",
-        help="An array of structs of key and value. Default: headers, if there is one.",
+        help="Column of the headers: an array of structs of key and value. Default: headers, if it exists.",
         rich_help_panel=_SOURCE,
     ),
 ]
@@ -67,7 +73,8 @@ TimestampColumn = Annotated[
     typer.Option(
         "--timestamp-column",
         metavar="NAME",
-        help="A timestamp, or ms since 1970; null is the time of the import. Default: timestamp, if there is one.",
+        help="Column of the timestamps: timestamp, or ms since 1970; null means the time of the import. "
+        "Default: timestamp, if it exists.",
         rich_help_panel=_SOURCE,
     ),
 ]
@@ -76,8 +83,8 @@ PartitionColumn = Annotated[
     typer.Option(
         "--partition-column",
         metavar="NAME",
-        help="The partition's number. Default: partition, if there is one. Where it is null or not there, the key "
-        "decides as in Kafka's producer, and records without a key go round all partitions.",
+        help="Column of the partition numbers. Default: partition, if it exists. If null or absent, the key "
+        "determines the partition as in Kafka's producer; keyless records are spread over all partitions.",
         rich_help_panel=_SOURCE,
     ),
 ]
@@ -86,34 +93,34 @@ SortBy = Annotated[
     typer.Option(
         "--sort-by",
         metavar="A,B",
-        help="Columns of SOURCE by which each partition is sorted, by Spark. Without it, and among equals, records of "
+        help="Columns of SOURCE by which Spark sorts each partition. Without it, and among equal values, records of "
         "one file keep their order.",
         rich_help_panel=_SOURCE,
     ),
 ]
 OneTopic = Annotated[
-    str, typer.Option("--topic", metavar="NAME", help="The topic, by its whole name.", rich_help_panel=_TARGET)
+    str, typer.Option("--topic", metavar="NAME", help="Full name of the topic.", rich_help_panel=_TARGET)
 ]
 ReplicaLogDirs = Annotated[
     list[str] | None,
     typer.Option(
         "--replica-log-dirs",
         metavar="DIR[,DIR]",
-        help="The log dirs of another broker that has replicas, stopped too; once for each such broker. They get the "
-        "same bytes.",
+        help="Log dirs of another stopped broker that has replicas, which get the same bytes; repeat for each such "
+        "broker.",
         rich_help_panel=_TARGET,
     ),
 ]
 Append = Annotated[
     bool,
-    typer.Option("--append", help="Put the records behind those that partitions have.", rich_help_panel=_TARGET),
+    typer.Option("--append", help="Append to partitions that already have records.", rich_help_panel=_TARGET),
 ]
 TopicId = Annotated[
     str | None,
     typer.Option(
         "--topic-id",
         metavar="ID",
-        help="The topic's id as `kafka-topics.sh --describe` shows it, where partition.metadata is missing.",
+        help="Topic id as shown by `kafka-topics.sh --describe`, if partition.metadata is missing.",
         rich_help_panel=_TARGET,
     ),
 ]
@@ -123,15 +130,15 @@ PartitionCount = Annotated[
         "--partition-count",
         metavar="N",
         parser=within(1, 1_000_000),
-        help="How many partitions the topic has, where the log dirs do not tell. Of a topic that is not there yet all "
-        "are made.",
+        help="Number of partitions of the topic, if the log dirs do not determine it. For a topic that does not exist "
+        "yet, all are created.",
         rich_help_panel=_TARGET,
     ),
 ]
 CodecFlag = Annotated[
     Codec | None,
     typer.Option(
-        "--codec", help="How batches are compressed. Default: the topic's compression.type, else none.",
+        "--codec", help="Compression of the batches. Default: the topic's compression.type, else none.",
         rich_help_panel=_TARGET,
     ),
 ]  # fmt: skip
@@ -141,7 +148,7 @@ BatchBytes = Annotated[
         "--batch-bytes",
         metavar="SIZE",
         parser=size_bytes,
-        help="Most bytes of a batch before compression; one record may have more, up to max.message.bytes. "
+        help="Maximum bytes of a batch before compression; a single record may have more, up to max.message.bytes. "
         "Default: 128k.",
         rich_help_panel=_TARGET,
     ),
@@ -152,7 +159,7 @@ SegmentBytes = Annotated[
         "--segment-bytes",
         metavar="SIZE",
         parser=size_bytes,
-        help="Most bytes of a segment. Default: the topic's segment.bytes.",
+        help="Maximum bytes of a segment. Default: the topic's segment.bytes.",
         rich_help_panel=_TARGET,
     ),
 ]
@@ -160,7 +167,7 @@ SingleReplica = Annotated[
     bool,
     typer.Option(
         "--single-replica",
-        help="State that no partition of the topic has a replica on another broker.",
+        help="Assert that no partition of the topic has a replica on another broker.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -169,8 +176,8 @@ ImportId = Annotated[
     typer.Option(
         "--import-id",
         metavar="NAME",
-        help="An import of the same id goes into a partition once. Default: from topic, flags, and the source's files "
-        "with their sizes and times.",
+        help="Id of the import; each id is imported into a partition only once. Default: derived from topic, flags, "
+        "and the source's files with their sizes and modification times.",
         rich_help_panel=RUN,
     ),
 ]

@@ -95,9 +95,10 @@ def survey_replica(fs: FileSystem, facts: PartitionFacts) -> ReplicaFacts:
             record = parse_record(fs.read_bytes(path, whole=True))
         except ValueError as error:
             raise CorruptLog(
-                f"what the last import left of itself cannot be read: {error}",
+                f"the record of the last import cannot be read: {error}",
                 path=path,
-                remedy="Find out by `keytail dump` whether that import is in the log, then remove the file",
+                remedy="Find out with `keytail dump` whether the log contains that import, then remove the file",
+                slug="invalid-import-record",
             ) from error
     return ReplicaFacts(
         facts,
@@ -116,7 +117,10 @@ def _has_first_batch(fs: FileSystem, facts: PartitionFacts, record: ImportRecord
     data = fs.read_at(path, 0, HEADER_BYTES)
     if len(data) < HEADER_BYTES:
         raise KeytailError(
-            "the file became shorter while it was read", path=path, remedy="Find out who cut it, then run again"
+            "the file became shorter while it was read",
+            path=path,
+            remedy="Find out what truncated it, then run again",
+            slug="file-became-shorter",
         )
     header = np.frombuffer(data, BATCH_HEADER)[0]
     return (int(header["base_offset"]), int(header["crc"])) == (record.base_offset, record.first_crc)
@@ -126,16 +130,16 @@ def refusals(facts: PartitionFacts, rules: Rules) -> list[str]:
     """Return the reasons why nothing may be appended to this replica, with remedies; empty if there are none."""
     reasons = list(facts.problems)
     if rules.remote_storage_enable:
-        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
+        reasons.append("tiered topic: remote.storage.enable is true, and keytail does not read remote storage")
     if not facts.clean_shutdown:
         reasons.append(
-            f"the broker of {facts.log_dir} did not stop cleanly ({names.CLEAN_SHUTDOWN} is not there), so its log "
-            "end is not certain: start and stop the broker, then import"
+            f"the broker of {facts.log_dir} did not stop cleanly ({names.CLEAN_SHUTDOWN} is missing), so its log "
+            "end is uncertain: start the broker, stop it cleanly, then import"
         )
     if facts.tail_bytes:
         reasons.append(
-            f"the log ends with {facts.tail_bytes} bytes that are no whole batch: start and stop the broker, or see "
-            "`keytail rebuild-index --truncate`"
+            f"the log ends with {facts.tail_bytes} bytes that are not a complete batch: start and stop the broker, "
+            "or see `keytail rebuild-index --truncate`"
         )
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
@@ -160,16 +164,19 @@ def plan_import(
     for replica, state in zip(replicas, states, strict=True):
         if state == "new" and replica.facts.log_end_offset != base_offset:
             raise Refused(
-                f"the replicas do not end at the same offset: {replica.facts.log_end_offset} here, and {base_offset} "
+                f"the replicas have different log end offsets: {replica.facts.log_end_offset} here, and {base_offset} "
                 f"in {first.path}",
                 path=replica.path,
                 remedy="Start the brokers, wait until no partition is under-replicated, stop them, and run again",
+                slug="log-end-offsets-differ",
             )
     if record is None and not append and first.log_end_offset != first.log_start_offset:
         raise Refused(
-            f"the partition is not empty: it has offsets from {first.log_start_offset} to {first.log_end_offset}",
+            f"the partition is not empty: its log start offset is {first.log_start_offset}, and its log end offset is "
+            f"{first.log_end_offset}",
             path=first.path,
-            remedy="To put the records behind them, give --append",
+            remedy="To append the records to it, give --append",
+            slug="partition-not-empty",
         )
     return ImportPlan(
         topic=first.topic,
@@ -194,12 +201,13 @@ def _state(replica: ReplicaFacts, import_id: str) -> ReplicaState:
     if replica.facts.log_end_offset == record.base_offset:
         return "new"
     raise Refused(
-        f"import {import_id} was interrupted here, the partition has changed since, and whether offsets "
-        f"{record.base_offset} to {record.end_offset} are of that import cannot be told",
+        f"import {import_id} was interrupted here, and the partition has changed since: it cannot be determined "
+        f"whether offsets {record.base_offset} to {record.end_offset} belong to that import",
         path=replica.path,
         offset=record.base_offset,
-        remedy=f"Look by `keytail lookup` or `dump`. If they are, leave this partition out; if not, remove "
-        f"{names.IMPORT_RECORD} from the directory and run again",
+        remedy=f"Look at them with `keytail lookup` or `keytail dump`. If they belong to it, leave this partition out; "
+        f"if not, remove {names.IMPORT_RECORD} from the directory and run again",
+        slug="import-state-unknown",
     )
 
 
@@ -209,9 +217,10 @@ def newest_epoch(replicas: Sequence[ReplicaFacts], log_end_offset: int) -> int:
         if replica.epochs and replica.epochs[-1][1] > log_end_offset:
             raise Refused(
                 f"leader epoch {replica.epochs[-1][0]} begins at offset {replica.epochs[-1][1]}, above the log end "
-                f"{log_end_offset}",
+                f"offset {log_end_offset}",
                 path=os.path.join(replica.path, names.LEADER_EPOCHS),
-                remedy="Start and stop the broker, which mends it, or run `keytail rebuild-index --execute`",
+                remedy="Start and stop the broker, which repairs the file, or run `keytail rebuild-index --execute`",
+                slug="leader-epoch-above-log-end",
             )
     return max((epoch for replica in replicas for epoch, _ in replica.epochs), default=FIRST_LEADER_EPOCH)
 
@@ -227,16 +236,19 @@ def with_epoch(epochs: Sequence[Epoch], leader_epoch: int, base_offset: int) -> 
 def _topic_id(replicas: Sequence[ReplicaFacts], given: str | None) -> str:
     found = {replica.topic_id: replica.path for replica in replicas if replica.topic_id is not None}
     if given is not None:
-        found.setdefault(given, "what was given")
+        found.setdefault(given, "given, or in the metadata log")
     if len(found) > 1:
         listed = ", ".join(f"{topic_id} ({where})" for topic_id, where in found.items())
-        raise Refused(f"the topic's id differs: {listed}", remedy="Give the log dirs of one cluster")
+        raise Refused(
+            f"the topic ids differ: {listed}", remedy="Give the log dirs of one cluster", slug="topic-id-differs"
+        )
     if not found:
         raise Refused(
-            f"the directory has no {names.PARTITION_METADATA}; a broker with KRaft would set it aside as stray",
+            f"the directory has no {names.PARTITION_METADATA}; a broker with KRaft would treat it as stray",
             path=replicas[0].path,
-            remedy="Give the topic's id with --topic-id (kafka-topics.sh --describe shows it). Topics have none with "
-            "ZooKeeper and inter.broker.protocol.version below 2.8: produce to them instead",
+            remedy="Give the topic id with --topic-id (kafka-topics.sh --describe shows it). With ZooKeeper and "
+            "inter.broker.protocol.version below 2.8, topics have no id: produce the records instead",
+            slug="no-topic-id",
         )
     return next(iter(found))
 
@@ -250,7 +262,7 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
     path = os.path.join(facts.path, names.segment_file(facts.log_end_offset, names.SNAPSHOT))
     if not usable:
         return encode_snapshot(())
-    problem = "there is none, though there are older ones"
+    problem = "it is missing, although there are older ones"
     if facts.log_end_offset in usable:
         data = fs.read_bytes(path, whole=True)
         try:
@@ -259,9 +271,10 @@ def producers_at_end(fs: FileSystem, facts: PartitionFacts) -> bytes:
         except ValueError as error:
             problem = str(error)
     raise Refused(
-        f"no producer snapshot at the log end: {problem}",
+        f"no valid producer snapshot at the log end offset: {problem}",
         path=path,
-        remedy="Run `keytail rebuild-index --execute`, which makes it anew, or start and stop the broker",
+        remedy="Run `keytail rebuild-index --execute`, which rebuilds it, or start and stop the broker",
+        slug="no-producer-snapshot",
     )
 
 
@@ -278,10 +291,11 @@ def refuse_unclosed(fs: FileSystem, facts: PartitionFacts) -> None:
     why = _unclosed(fs, segment, stem)
     if why:
         raise Refused(
-            f"the indexes of the active segment are not as a broker that stops leaves them: {why}",
+            f"the indexes of the active segment are not as a broker leaves them when it stops: {why}",
             path=stem + names.LOG,
             offset=segment.base_offset,
             remedy="Run `keytail rebuild-index --execute` first",
+            slug="indexes-not-closed",
         )
 
 
@@ -289,7 +303,7 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
     if segment.index_bytes is None or segment.time_index_bytes is None:
         return "one of them is missing"
     if segment.index_bytes % 8 or segment.time_index_bytes % 12:
-        return "one ends inside an entry"
+        return "one of them ends within an entry"
     index, time_index = (os.path.basename(stem) + suffix for suffix in (names.INDEX, names.TIME_INDEX))
     position = 0
     if segment.index_bytes:
@@ -297,16 +311,16 @@ def _unclosed(fs: FileSystem, segment: SegmentFacts, stem: str) -> str:
         if relative == 0 and segment.index_bytes > 8:
             return f"{index} ends with zeros"
     if not 0 <= position < segment.log_bytes:
-        return f"the last entry of {index} points behind the log"
+        return f"the last entry of {index} points beyond the end of the log"
     last = last_time_entry(fs, stem + names.TIME_INDEX, segment.time_index_bytes)
     reader = SegmentReader(fs, _STRIDE_BYTES)
     strides = reader.unhurried_strides(stem + names.LOG, segment.log_bytes, start=position)
     try:
         newest_ms = max((int(stride.table["max_timestamp_ms"].max()) for stride in strides), default=-1)
     except CorruptLog as damage:
-        return f"from the last entry of {index} on there are no whole batches ({damage.what})"
+        return f"from the last entry of {index} on, the log has invalid batches ({damage.what})"
     if newest_ms > (last[0] if last is not None else -1):
-        return f"{time_index} lacks the entry of the largest timestamp"
+        return f"{time_index} has no entry for the largest timestamp"
     return ""
 
 

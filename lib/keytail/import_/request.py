@@ -37,7 +37,9 @@ class Request:
     def __post_init__(self) -> None:
         if self.single_replica and self.replica_log_dirs:
             raise UsageProblem(
-                "--single-replica and --replica-log-dirs contradict each other", remedy="Give the one that is true"
+                "--single-replica and --replica-log-dirs exclude each other",
+                remedy="Give --single-replica only if no partition of the topic has another replica",
+                slug="conflicting-flags",
             )
 
     @property

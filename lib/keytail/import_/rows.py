@@ -40,7 +40,7 @@ class Rows:
 
     @property
     def told(self) -> str:
-        return f"through Spark's rows, since {self.why}"
+        return f"through Spark's rows, because {self.why}"
 
     def measure(self) -> list[Load]:
         """Count the records of each partition, ascending. Reads the whole source once."""

@@ -81,9 +81,10 @@ class SegmentsWriter:
         if task.keys_required and not columns.keys.valid.all():
             row = self._records + int(np.argmin(columns.keys.valid))
             raise Refused(
-                f"row {row} of the partition has no key, and the topic is compacted: a broker refuses such records",
+                f"row {row} of the partition has no key, and the topic is compacted: a broker rejects such records",
                 path=task.partition_path,
-                remedy="Leave them out of the source, or import them into a topic without compact in cleanup.policy",
+                remedy="Remove them from the source, or import them into a topic without compact in cleanup.policy",
+                slug="null-key-for-compacted-topic",
             )
         self._pending.append(self._timed(columns))
         self._pending_bytes += columns.data_bytes + _RECORD_BYTES * len(columns)

@@ -63,7 +63,7 @@ class Slices:
     slices: Sequence[Slice]
     columns: Mapping[str, str]
     n_partitions: int
-    told: str = field(default="tasks read Parquet themselves", init=False)
+    told: str = field(default="tasks read Parquet without the JVM", init=False)
 
     def measure(self) -> list[Load]:
         """Count the records of each partition, ascending. Reads keys and values of the whole source once."""
@@ -141,7 +141,7 @@ def slices_of(spark: Any, frame: Any, source: Source, n_partitions: int) -> Slic
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as readers:
             files = list(readers.map(partial(_look_into, columns=columns), map(_local_path, uris)))
     except Exception as problem:  # of any type: Spark may be able to read the files, or reports the fault
-        return f"its footers cannot be read otherwise ({type(problem).__name__}: {str(problem)[:200]})"
+        return f"its footers cannot be read without the JVM ({type(problem).__name__}: {str(problem)[:200]})"
     why = rows_needed_by_types(files, {role: types[name] for role, name in columns.items()})
     if why is not None:
         return why
@@ -153,7 +153,7 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
     if source.format != "parquet":
         return f"the source is {source.format}"
     if source.sort_by:
-        return "records are to be sorted"
+        return "--sort-by is given"
     wanted = {name.lower() for name in columns.values()}
     dotted = next((name for name in columns.values() if "." in name), None)
     if dotted is not None:
@@ -161,11 +161,11 @@ def rows_needed(source: Source, uris: Sequence[str], columns: Mapping[str, str])
     for uri in uris:
         parts = urlsplit(uri)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-            return f"{uri} is not a file of a local path"
+            return f"{uri} is not at a local path"
         for folder in unquote(parts.path).split("/")[:-1]:
             name, is_one, _ = folder.partition("=")
             if is_one and unquote(name).lower() in wanted:
-                return f"column {unquote(name)} is in the names of folders"
+                return f"column {unquote(name)} is in the names of directories"
     return None
 
 
@@ -175,9 +175,10 @@ def rows_needed_by_types(files: Sequence[SourceFile], types: Mapping[str, str]) 
         for role, kind in types.items():
             column, first = file.columns.get(role), files[0].columns.get(role)
             if column is None or first is None or column.leaves != first.leaves:
-                return f"its files do not have the same column of {role}"
+                return f"the column for {role} is not the same in all of its files"
             if not _is_known(role, kind, column):
-                return f"its column of {role} is {column.arrow} ({', '.join(' '.join(one) for one in column.leaves)})"
+                leaves = ", ".join(" ".join(one) for one in column.leaves)
+                return f"its column for {role} has the type {column.arrow} ({leaves})"
     return None
 
 

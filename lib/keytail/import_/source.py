@@ -92,7 +92,8 @@ def _with_file_numbers(F: Any, records: Any, uris: Sequence[str]) -> Any:  # noq
         "file string, file_number bigint",
     )
     joined = records.join(F.broadcast(numbers), "file", "left")
-    unknown = F.raise_error(F.concat(F.lit("a file that is new: "), F.col("file"))).cast("bigint")
+    added = F.concat(F.lit("a file was added to the source during the import: "), F.col("file"))
+    unknown = F.raise_error(added).cast("bigint")
     return joined.withColumn("file_number", F.coalesce(F.col("file_number"), unknown))
 
 
@@ -131,7 +132,9 @@ def import_id_of(spark: Any, frame: Any, source: Source, topic: str, n_partition
 def opened(spark: Any, source: Source) -> Any:
     """Open the source as a DataFrame, reading only its schema. Raises UsageProblem if that fails."""
     if source.format not in FORMATS:
-        raise UsageProblem(f"--format {source.format} is not one of {', '.join(FORMATS)}")
+        raise UsageProblem(
+            f"unknown --format {source.format}", remedy=f"Use one of {', '.join(FORMATS)}", slug="unknown-source-format"
+        )
     reader = spark.read.format(source.format)
     if source.format == "json":
         reader = reader.option("mode", "FAILFAST")
@@ -143,10 +146,16 @@ def opened(spark: Any, source: Source) -> Any:
         raise UsageProblem(
             f"the source cannot be read as {source.format}: {text.strip()[:500]}",
             path=source.path,
-            remedy="Give a path that the driver and every executor see, and its --format",
+            remedy="Give a path that the driver and all executors can read, and its --format",
+            slug="unreadable-source",
         ) from problem
     if not types:
-        raise UsageProblem("the source has no columns: is it empty?", path=source.path)
+        raise UsageProblem(
+            "the source has no columns",
+            path=source.path,
+            remedy="Check whether it is empty",
+            slug="source-without-columns",
+        )
     return frame
 
 
@@ -154,13 +163,15 @@ def _require(types: Mapping[str, str], name: str, flag: str) -> str:
     if name not in types:
         raise UsageProblem(
             f"the source has no column {name}",
-            remedy=f"Its columns are {', '.join(types)}; name the right one with {flag}",
+            remedy=f"Its columns are {', '.join(types)}: give the right one with {flag}",
+            slug="unknown-source-column",
         )
     return types[name]
 
 
 def _wrong(name: str, found: str, wanted: str, remedy: str) -> UsageProblem:
-    return UsageProblem(f"column {name} of the source is {found}, but must be {wanted}", remedy=remedy)
+    what = f"column {name} of the source has the type {found}, but must be {wanted}"
+    return UsageProblem(what, remedy=remedy, slug="invalid-source-column-type")
 
 
 def _quoted(name: str) -> str:
@@ -169,7 +180,7 @@ def _quoted(name: str) -> str:
 
 def _binary(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     if types[name] not in ("binary", "string"):
-        raise _wrong(name, types[name], "binary or string", "Write it as the bytes that consumers are to get")
+        raise _wrong(name, types[name], "binary or string", "Convert it to the bytes that consumers are to receive")
     return F.col(_quoted(name)).cast("binary")
 
 
@@ -189,13 +200,14 @@ def _timestamp(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N80
     if types[name] == "timestamp":
         return F.unix_millis(F.col(_quoted(name)))
     if types[name] not in _WHOLE:
-        raise _wrong(name, types[name], "timestamp, or a whole number of ms since 1970", "Convert it")
+        raise _wrong(name, types[name], "a timestamp, or an integer in ms since 1970", "Convert it")
     return F.col(_quoted(name)).cast("bigint")
 
 
 def _partition(F: Any, types: Mapping[str, str], name: str) -> Any:  # noqa: N803
     if types[name] not in _WHOLE:
-        raise _wrong(name, types[name], "a whole number", "Leave it out, and keys decide as in Kafka's producer")
+        remedy = "Convert or remove it; without it the keys determine the partitions, as in Kafka's producer"
+        raise _wrong(name, types[name], "an integer", remedy)
     # A cast of numbers beyond int would wrap to existing partitions.
     beyond = F.col(_quoted(name)).cast("bigint").between(-(2**31), 2**31 - 1)
     return F.when(F.col(_quoted(name)).isNull() | beyond, F.col(_quoted(name)).cast("int")).otherwise(F.lit(-1))
@@ -207,5 +219,6 @@ def refuse_partitions_out_of_range(loads: Sequence[Any], topic: str, n_partition
         listed = ", ".join(str(load.partition) for load in wrong[:10])
         raise KeytailError(
             f"{sum(load.records for load in wrong)} records are for partitions that {topic} does not have: {listed}",
-            remedy=f"It has partitions 0 to {n_partitions - 1}; look at the partition column of the source",
+            remedy=f"It has partitions 0 to {n_partitions - 1}: check the partition column of the source",
+            slug="partition-out-of-range",
         )

@@ -49,5 +49,5 @@ def next_step(rows: Sequence[ImportRow], execute: bool) -> str:
     if not execute and any(row.status == "would-import" for row in rows):
         return "This was a dry run. To do it: stop the brokers, and run the same command with --execute."
     if any(row.status in ("refused", "corrupt", "failed") for row in rows):
-        return "What was not done is as it was; the reasons, and what to do, are given above."
+        return "What was not done is unchanged; the reasons and remedies are given above."
     return "Next: start the brokers." if any(row.status == "imported" for row in rows) else ""

@@ -59,17 +59,19 @@ class Target:
             wanted = self.known.replicas.get(partition.number, ())
             if set(wanted) != set(of):
                 raise Refused(
-                    f"the partition has replicas on brokers {', '.join(map(str, wanted))}, and directories were "
-                    f"given of {', '.join(map(str, of))}: replicas would differ for ever",
-                    remedy="Stop all these brokers, and give the log dirs of the others with --replica-log-dirs, "
-                    "once for each broker",
+                    f"the partition has replicas on brokers {', '.join(map(str, wanted))}, but log dirs of brokers "
+                    f"{', '.join(map(str, of))} were given: the replicas would differ permanently",
+                    remedy="Stop all brokers that have replicas, and give the log dirs of the others with "
+                    "--replica-log-dirs, once for each broker",
+                    slug="replica-log-dirs-mismatch",
                 )
         elif len(of) == 1 and not self.request.single_replica:
             raise Refused(
-                "whether the partition has other replicas is not known (there is no metadata log in the log dirs): "
-                "replicas would differ for ever",
-                remedy="State with --single-replica that it has none, or give the log dirs of all other brokers "
-                "that have one, stopped, with --replica-log-dirs",
+                "it is not known whether the partition has other replicas (the log dirs contain no metadata log), "
+                "which would differ permanently",
+                remedy="If it has none, give --single-replica; else stop all brokers that have one, and give the log "
+                "dirs of each other broker with --replica-log-dirs",
+                slug="unknown-replicas",
             )
 
     def codec(self, flag: str | None) -> tuple[str, int | None]:
@@ -85,7 +87,7 @@ class Target:
     def notes_on(self, largest_timestamp_ms: int, now_ms: int) -> list[str]:
         retention_ms = self.values["retention.ms"]
         if "delete" in self.values["cleanup.policy"] and 0 <= retention_ms < now_ms - largest_timestamp_ms:
-            return [f"every record is older than retention.ms {retention_ms}: the broker will delete them soon"]
+            return [f"all records are older than retention.ms {retention_ms}: the broker will delete them soon"]
         return []
 
     def found_again(self, fs: FileSystem, partition: Partition) -> Partition:
@@ -94,8 +96,9 @@ class Target:
             for entry in facts.partitions:
                 if (entry.topic, entry.partition) == (self.request.topic, partition.number):
                     return replace(partition, log_dirs=(facts,), entries=(entry,))
-        what = f"partition {partition.number} was made but is not there"
-        raise KeytailError(what, path=partition.log_dirs[0].path, remedy=WRITTEN_TO)
+        what = f"partition {partition.number} was created, but is missing"
+        path = partition.log_dirs[0].path
+        raise KeytailError(what, path=path, remedy=WRITTEN_TO, slug="created-partition-missing")
 
 
 def find_target(fs: FileSystem, request: Request) -> Target:
@@ -132,10 +135,11 @@ def find_target(fs: FileSystem, request: Request) -> Target:
 
 def _check_topic(request: Request) -> None:
     if names.parse_partition_dir(names.partition_dir(request.topic, 0)) is None:
-        what = f"--topic {request.topic!r} is no name of a topic"
-        raise UsageProblem(what, remedy="Give one topic by its whole name")
+        what = f"invalid topic name {request.topic!r} in --topic"
+        raise UsageProblem(what, remedy="Give the full name of one topic", slug="invalid-topic-name")
     if request.topic == names.CLUSTER_METADATA_TOPIC:
-        raise Refused("the metadata log is written by controllers only", remedy="Give another --topic")
+        what = "only controllers write the metadata log"
+        raise Refused(what, remedy="Give another --topic", slug="import-into-metadata-log")
 
 
 def _known(configuration: Configuration, request: Request) -> Topic | None:
@@ -145,19 +149,26 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
         known = cluster.metadata.topics.get(topic)
         if known is None:
             raise UsageProblem(
-                f"the {cluster.origin} has no topic {topic}",
-                remedy="Make the topic while the broker runs, stop the broker, and run again",
+                f"topic {topic} is not in the {cluster.origin}",
+                remedy="Create the topic while the broker runs, stop the broker, and run again",
+                slug="topic-not-in-metadata-log",
             )
         if request.topic_id not in (None, known.topic_id):
-            raise UsageProblem(f"--topic-id {request.topic_id} is not that of {topic}, which has {known.topic_id}")
+            raise UsageProblem(
+                f"--topic-id {request.topic_id} is not the id of topic {topic}, which is {known.topic_id}",
+                remedy="Check --topic, --topic-id and --log-dirs",
+                slug="topic-id-differs",
+            )
     if unknown := configuration.unknown(topic, _SETTINGS):
-        raise Refused(unknown)
+        raise Refused(unknown, slug="unknown-topic-settings")
     older = older_format(configuration.of(topic), cluster.mode if cluster is not None else "unknown")
     if older is not None:
         raise Refused(
-            f"{topic} has a message format before version 2 ({older.source}): a broker before 3.0 would send what is "
-            "imported, which is of version 2, to clients that cannot read it",
-            remedy="Raise message.format.version of the topic to 0.11 or later while the broker runs, or produce to it",
+            f"{topic} has a message format before version 2 ({older.source}): a broker before 3.0 would send "
+            "the imported batches, which have version 2, to clients that cannot read them",
+            remedy="Set message.format.version of the topic to 0.11 or later while the broker runs, or produce the "
+            "records instead",
+            slug="message-format-before-v2",
         )
     return known
 
@@ -165,13 +176,15 @@ def _known(configuration: Configuration, request: Request) -> Topic | None:
 def _refuse_to_make(request: Request, number: int, topic_id: str | None) -> None:
     if topic_id is None:
         raise UsageProblem(
-            f"there is no directory of {request.topic}-{number}, and to make one its topic's id must be known",
+            f"{request.topic}-{number} has no directory, and creating one requires the topic id",
             remedy="Give --topic-id (kafka-topics.sh --describe shows it)",
+            slug="no-topic-id",
         )
     if request.replica_log_dirs:
         raise Refused(
-            f"there is no directory of {request.topic}-{number}; it is not made where a partition has several replicas",
-            remedy="Start and stop the brokers, which make it",
+            f"{request.topic}-{number} has no directory, and none is created for a partition with several replicas",
+            remedy="Start and stop the brokers, which create it",
+            slug="no-partition-directory",
         )
 
 
@@ -192,25 +205,34 @@ def _count(request: Request, known: Topic | None, found: dict[int, Any]) -> int:
     given = request.partition_count
     if known is not None:
         if given not in (None, len(known.replicas)):
-            raise UsageProblem(f"--partition-count {given}, but {request.topic} has {len(known.replicas)} partitions")
+            raise UsageProblem(
+                f"--partition-count is {given}, but topic {request.topic} has {len(known.replicas)} partitions",
+                remedy="Check --topic, or leave out --partition-count",
+                slug="partition-count-mismatch",
+            )
         return len(known.replicas)
     if given is not None:
         if given < 1 or (found and max(found) >= given):
             raise UsageProblem(
-                f"--partition-count {given} cannot be",
-                remedy=f"There is a {request.topic}-{max(found)}" if found else "A topic has one at least",
+                f"--partition-count {given} is too small",
+                remedy=f"Give at least {max(found) + 1}: partition {request.topic}-{max(found)} exists"
+                if found
+                else "Give at least 1",
+                slug="partition-count-too-small",
             )
         return given
     if not found:
         raise UsageProblem(
-            f"the log dirs hold no partition of a topic {request.topic}",
-            remedy="Check --topic and --log-dirs; to make its partitions, give --partition-count and --topic-id",
+            f"the log dirs contain no partition of topic {request.topic}",
+            remedy="Check --topic and --log-dirs; to create its partitions, give --partition-count and --topic-id",
+            slug="unknown-topic-or-partition",
         )
     if sorted(found) != list(range(len(found))):
         raise UsageProblem(
-            f"of {request.topic} the log dirs hold partitions {', '.join(map(str, sorted(found)))}, so how many it has "
-            "is not known, by which keys are divided",
+            f"the log dirs contain partitions {', '.join(map(str, sorted(found)))} of {request.topic}, so the number "
+            "of its partitions, which determines the partition of each key, is not known",
             remedy="Give --partition-count",
+            slug="unknown-partition-count",
         )
     return len(found)
 
@@ -223,8 +245,9 @@ def _broker(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
             numbers.add(parse_meta_properties(fs.read_bytes(path), path).node_id)
     if len(numbers) > 1:
         raise UsageProblem(
-            f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as those of one",
-            remedy="Give --log-dirs of one broker, and --replica-log-dirs once for each other broker",
+            f"log dirs of brokers {', '.join(map(str, sorted(numbers, key=str)))} were given as those of one broker",
+            remedy="Give the log dirs of one broker with --log-dirs, and --replica-log-dirs once for each other broker",
+            slug="different-broker-ids",
         )
     return next(iter(numbers), None)
 

@@ -101,9 +101,9 @@ def _is_trusted(path: str, facts: os.stat_result) -> bool:
         UNTRUSTED.append(path)
         telling.say(
             f"keytail: the cache of compiled kernels is not used: {path} belongs to user id {facts.st_uid} with mode "
-            f"{stat.S_IMODE(facts.st_mode):o}, and whoever can write there could have this process run any code. Each "
-            "process compiles the kernels itself, which takes up to a minute. Remove it, or set KEYTAIL_CACHE_DIR to a "
-            "folder that belongs to this user or root and that nobody else may write to.",
+            f"{stat.S_IMODE(facts.st_mode):o}, and any user with write access there could make this process run other "
+            "code. Each process compiles the kernels itself, which takes up to a minute. Remove it, or set "
+            "KEYTAIL_CACHE_DIR to a directory that belongs to this user or root and that no other user can write to.",
             "warning",
         )
     return False

@@ -110,8 +110,13 @@ def run(
         ones = ones[-1:] if newest else ones
         if len(ones) != 1:
             few = ", ".join(one.run_id for one in known[-5:]) or "none"
-            what = "several runs end with" if ones else "the ledger has no run"
-            raise UsageProblem(f"{what} {run_id}", path=flags.path, remedy=f"The newest runs are: {few}")
+            what = "several runs have an id that ends with" if ones else "the ledger has no run"
+            raise UsageProblem(
+                f"{what} {run_id}",
+                path=flags.path,
+                remedy=f"Give the id of one run; the latest are: {few}",
+                slug="no-single-run",
+            )
         partitions = _read(flags, "partitions", {"run_id": ones[0].run_id}, spark)
     return ones[0], folded_partitions(partitions)
 
@@ -137,7 +142,12 @@ def partitions(
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, spark)
     rows = [row for row in folded_partitions(found) if (row.topic, row.partition) in pairs]
     if not rows:
-        raise UsageProblem(f"the ledger has nothing of {', '.join(wanted)}", path=flags.path)
+        raise UsageProblem(
+            f"the ledger has no rows of {', '.join(wanted)}",
+            path=flags.path,
+            remedy="Check the names of the partitions and --ledger",
+            slug="partitions-not-in-ledger",
+        )
     return rows[-limit:]
 
 
@@ -164,7 +174,7 @@ def _read(flags: LedgerFlags, table: str, filters: Mapping[str, Any], spark: Any
 def _parsed(name: str) -> tuple[str, int]:
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
-        raise UsageProblem(f"{name} is no partition", remedy="Name it as TOPIC-N")
+        raise UsageProblem(f"invalid partition name '{name}'", remedy="Use TOPIC-N", slug="invalid-partition-name")
     return parsed.topic, parsed.partition
 
 
@@ -185,7 +195,7 @@ def folded_runs(rows: Iterable[Mapping[str, Any]]) -> list[RunRow]:
             RunRow(
                 **columns,
                 status=(outcome["status"] if outcome else INTERRUPTED),
-                error=(outcome["error"] or "") if outcome else "it did not say how it ended, or is still at work",
+                error=(outcome["error"] or "") if outcome else "the run recorded no outcome, or is still running",
                 start_ms=start,
                 end_ms=_ms(outcome) if outcome and own else None,
             )
@@ -203,7 +213,7 @@ def folded_partitions(rows: Iterable[Mapping[str, Any]]) -> list[PartitionRow]:
                 **_plain(PartitionRow, known, "status", "error", "at_ms", "command"),
                 command=known["command"] or "",  # null in older ledgers
                 status=outcome["status"] if outcome else INTERRUPTED,
-                error=(outcome["error"] or "") if outcome else "begun, and no outcome told",
+                error=(outcome["error"] or "") if outcome else "started, but no outcome was recorded",
                 at_ms=_ms(known),
             )
         )

@@ -29,7 +29,7 @@ def print_runs(rows: Sequence[RunRow], path: str) -> None:
         )
         for row in rows
     ]
-    names = ("run", "begun", "host", "command", "status", "partitions", "log size", "took")
+    names = ("run", "started", "host", "command", "status", "partitions", "log size", "took")
     show.print_lines(f"Runs in {path}", names, lines, start=5)
     show.print_reasons([(row.run_id, row.status, row.error) for row in rows if row.error])
     show.output_console().print(f"\n{len(rows)} run{'s' if len(rows) != 1 else ''}.")
@@ -39,7 +39,7 @@ def print_run(run: RunRow, rows: Sequence[PartitionRow]) -> None:
     console = show.output_console()
     lines = {
         "run": run.run_id,
-        "begun": "" if run.start_ms is None else time_text(run.start_ms),
+        "started": "" if run.start_ms is None else time_text(run.start_ms),
         "took": show.human_seconds(run.start_ms, run.end_ms),
         "status": run.status,
         "host": run.host,
@@ -47,13 +47,13 @@ def print_run(run: RunRow, rows: Sequence[PartitionRow]) -> None:
         "log dirs": ", ".join(run.log_dirs),
         "versions": ", ".join(f"{name} {value}" for name, value in run.versions.items()),
         "settings given": ", ".join(f"{name}={value}" for name, value in sorted(run.config.items())),
-        "told by run": run.repaired_by or "",
+        "recorded by run": run.repaired_by or "",
     }
     for name, value in lines.items():
         if value:
             console.print(f"{name}: {escape(value)}", soft_wrap=True)
     console.print()
-    print_partitions(rows, "Its partitions", with_run=False)
+    print_partitions(rows, "Partitions of the run", with_run=False)
 
 
 def print_partitions(rows: Sequence[PartitionRow], title: str, *, with_run: bool = True) -> None:
@@ -82,7 +82,7 @@ def print_maintained(rows: Sequence[MaintainRow], path: str, *, execute: bool) -
     lines = [
         (
             row.table,
-            row.oldest_day or "all kept",
+            row.oldest_day or "all",
             row.status,
             _text(row.rows),
             _text(row.removed_rows),
@@ -91,7 +91,7 @@ def print_maintained(rows: Sequence[MaintainRow], path: str, *, execute: bool) -
         )
         for row in rows
     ]
-    show.print_lines(title, ("table", "days from", "status", "rows", "to remove", "files", "size"), lines, start=3)
+    show.print_lines(title, ("table", "days kept from", "status", "rows", "to remove", "files", "size"), lines, start=3)
     show.print_reasons([(row.table, row.status, row.error) for row in rows if row.error])
 
 

@@ -163,7 +163,7 @@ def recording(
         now_ms=now_ms,
         config=given_settings(configuration),
     )
-    on_note(f"ledger: this is run {run_id}; keytail history --ledger {masked(flags.path)} --run {run_id}")
+    on_note(f"ledger: this is run {run_id}; to show it: keytail history --ledger {masked(flags.path)} --run {run_id}")
     made = Recording(ledger)
     try:
         yield made
@@ -185,10 +185,10 @@ def _repair(ledger: Ledger, log_dirs: Sequence[str], shared_storage: bool, fs: F
     try:
         mended = repair(ledger, log_dirs, shared_storage=shared_storage, fs=fs)
     except Exception as problem:
-        ledger.on_note(f"ledger: what runs before have not told could not be found out: {first_line(problem)}")
+        ledger.on_note(f"ledger: missing outcomes of earlier runs could not be determined: {first_line(problem)}")
         return
     if mended:
-        ledger.on_note(f"ledger: {mended} outcomes of runs before, which had not been told, are told from the disk")
+        ledger.on_note(f"ledger: {mended} missing outcomes of earlier runs were determined from the disk")
 
 
 def _rows_of(stop: Stopped | SparkEnded) -> Sequence[ResultRow]:

@@ -75,6 +75,11 @@ def _is_many(value: Any) -> bool:
 def _unreadable(place: str, problem: Exception) -> KeytailError:
     text = first_line(problem)
     if any(word in text for word in ("does not exist", "Not found", "not a Delta table", "PATH_NOT_FOUND", "No files")):
-        remedy = "Give --ledger the folder that runs were given; it is made by the first of them"
-        return UsageProblem("there is no ledger", path=place, remedy=remedy)
-    return KeytailError(f"the ledger cannot be read: {text}", path=place, remedy="Check the path and its permissions")
+        remedy = "Give the --ledger of earlier runs; the first run with it creates the ledger"
+        return UsageProblem("there is no ledger", path=place, remedy=remedy, slug="no-ledger")
+    return KeytailError(
+        f"the ledger cannot be read: {text}",
+        path=place,
+        remedy="Check the path and its permissions",
+        slug="unreadable-ledger",
+    )

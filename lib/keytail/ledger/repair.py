@@ -62,7 +62,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
         checkpoint = read_offsets(fs, os.path.join(intended.log_dir, names.CLEANER_CHECKPOINT))
         logs = [entry for entry in fs.scan(path) if entry.name.endswith(names.LOG)]
     except FileNotFoundError:
-        return intended.unchanged("interrupted", f"the partition is gone, found so by run {by_run}"), ()
+        return intended.unchanged("interrupted", f"run {by_run} found that the partition no longer exists"), ()
     bases = {base: entry.size_bytes for entry in logs if (base := names.base_of_live(entry.name)) is not None}
     cleaned_to = checkpoint.get((intended.topic, intended.partition), -1)
     is_done = command == "compact" and cleaned_to > (intended.first_dirty_offset or 0)
@@ -71,7 +71,7 @@ def as_on_disk(fs: FileSystem, intended: ResultRow, command: str, by_run: str) -
         partition=intended.partition,
         log_dir=intended.log_dir,
         status="compacted" if is_done else "interrupted",
-        error=f"its outcome was lost; told from the disk by run {by_run}",
+        error=f"its outcome was lost; run {by_run} determined it from the disk",
         first_dirty_offset=intended.first_dirty_offset,
         end_dirty_offset=cleaned_to if is_done else intended.end_dirty_offset,
         segments_before=intended.segments_before,
@@ -101,7 +101,7 @@ def _repair_runs(ledger: Ledger, log_dirs: set[str], host: str | None) -> int:
     open_runs = _without_outcome(ledger.read("runs"), ["run_id"], host)
     lost = [row.asDict(recursive=True) for row in open_runs.where(open_runs.run_id != ledger.run_id).collect()]
     lost = [row for row in lost if set(row["log_dirs"] or ()) <= log_dirs]
-    error = f"it did not say how it ended; found so by run {ledger.run_id}"
+    error = f"run {ledger.run_id} found that the run recorded no outcome"
     said = {"event": OUTCOME, "status": "interrupted", "error": error, "repaired_by": ledger.run_id}
     ledger.append("runs", [{**row, **said} for row in lost])
     return len(lost)

@@ -23,12 +23,12 @@ INTENT, OUTCOME = "intent", "outcome"
 _KEY = {
     "day": ("date", "UTC day of `at`, by which the table is partitioned"),
     "run_id": ("string", "of the run"),
-    "at": ("timestamp", "when the row was made, by the driver's clock"),
+    "at": ("timestamp", "when the row was created, by the driver's clock"),
     "host": ("string", "of the driver"),
-    "command": ("string", "verb"),
+    "command": ("string", "of the run"),
 }
-_BEGUN = {"event": ("string", "intent: before anything is done; outcome: after all is")}
-_REPAIRED = {"repaired_by": ("string", "run that found no outcome and told it from the disk")}
+_BEGUN = {"event": ("string", "intent: before anything is done; outcome: after everything is done")}
+_REPAIRED = {"repaired_by": ("string", "run that found no outcome and determined it from the disk")}
 
 _NUMBERS = dict.fromkeys(
     (
@@ -52,13 +52,13 @@ RUNS = {
     **_KEY,
     **_BEGUN,
     "arguments": ("array<string>", "command line"),
-    "log_dirs": ("array<string>", "that the run was about"),
+    "log_dirs": ("array<string>", "of the run"),
     "versions": ("map<string,string>", "of keytail, Python, Spark, Delta, numba"),
-    "now_ms": ("bigint", "time that decisions were made by"),
+    "now_ms": ("bigint", "time on which decisions were based, in ms"),
     "config": ("map<string,string>", "settings that were given, by Kafka's names; no secrets are read"),
     "status": ("string", "done, partly, failed or interrupted"),
-    "error": ("string", "what ended it"),
-    "partitions": ("bigint", "chosen"),
+    "error": ("string", "why the run failed or ended early"),
+    "partitions": ("bigint", "number of chosen partitions"),
     "counts": ("map<string,bigint>", "partitions by status"),
     "bytes_before": ("bigint", "of .log files of the compacted partitions"),
     "bytes_after": ("bigint", ""),
@@ -69,7 +69,7 @@ RUNS = {
 PARTITIONS = {
     **_KEY,
     **_BEGUN,
-    "bundle": ("bigint", "that it was done in; null: nothing was to be done"),
+    "bundle": ("bigint", "number of the bundle; null: nothing had to be done"),
     "log_dir": ("string", ""),
     "topic": ("string", ""),
     "partition": ("int", ""),
@@ -85,7 +85,7 @@ SEGMENTS = {
     "topic": ("string", ""),
     "partition": ("int", ""),
     "base_offset": ("bigint", ""),
-    "next_offset": ("bigint", "behind its last batch"),
+    "next_offset": ("bigint", "offset after its last batch"),
     "log_bytes": ("bigint", "of the .log file"),
     "records": ("bigint", "of producers"),
     "tombstones": ("bigint", "of them with a key and a null value"),
@@ -95,7 +95,7 @@ SEGMENTS = {
     "batches_by_magic": ("map<int,bigint>", ""),
     "xxh3_128": ("string", "of the .log file"),
     "index_status": ("string", "good, missing or bad"),
-    "error": ("string", "why the rest is not known"),
+    "error": ("string", "why the other columns are not known"),
     **_REPAIRED,
 }
 TABLES: Mapping[str, Mapping[str, tuple[str, str]]] = {"runs": RUNS, "partitions": PARTITIONS, "segments": SEGMENTS}

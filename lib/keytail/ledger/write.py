@@ -111,9 +111,10 @@ class LedgerTable:
         for name, (kind, _) in columns.items():
             if name in found and found[name] != kind:
                 raise UsageProblem(
-                    f"column {name} of the ledger is {found[name]}, not {kind}",
+                    f"column {name} of the ledger has type {found[name]}, not {kind}",
                     path=self.path,
-                    remedy="Give --ledger a folder of its own",
+                    remedy="Give --ledger a separate folder",
+                    slug="ledger-schema-mismatch",
                 )
         missing = [f"`{name}` {kind}" for name, (kind, _) in columns.items() if name not in found]
         if missing:
@@ -123,11 +124,12 @@ class LedgerTable:
         properties = table.detail().select("properties").first()["properties"]
         version = properties.get(_VERSION_PROPERTY)
         if version is None or int(version) > VERSION:
-            made = "is no table of a ledger" if version is None else f"was made by a newer keytail (version {version})"
+            made = "is not a ledger's" if version is None else f"was created by a newer keytail (version {version})"
             raise UsageProblem(
                 f"the Delta table {made}",
                 path=self.path,
-                remedy="Give --ledger a folder of its own" if version is None else "Update keytail on this host",
+                remedy="Give --ledger a separate folder" if version is None else "Update keytail on this host",
+                slug="unsupported-ledger-table",
             )
 
     def append(self, rows: Iterable[Row]) -> None:
@@ -193,7 +195,7 @@ class Ledger:
         except KeytailError:
             raise
         except Exception as problem:
-            raise _cannot("be opened", self.path, problem, "nothing was begun") from problem
+            raise _cannot("be opened", self.path, problem, "nothing was started") from problem
 
     def begin(self, **run: Any) -> None:
         """Write the intent of the run: columns of `runs`. Raises KeytailError if it cannot be written."""
@@ -201,7 +203,7 @@ class Ledger:
         try:
             self._tables["runs"].append([{**self._stamp().fields(), "event": INTENT, **run}])
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, "nothing was begun") from problem
+            raise _cannot("be written", self.path, problem, "nothing was started") from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
         """Write what a bundle is about to do. Raises KeytailError if it cannot be written: the bundle must not be
@@ -210,7 +212,7 @@ class Ledger:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, "nothing was begun of this partition") from problem
+            raise _cannot("be written", self.path, problem, "nothing was started for this partition") from problem
 
     def conclude(
         self,
@@ -279,7 +281,7 @@ class Ledger:
         try:
             answers = read_contents(self.spark, [place for _, place in places])
         except Exception as problem:  # Spark has ended
-            answers = [KeytailError(first_line(problem))] * len(places)
+            answers = [KeytailError(first_line(problem), slug="segment-contents-unknown")] * len(places)
         for (row, place), answer in zip(places, answers, strict=True):
             if isinstance(answer, KeytailError):
                 unknown = {"base_offset": place.base_offset, "error": str(answer)}
@@ -299,14 +301,15 @@ class Ledger:
             self._tables[table].append(rows)
         except Exception as problem:
             self.lost = True
-            self.on_note(f"{_cannot('be written', self.path, problem, 'what it would say is done')}")
+            self.on_note(f"{_cannot('be written', self.path, problem, 'the work that it would record is complete')}")
 
 
 def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
     return KeytailError(
         f"the ledger cannot {what}: {first_line(problem)}; {so}",
         path=path,
-        remedy="Mend its file system or give --ledger another folder, or run without",
+        remedy="Repair its file system, give --ledger another folder, or run without --ledger",
+        slug="unwritable-ledger",
     )
 
 

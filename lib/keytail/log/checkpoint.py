@@ -200,13 +200,13 @@ def _lines(data: bytes, path: str) -> Iterator[tuple[int, str]]:
     if not lines:
         return
     if _integer(lines[0], path, 1, 2**31, "version") != _VERSION:
-        raise _corrupt(path, 1, f"has version {lines[0]}, not {_VERSION}")
+        raise _corrupt(path, 1, f"has version {lines[0]}, expected {_VERSION}")
     if len(lines) == 1:
         return
     count = _integer(lines[1], path, 2, 2**31, "entry count")
     yield from enumerate(lines[2:], start=3)
     if len(lines) - 2 != count:
-        raise _corrupt(path, 2, f"says {count} entries, but {len(lines) - 2} follow")
+        raise _corrupt(path, 2, f"declares {count} entries, but {len(lines) - 2} follow")
 
 
 def _fields(line: str, path: str, number: int, fields_wanted: int) -> list[str]:
@@ -214,7 +214,7 @@ def _fields(line: str, path: str, number: int, fields_wanted: int) -> list[str]:
     while fields and fields[-1] == "":  # like Java's split, which drops only trailing empty fields
         fields.pop()
     if len(fields) != fields_wanted:
-        raise _corrupt(path, number, f"has {len(fields)} fields, not {fields_wanted}: {line!r}")
+        raise _corrupt(path, number, f"has {len(fields)} fields, expected {fields_wanted}: {line!r}")
     return fields
 
 
@@ -223,7 +223,7 @@ def _integer(text: str, path: str, line_number: int, limit: int, what: str) -> i
     is_number = _INTEGER.fullmatch(text) is not None and len(digits) <= _MOST_DIGITS
     value = int(f"{'-' if text[0] == '-' else ''}{digits or 0}") if is_number else None
     if value is None or not -limit <= value < limit:
-        raise _corrupt(path, line_number, f"has no number for the {what}: {text!r}")
+        raise _corrupt(path, line_number, f"has an invalid {what}: {text!r}")
     return value
 
 
@@ -231,5 +231,6 @@ def _corrupt(path: str, line_number: int, complaint: str) -> CorruptLog:
     return CorruptLog(
         f"line {line_number} of the checkpoint {complaint}",
         path=path,
-        remedy="A broker takes the log dir offline for this; repair the file first",
+        remedy="Repair the file first: a broker takes the log dir offline for this error",
+        slug="invalid-checkpoint",
     )

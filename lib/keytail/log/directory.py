@@ -139,7 +139,10 @@ def named_files(fs: FileSystem, path: str) -> list[FileName]:
         parsed = names.parse_file_name(entry.name)
         if parsed.kind != "other" and not entry.is_regular:
             raise Refused(
-                "not a regular file", path=os.path.join(path, entry.name), remedy="Move it away, then run again"
+                "not a regular file",
+                path=os.path.join(path, entry.name),
+                remedy="Move it away, then run again",
+                slug="not-a-regular-file",
             )
         found.append(parsed)
     return found
@@ -149,9 +152,10 @@ def refuse_fatal(files: Iterable[FileName], path: str) -> None:
     for file in files:
         if file.kind == "fatal":
             raise Refused(
-                "a name that no broker writes, and on which none starts well",
+                "a file name that no broker writes, and with which a broker does not start correctly",
                 path=os.path.join(path, file.name),
-                remedy="Find out what it is, and move it out of the log dir",
+                remedy="Find out what the file is, and move it out of the log dir",
+                slug="invalid-file-name",
             )
 
 

@@ -60,30 +60,30 @@ _ACL_EXECUTE = 1
 
 # Descriptions for errors.
 _DOING = {
-    "scan": "listing it",
-    "stat": "looking at it",
-    "exists": "looking for it",
-    "open_read": "opening it for reading",
-    "open_write": "opening it for writing",
-    "map_read": "mapping it",
-    "read_into": "reading it",
-    "read_bytes": "reading it",
-    "fd_stat": "looking at it",
-    "close": "closing it",
-    "free_bytes": "asking for its free space",
-    "is_read_only": "asking how it is mounted",
-    "create": "creating it",
-    "mkdir": "making it",
-    "write": "writing to it",
-    "write_at": "writing to it",
-    "truncate": "cutting it",
-    "fsync": "syncing it",
+    "scan": "listing the directory",
+    "stat": "reading attributes",
+    "exists": "checking whether it exists",
+    "open_read": "opening the file for reading",
+    "open_write": "opening the file for writing",
+    "map_read": "mapping the file",
+    "read_into": "reading the file",
+    "read_bytes": "reading the file",
+    "fd_stat": "reading attributes",
+    "close": "closing the file",
+    "free_bytes": "determining the free space",
+    "is_read_only": "reading the mount options",
+    "create": "creating the file",
+    "mkdir": "creating the directory",
+    "write": "writing to the file",
+    "write_at": "writing to the file",
+    "truncate": "truncating the file",
+    "fsync": "syncing the file",
     "fsync_dir": "syncing the directory",
-    "rename": "renaming it",
-    "link": "linking it",
-    "unlink": "removing it",
-    "rmdir": "removing it",
-    "set_mtime_ns": "setting its time",
+    "rename": "renaming",
+    "link": "creating a hard link",
+    "unlink": "removing the file",
+    "rmdir": "removing the directory",
+    "set_mtime_ns": "setting the modification time",
 }
 
 class FileSystem:
@@ -194,7 +194,7 @@ class FileSystem:
             size_bytes = self.fd_size(fd) if whole else 0
             data = self._look("read_bytes", (fd,), lambda: _read_all(fd))
             if len(data) < size_bytes:
-                raise OSError(errno.EIO, f"Of {size_bytes} bytes only {len(data)} could be read", path)
+                raise OSError(errno.EIO, f"Only {len(data)} of {size_bytes} bytes could be read", path)
             return data
         finally:
             self.close(fd)
@@ -348,14 +348,16 @@ class FileSystem:
             return
         if is_another():
             raise Refused(
-                f"started as root, keytail works as {current()}, but the files belong to {_owner(like)}",
+                f"keytail was started as root and works as {current()}, but the files belong to {_owner(like)}",
                 path=like.path,
-                remedy="Give the files to the owner of the log dir and to a group of that user (chown)",
+                remedy="Change the owner of the files to the owner of the log dir and a group of that user (chown)",
+                slug="files-of-another-user",
             )
         raise Refused(
             f"this process runs as {_user_name(user)}, but the files belong to {_owner(like)}",
             path=like.path,
             remedy=f"Run as {_user_name(like.uid)} or root",
+            slug="files-of-another-user",
         )
 
     def _open_regular(self, path: str, flags: int) -> int:
@@ -466,7 +468,7 @@ def _open_regular(path: str, flags: int) -> int:
             if not stat_bits.S_ISREG(facts.st_mode):
                 raise _not_regular(path)
             if os.geteuid() == 0 and os.fstat(at).st_uid not in (0, facts.st_uid):
-                raise ForeignFile(errno.EPERM, "The file belongs to another user than its directory", path)
+                raise ForeignFile(errno.EPERM, "File and directory have different owners", path)
         except BaseException:
             os.close(fd)
             raise
@@ -513,7 +515,7 @@ def _read_all(fd: int) -> bytes:
         chunks.append(chunk)
         size_bytes = max(size_bytes, len(chunks) << 20)
     if size_bytes > MOST_SMALL_BYTES:
-        raise OSError(errno.EFBIG, f"More than {MOST_SMALL_BYTES} bytes, which no such file has")
+        raise OSError(errno.EFBIG, f"File is larger than {MOST_SMALL_BYTES} bytes, the maximum for a file of this kind")
     return b"".join(chunks)
 
 
@@ -565,7 +567,9 @@ def _mkdir(path: str, at: int, name: str, like: FileStat) -> None:
 
 
 def _exchanged(path: str) -> Refused:
-    return Refused("a new directory was exchanged for something else", path=path, remedy=WRITTEN_TO)
+    return Refused(
+        "a new directory was replaced by something else", path=path, remedy=WRITTEN_TO, slug="directory-replaced"
+    )
 
 
 def _make_like(fd: int, path: str, like: FileStat) -> None:
@@ -591,8 +595,9 @@ def _make_like(fd: int, path: str, like: FileStat) -> None:
         raise Refused(
             f"cannot give a new file the owner, mode and labels of {like.path}: {error.strerror}",
             path=path,
-            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. Started as root, "
-            "keytail works as the owner of the log dir: the files must belong to that user and a group of it",
+            remedy=f"Run as {_user_name(like.uid)} (the files belong to {_owner(like)}) or root. If started as root, "
+            "keytail works as the owner of the log dir: the files must belong to that user and one of its groups",
+            slug="cannot-set-file-attributes",
         ) from error
 
 

@@ -47,7 +47,7 @@ def parse_record(data: bytes) -> ImportRecord:
     try:
         fields = parse_object(data)
         if fields["version"] != _VERSION or fields["progress"] not in ("begun", "done"):
-            raise ValueError("another version of keytail wrote it")
+            raise ValueError("it was written by another version of keytail")
         return ImportRecord(
             str(fields["import_id"]),
             int(fields["base_offset"]),
@@ -58,4 +58,4 @@ def parse_record(data: bytes) -> ImportRecord:
             fields["progress"],
         )
     except (KeyError, TypeError, OverflowError) as error:
-        raise ValueError(f"a field is missing or of another kind: {error}") from error
+        raise ValueError(f"a field is missing or has another type: {error}") from error

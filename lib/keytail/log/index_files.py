@@ -202,7 +202,7 @@ class TransactionIndex:
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)
         if self._like is None:
-            self._refuse("this file is for look-ups only", aborted.last_offset)
+            self._refuse("this index is read-only", aborted.last_offset)
         if not self._fs.exists(self.path):
             self._fs.close(self._fs.create(self.path, self._like))
         entry = np.array([(0, *aborted)], TXN_ENTRY).tobytes()
@@ -243,13 +243,18 @@ class TransactionIndex:
         slot = int(np.argmax(bad)) if bad.any() else len(self)
         if slot == len(self) and len(self._data) % TXN_ENTRY.itemsize == 0:
             return
-        what = f"{len(self._data) % TXN_ENTRY.itemsize} bytes behind slot {slot - 1} are no whole entry"
+        what = f"{len(self._data) % TXN_ENTRY.itemsize} bytes after slot {slot - 1} are not a complete entry"
         if slot < len(self):
             values = zip(entries.dtype.names or (), entries[slot].tolist(), strict=True)
             what = f"slot {slot} has " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values)
-            what += f" behind last offset {last[slot - 1]}" if slot else f" in a segment of base {self.base_offset}"
+            before = f" after last offset {last[slot - 1]}" if slot else ""
+            what += before or f" in a segment with base offset {self.base_offset}"
         raise CorruptLog(
-            f"transaction index: {what}", path=self.path, byte_position=slot * TXN_ENTRY.itemsize, remedy=REBUILD
+            f"transaction index: {what}",
+            path=self.path,
+            byte_position=slot * TXN_ENTRY.itemsize,
+            remedy=REBUILD,
+            slug="invalid-index",
         )
 
     def check(self) -> None:
@@ -267,5 +272,9 @@ class TransactionIndex:
 
     def _refuse(self, what: str, offset: int) -> NoReturn:
         raise KeytailError(
-            f"transaction index: {what}", path=self.path, offset=offset, remedy="Nothing was written"
+            f"transaction index: {what}",
+            path=self.path,
+            offset=offset,
+            remedy="Nothing was written",
+            slug="index-append-failed",
         )

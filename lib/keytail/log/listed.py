@@ -58,10 +58,11 @@ def _refuse_changed(fs: FileSystem, partition_path: str, segments: Sequence[Segm
             same = seen is not None and (seen.size_bytes, seen.mtime_ns) == (segment.log_bytes, segment.log_mtime_ns)
         if not same:
             raise Refused(
-                f"a segment is not the file that was listed, on host {os.uname().nodename}",
+                f"segment is not the file that was listed, on host {os.uname().nodename}",
                 path=path,
-                remedy="A broker that runs has cleaned or removed it, or this host has other files there. Run again, "
-                "or take a copy",
+                remedy="A running broker may have cleaned or removed it, or this host may have other files there. Run "
+                "again, or use a copy of the log dir",
+                slug="segment-changed",
             )
 
 
@@ -74,10 +75,11 @@ def whole_bytes(fs: FileSystem, path: str, base_offset: int, end_offset: int) ->
     end = log_end(fs, path, base_offset)
     if end.next_offset < end_offset:
         raise CorruptLog(
-            f"whole batches end before offset {end_offset}, which was there when the segment was listed",
+            f"complete batches end before offset {end_offset}, which existed when the segment was listed",
             path=path,
             byte_position=end.end_position,
             offset=end.next_offset,
             remedy=CORRUPT_REMEDY,
+            slug="segment-ends-early",
         )
     return end.end_position

@@ -60,11 +60,11 @@ def refuse_lost(fs: FileSystem, path: str) -> None:
     holding = _holding(os.path.abspath(path)) or _holding(os.path.realpath(path))
     if holding is not None and not _is_at(fs, *holding):
         raise LockLost(
-            "the lock file of the log dir was removed or replaced while this run held it, so that a broker or another "
+            "the lock file of the log dir was removed or replaced while this run held the lock: a broker or another "
             "run may have started there; nothing more is changed",
             path=holding[1],
             remedy="Make sure that no broker runs on it and find out what removed the file (a broker that is still "
-            "stopping does); then run again, which goes on from there",
+            "stopping does). Then run again: the run continues where this one ended",
         )
 
 
@@ -142,7 +142,8 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
             raise Refused(
                 "the lock of the log dir cannot be opened for writing",
                 path=path,
-                remedy="Run as the user that the broker runs as, and see that the file belongs to that user",
+                remedy="Run as the user that the broker runs as, and check that the file belongs to that user",
+                slug="lock-not-writable",
             ) from error
         try:
             holder = _try_lock(fd)
@@ -150,7 +151,8 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
                 raise Refused(
                     f"the log dir is in use by {holder}",
                     path=path,
-                    remedy="Stop the broker (or let the other keytail run end), then run again",
+                    remedy="Stop the broker, or wait until the other keytail run ends; then run again",
+                    slug="log-dir-in-use",
                 )
             if _is_at(fs, fd, path):
                 return fd
@@ -159,9 +161,10 @@ def _acquire(path: str, log_dir: str, fs: FileSystem) -> int:
             raise
         fs.close(fd)
     raise Refused(
-        "the lock file keeps being replaced; something is starting and stopping",
+        "the lock file was replaced repeatedly: a broker or another run starts and stops",
         path=path,
-        remedy="Find out what restarts the broker, or another run, again and again; then run once more",
+        remedy="Find out what restarts the broker or the other run, and stop it; then run again",
+        slug="lock-file-replaced",
     )
 
 
@@ -195,9 +198,9 @@ def _holder(fd: int, wanted: bytes) -> str:
         return "a running broker or another keytail run"
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted))
     if kind == fcntl.F_UNLCK:
-        return "a broker or keytail run that ended just now"
+        return "a broker or keytail run that has just ended"
     if pid == _OF_A_DESCRIPTION:
         return "another keytail run"
     if pid <= 0:  # as seen from another PID namespace, or from another host
-        return "a process of another container or host, by a lock as a running broker takes it"
-    return f"process {pid}, by a lock as a running broker takes it"
+        return "a process in another container or on another host, with a lock like that of a running broker"
+    return f"process {pid}, with a lock like that of a running broker"

@@ -88,10 +88,11 @@ def _walk(
             window_at, got = position, fs.read_into(fd, window, position)
             if got < min(len(window), size_bytes - position):
                 raise CorruptLog(
-                    f"file became shorter while it was read: {position + got} of {size_bytes} bytes",
+                    f"the file became shorter while it was read: {position + got} of {size_bytes} bytes",
                     path=log_path,
                     byte_position=position + got,
-                    remedy="Something else writes to this directory; stop it and run again",
+                    remedy="Another process writes to this directory: stop it, then run again",
+                    slug="file-became-shorter",
                 )
         at = position - window_at
         offset, length = _PREFIX.unpack_from(window, at)

@@ -38,7 +38,7 @@ METADATA_DIR = names.partition_dir(names.CLUSTER_METADATA_TOPIC, 0)
 UNCOMMITTED_RECORDS = 1000
 _STRIDE_BYTES = 1 << 20
 _ATTEMPTS = 3
-_RESTORE = "Restore it from another controller or a backup; without it give topics' settings by --topic-config"
+_RESTORE = "Restore it from another controller or a backup, or give the topic settings with --topic-config"
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ def find_metadata_dir(fs: FileSystem, log_dirs: Sequence[str]) -> str | None:
     found = [path for path in paths if fs.exists(path)]
     if len(found) > 1:
         raise Refused(
-            f"several log dirs hold a metadata log: {', '.join(found)}",
-            remedy="Give the log dirs of one broker only; a broker starts with one metadata log",
+            f"several log dirs contain a metadata log: {', '.join(found)}",
+            remedy="Give the log dirs of one broker only: a broker starts only with one metadata log",
+            slug="several-metadata-logs",
         )
     return found[0] if found else None
 
@@ -78,7 +79,8 @@ def read_topic_id(fs: FileSystem, partition_path: str) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise CorruptLog(f"the topic's id cannot be read: {error}", path=path, remedy=_RESTORE) from error
+        what = f"the topic id cannot be read: {error}"
+        raise CorruptLog(what, path=path, remedy=_RESTORE, slug="invalid-topic-id") from error
 
 
 def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collection[str]) -> ClusterMetadata:
@@ -105,7 +107,8 @@ def read_metadata(fs: FileSystem, path: str, broker: int, kept_configs: Collecti
 
 def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
     remedy = (
-        "If a broker runs, try again; else start and stop it once, which repairs its metadata log or says why it cannot"
+        "If a broker is running, try again. Otherwise start and stop it once: it repairs its metadata log or reports "
+        "why it cannot"
     )
     if isinstance(problem, KeytailError):
         return Refused(
@@ -114,8 +117,14 @@ def _unreadable(path: str, problem: KeytailError | OSError) -> Refused:
             byte_position=problem.byte_position,
             offset=problem.offset,
             remedy=remedy,
+            slug="unreadable-metadata-log",
         )
-    return Refused(f"the metadata log cannot be read: {problem.strerror}", path=problem.filename or path, remedy=remedy)
+    return Refused(
+        f"the metadata log cannot be read: {problem.strerror}",
+        path=problem.filename or path,
+        remedy=remedy,
+        slug="unreadable-metadata-log",
+    )
 
 
 @dataclass(frozen=True, order=True)
@@ -178,7 +187,12 @@ def _refuse_uncertain_broker(replay: Replay, path: str, broker: int) -> None:
     for name, why in replay.newer(ResourceType.BROKER).items():
         if name in ("", str(broker)):
             whose = f"broker {name}" if name else "all brokers"
-            raise Refused(f"settings of {whose}: {why}", path=path, remedy=_RESTORE)
+            raise Refused(
+                f"the settings of {whose} are uncertain: {why}",
+                path=path,
+                remedy=_RESTORE,
+                slug="uncertain-broker-settings",
+            )
 
 
 @dataclass(frozen=True)
@@ -192,7 +206,13 @@ class _Batch:
     records: list[Record]
 
     def fail(self, what: str) -> CorruptLog:
-        return CorruptLog(what, path=self.path, byte_position=self.position, offset=self.base_offset)
+        return CorruptLog(
+            what,
+            path=self.path,
+            byte_position=self.position,
+            offset=self.base_offset,
+            slug="invalid-metadata-batch",
+        )
 
 
 def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -> int:
@@ -202,7 +222,7 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
     next_offset, ended = 0, False
     for batch in _batches(reader, snapshot.path, snapshot.size_bytes):
         if ended or batch.base_offset != next_offset:
-            raise batch.fail("the snapshot goes on after its footer" if ended else "the snapshot has gaps")
+            raise batch.fail("the snapshot continues after its footer" if ended else "the snapshot has gaps")
         next_offset = batch.last_offset + 1
         if not batch.control:
             if last_ms is None:
@@ -215,9 +235,11 @@ def _load_snapshot(reader: SegmentReader, snapshot: _Snapshot, replay: Replay) -
                 last_ms = _snapshot_time(batch, record)
             ended = control_type == ControlType.SNAPSHOT_FOOTER
     if replay.in_transaction:
-        raise CorruptLog("the snapshot ends inside a transaction", path=snapshot.path, remedy=_RESTORE)
+        what = "the snapshot ends inside a transaction"
+        raise CorruptLog(what, path=snapshot.path, remedy=_RESTORE, slug="incomplete-metadata-snapshot")
     if not ended or last_ms is None:
-        raise CorruptLog("the snapshot is not whole: its footer is missing", path=snapshot.path, remedy=_RESTORE)
+        what = "the snapshot is incomplete: its footer is missing"
+        raise CorruptLog(what, path=snapshot.path, remedy=_RESTORE, slug="incomplete-metadata-snapshot")
     return last_ms
 
 
@@ -230,7 +252,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
         path = listing.log_path(base_offset)
         if base_offset != next_offset:
             gap = f"the log has no records from offset {next_offset} to {base_offset}"
-            raise CorruptLog(gap, path=path, remedy=_RESTORE)
+            raise CorruptLog(gap, path=path, remedy=_RESTORE, slug="metadata-log-gap")
         for batch in _batches(reader, path, size_bytes):
             if batch.base_offset != next_offset:
                 raise batch.fail(f"the log has no record of offset {next_offset}")
@@ -238,7 +260,7 @@ def _load_log(reader: SegmentReader, listing: _Listing, start_offset: int, repla
             if next_offset <= start_offset:
                 continue
             if batch.base_offset < start_offset:
-                raise batch.fail(f"the snapshot ends at offset {start_offset}, inside of this batch")
+                raise batch.fail(f"the snapshot ends at offset {start_offset}, inside this batch")
             last_ms = batch.max_timestamp_ms
             open_to_doubt.append(batch)
             while open_to_doubt[0].last_offset < next_offset - UNCOMMITTED_RECORDS:
@@ -252,10 +274,12 @@ def _segments_from(listing: _Listing, start_offset: int) -> tuple[tuple[int, int
     """Return the segments from the one that contains `start_offset` on."""
     first = sum(base <= start_offset for base, _ in listing.segments) - 1
     if not listing.segments:
-        raise CorruptLog("the metadata log has no segment", path=listing.path, remedy=_RESTORE)
+        raise CorruptLog(
+            "the metadata log has no segments", path=listing.path, remedy=_RESTORE, slug="no-metadata-segments"
+        )
     if first < 0:
-        what = f"the log begins at offset {listing.segments[0][0]}, and no snapshot has what is before"
-        raise CorruptLog(what, path=listing.path)
+        what = f"the log begins at offset {listing.segments[0][0]}, and no snapshot covers earlier offsets"
+        raise CorruptLog(what, path=listing.path, slug="metadata-log-gap")
     return listing.segments[first:]
 
 
@@ -267,7 +291,10 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
         if np.any(table["magic"] != 2):
             row = table[np.flatnonzero(table["magic"] != 2)[0]]
             raise CorruptLog(
-                "a batch of an old format in the metadata log", path=path, byte_position=int(row["position"])
+                "the metadata log contains a batch of an old message format",
+                path=path,
+                byte_position=int(row["position"]),
+                slug="invalid-metadata-batch",
             )
         for opened in reader.open_rows(stride, np.ones(len(table), bool)):
             if opened.is_piece:
@@ -275,7 +302,8 @@ def _batches(reader: SegmentReader, path: str, size_bytes: int) -> Iterator[_Bat
                     "a batch of the metadata log is larger than any that a controller writes",
                     path=path,
                     byte_position=int(table["position"][opened.first]),
-                    remedy="See what wrote it, with `keytail dump`; nothing was changed",
+                    remedy="Nothing was changed. Use `keytail dump` to find out what wrote it",
+                    slug="metadata-batch-too-large",
                 )
             for row in range(opened.first, opened.end):
                 source = opened.arena if opened.where[row] == IN_ARENA else stride.raw
@@ -299,7 +327,7 @@ def _batch(path: str, row: np.void, block: bytes) -> _Batch:
         raise batch.fail(f"a record cannot be read: {error}") from error
     deltas = [record.offset_delta for record in batch.records]
     if len(deltas) != batch.last_offset - batch.base_offset + 1 or deltas != list(range(len(deltas))):
-        raise batch.fail("a batch of the metadata log has gaps")
+        raise batch.fail("a batch of the metadata log has gaps in its offsets")
     return batch
 
 

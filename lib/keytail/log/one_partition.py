@@ -26,7 +26,12 @@ def survey(
     log_dir, name = os.path.split(os.path.abspath(path))
     parsed = names.parse_partition_dir(name)
     if parsed is None or parsed.kind != "normal":
-        raise Refused("a partition's directory is named <topic>-<partition>", path=path, remedy="Nothing was changed")
+        raise Refused(
+            "not a partition directory: its name must be <topic>-<partition>",
+            path=path,
+            remedy="Nothing was changed",
+            slug="not-a-partition-directory",
+        )
     key = parsed.topic, parsed.partition
     claims = LogDirFacts(
         log_dir,

@@ -14,8 +14,8 @@ from keytail.log.fs import FileSystem
 from keytail.telling import say
 
 _ONE_AT_A_TIME = (
-    "Run keytail once for each owner, with the directories of that owner alone. If a directory has another owner than "
-    "the broker by mistake, give it to the broker's user (chown)"
+    "Run keytail once for each owner, with only the directories of that owner. If a directory has the wrong owner, "
+    "change it to the broker's user (chown)"
 )
 
 
@@ -56,7 +56,12 @@ def _uid(fs: FileSystem, path: str) -> int | None:
 def _refuse_absent(path: str) -> NoReturn:
     """Raise UsageProblem: the owner was unknown when it was determined, and the path may appear later as another
     user's."""
-    raise UsageProblem("no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them")
+    raise UsageProblem(
+        "no such log dir",
+        path=path,
+        remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
+        slug="no-such-log-dir",
+    )
 
 
 def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
@@ -93,9 +98,10 @@ def one_owner(changed: Iterable[Owner], read: Iterable[Owner]) -> Owner | None:
 
 def _several(one: Owner, other: Owner) -> Refused:
     return Refused(
-        f"{one.path} belongs to {_name(one.uid)} and {other.path} to {_name(other.uid)}: started as root, keytail "
-        "works as the owner of the log dirs, which must be one user",
+        f"{one.path} belongs to {_name(one.uid)} and {other.path} to {_name(other.uid)}: if started as root, keytail "
+        "works as the owner of the log dirs, which must be the same user for all",
         remedy=_ONE_AT_A_TIME,
+        slug="several-owners",
     )
 
 
@@ -135,10 +141,11 @@ def _user(owner: Owner) -> User:
     user = user_of(owner.uid, owner.gid)
     if user.gid == 0 and user.groups == (0,):
         raise Refused(
-            f"{_name(owner.uid)} owns the directory, which belongs to root's group, and this system does not know that "
-            "user's own groups",
+            f"{_name(owner.uid)} owns the directory, its group is root's, and this system has no groups for that user",
             path=owner.path,
-            remedy="Give the directory to the group that the broker runs with (chgrp), or run as that user",
+            remedy="Change the group of the directory to the one that the broker runs with (chgrp), or run as that "
+            "user",
+            slug="unknown-user-groups",
         )
     return user
 
@@ -146,7 +153,7 @@ def _user(owner: Owner) -> User:
 def _become(owner: Owner | None, directories: Sequence[str]) -> None:
     if acting_user.is_another():
         if owner is None or owner.uid != os.geteuid():
-            mine = Owner(os.geteuid(), os.getegid(), "what this run reads already")
+            mine = Owner(os.geteuid(), os.getegid(), "the input that this run already reads")
             raise _several(owner or Owner(0, 0, next(iter(directories), "the file")), mine)
         return
     if owner is None:
@@ -156,9 +163,10 @@ def _become(owner: Owner | None, directories: Sequence[str]) -> None:
         acting_user.become(user)
     except OSError as error:
         raise Refused(
-            f"started as root, but this process may not become {user}, who owns the directory: {error.strerror}",
+            f"started as root, but this process cannot switch to {user}, the owner of the directory: {error.strerror}",
             path=owner.path,
-            remedy=f"Run as {user}, or let root change its user (CAP_SETUID and CAP_SETGID)",
+            remedy=f"Run as {user}, or allow root to change its user (CAP_SETUID and CAP_SETGID)",
+            slug="cannot-switch-user",
         ) from error
     say(f"keytail: started as root; working as {user}, the owner of {owner.path}")
     for path in directories:
@@ -173,7 +181,8 @@ def refuse_unreachable(path: str, user: User) -> None:
         raise Refused(
             f"{user} cannot read this directory",
             path=path,
-            remedy="Let that user search all directories above it (chmod o+x or setfacl) and read it",
+            remedy="Allow that user to search all directories above it (chmod o+x or setfacl) and to read it",
+            slug="unreadable-directory",
         ) from error
     except OSError:  # reported by the caller
         return

@@ -144,21 +144,31 @@ def _list_log_dir(fs: FileSystem, path: str) -> list[_Named]:
         entries = [(entry, names.parse_partition_dir(entry.name)) for entry in fs.scan_names(path)]
     except FileNotFoundError as error:
         raise UsageProblem(
-            "no such log dir", path=path, remedy="Is it mounted? The broker's log.dirs names them"
+            "no such log dir",
+            path=path,
+            remedy="Check whether it is mounted, and compare it with the broker's log.dirs",
+            slug="no-such-log-dir",
         ) from error
     except NotADirectoryError as error:
-        raise UsageProblem("a log dir must be a directory", path=path) from error
+        raise UsageProblem(
+            "a log dir must be a directory",
+            path=path,
+            remedy="Give the directories of the broker's log.dirs",
+            slug="log-dir-not-a-directory",
+        ) from error
     if not entries:
         raise UsageProblem(
-            "this directory is empty, not a log dir",
+            "not a log dir: the directory is empty",
             path=path,
-            remedy="Is its disk mounted? A log dir that no broker has used yet is to be left out",
+            remedy="Check whether its disk is mounted. Omit a log dir that no broker has used yet",
+            slug="empty-log-dir",
         )
     if not any(e.name in _LOG_DIR_FILES for e, _ in entries) and not any(_is_partition(fs, path, *e) for e in entries):
         raise UsageProblem(
-            f"not a log dir: it holds neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
+            f"not a log dir: it contains neither {names.META_PROPERTIES} nor a <topic>-<partition> directory",
             path=path,
-            remedy="Give the directories of log.dirs, not a partition's directory or their parent",
+            remedy="Give the directories of the broker's log.dirs, not a partition directory or a parent directory",
+            slug="not-a-log-dir",
         )
     return entries
 
@@ -177,7 +187,7 @@ def _log_dir_facts(
     homes: Mapping[tuple[str, int], int],
     moving: Mapping[tuple[str, int], str],
 ) -> LogDirFacts:
-    problems = [f"a broker does not start on {path}: directory {name} is no partition's; move it away"
+    problems = [f"a broker does not start on {path}: directory {name} is not a partition directory; move it away"
                 for name in sorted(e.name for e, parsed in entries if parsed is None and _is_foreign(e))]  # fmt: skip
     checkpoints = []
     for name in CHECKPOINTS:
@@ -200,7 +210,7 @@ def _log_dir_facts(
         if entry.is_symlink:
             against.append("the partition directory is a symbolic link")
         if homes[key] > 1:
-            against.append("the partition is in two log dirs, on which no broker starts")
+            against.append("the partition is in several log dirs, with which no broker starts")
         if key in moving:
             against.append(f"the partition is moving to another log dir: {moving[key]}")
         partitions.append(PartitionEntry(*key, path, inside + entry.name, tuple(against)))
@@ -241,7 +251,7 @@ def survey_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry
             last = segments[-1].base_offset
             end = log_end(fs, os.path.join(entry.path, names.segment_file(last, names.LOG)), last)
         else:
-            listing.problems.append(f"no segment in {entry.path}")
+            listing.problems.append(f"no segments in {entry.path}")
     except (CorruptLog, OSError) as error:
         listing.problems.append(in_words(error))
     problems = (*entry.problems, *listing.problems)
@@ -328,7 +338,9 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
             continue
         where = os.path.join(path, entry.name)
         if parsed.kind == "fatal":
-            listing.problems.append(f"a name that no broker writes, and on which none starts well: {where}")
+            listing.problems.append(
+                f"a file name that no broker writes, and with which a broker does not start correctly: {where}"
+            )
         elif not entry.is_regular:
             listing.problems.append(f"not a regular file: {where}")
         elif parsed.kind == "live" and parsed.base_offset is not None:
@@ -337,14 +349,14 @@ def _list_partition(fs: FileSystem, path: str) -> _Listing:
             else:
                 listing.files.setdefault(parsed.base_offset, {})[parsed.suffix] = entry
             if parsed.suffix == names.LOG and entry.size_bytes > MAX_LOG_BYTES:
-                listing.problems.append(f"a segment of more than {MAX_LOG_BYTES} bytes: {where}")
+                listing.problems.append(f"a segment is larger than {MAX_LOG_BYTES} bytes: {where}")
         elif parsed.kind != "partition":
             listing.leftovers.append(entry.name)
     waiting = [name for name in listing.leftovers if names.parse_file_name(name).kind == "swap"]
     if waiting:
         listing.problems.append(
-            f"an interrupted replacement of segments waits to be finished: {os.path.join(path, waiting[0])}; "
-            "a run with --execute does that first"
+            f"an interrupted replacement of segments is unfinished: {os.path.join(path, waiting[0])}; "
+            "a run with --execute finishes it first"
         )
     return listing
 
@@ -360,7 +372,7 @@ def _segment_facts(
     largest_ms = last[0] if last is not None and last[0] >= 0 else log.mtime_ns // 1_000_000
     header = fs.read_at(log_path, 0, HEADER_BYTES) if log.size_bytes else b""
     if len(header) >= _MAGIC_AT + 1 and _INT64.unpack_from(header)[0] < base_offset:
-        problems.append(f"the first batch begins below its segment's base offset {base_offset}: {log_path}")
+        problems.append(f"the first batch begins below the base offset {base_offset} of its segment: {log_path}")
     return SegmentFacts(
         base_offset=base_offset,
         log_bytes=log.size_bytes,
@@ -403,5 +415,7 @@ def refuse_changed(fs: FileSystem, log_path: str, log_bytes: int, log_mtime_ns: 
             f"segment changed since it was planned: {seen} on host {os.uname().nodename}, planned with "
             f"{log_bytes} bytes, mtime {log_mtime_ns} ns",
             path=log_path,
-            remedy="Make sure that nothing writes to the directory and every host sees the same files",
+            remedy="Make sure that nothing writes to the directory and that every host has the same files, then run "
+            "again",
+            slug="segment-changed",
         )

@@ -127,4 +127,4 @@ def _holds(directory_fd: int, name: str) -> bool:
 
 
 def symbolic_link(path: str) -> SymbolicLink:
-    return SymbolicLink(errno.ELOOP, "A symbolic link is not followed here", path)
+    return SymbolicLink(errno.ELOOP, "Symbolic link not followed", path)

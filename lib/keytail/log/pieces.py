@@ -80,8 +80,9 @@ class RecordStream:
                 if not self._has(wanted):
                     break  # an invalid length: the block ends within the record
                 raise Refused(
-                    f"a record of {wanted} bytes; of one at most {max_record_bytes()} are held in memory",
+                    f"a record has {wanted} bytes, more than the limit of {max_record_bytes()}",
                     remedy=LARGER_REMEDY,
+                    slug="too-large",
                 )
             before = self._filled
             self._fill(max(wanted, room_bytes))

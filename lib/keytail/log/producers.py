@@ -169,7 +169,7 @@ def first_unstable(
             f"age {duration_text(now_ms - state.timestamp_ms)}"
         )
     else:
-        why = f"the transaction from offset {offset} on ended at or above the high watermark {limit}"
+        why = f"the transaction that begins at offset {offset} ended at or above the high watermark {limit}"
     if offset < facts.log_start_offset:
         offset = _batch_at_or_after(SegmentReader(fs), facts, facts.log_start_offset)
     return Unstable(offset, why)

@@ -36,15 +36,16 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     notes = []
     if facts.high_watermark is None and not log_end:
         raise Refused(
-            "no high watermark: replication-offset-checkpoint has none for this partition, so it is not known which "
+            "no high watermark: replication-offset-checkpoint has no entry for this partition, so it is unknown which "
             "records all replicas have",
             path=facts.path,
-            remedy="Give --high-watermark log-end, or option highWatermark of the Spark source, if this copy is all "
-            "there is, or has all there is",
+            remedy="Give --high-watermark log-end, or the option highWatermark of the Spark source, if this copy is "
+            "the only one or has all records",
+            slug="no-high-watermark",
         )
     if log_end:
         facts = replace(facts, high_watermark=None)
-        notes.append("up to the log end, not the high watermark, as was asked for")
+        notes.append("up to the log end instead of the high watermark, as requested")
     _refuse_damaged_end(facts)
     limit = facts.log_end_offset
     if facts.high_watermark is not None:
@@ -64,10 +65,11 @@ def _refuse_half_replaced(facts: PartitionFacts) -> None:
     swaps = [name for name in facts.leftovers if names.parse_file_name(name).kind == "swap"]
     if swaps:
         raise Refused(
-            "segments are being replaced here, or were when something was stopped: segments may be missing",
+            "a replacement of segments is in progress or was interrupted: segments may be missing",
             path=os.path.join(facts.path, swaps[0]),
-            remedy="Beside a running broker try again. Else a broker that starts finishes it, and so does `keytail "
-            "compact --execute` of this partition",
+            remedy="If a broker is running, try again. Otherwise start a broker or run `keytail compact --execute` on "
+            "this partition: both finish the replacement",
+            slug="unfinished-replacement",
         )
 
 
@@ -76,11 +78,11 @@ def _refuse_damaged_end(facts: PartitionFacts) -> None:
     ends_early = facts.high_watermark is not None and facts.high_watermark > facts.log_end_offset
     if not ends_early and not (facts.clean_shutdown and facts.tail_bytes):
         return
-    what = f"whole batches end at offset {facts.log_end_offset}"
+    what = f"complete batches end at offset {facts.log_end_offset}"
     if ends_early:
         what += f", before the high watermark {facts.high_watermark}"
     if facts.tail_bytes:
-        what += f", and the {facts.tail_bytes} bytes behind are no batch"
+        what += f", and the {facts.tail_bytes} bytes after them are not a batch"
     active = facts.segments[-1]
     raise CorruptLog(
         what,
@@ -88,4 +90,5 @@ def _refuse_damaged_end(facts: PartitionFacts) -> None:
         byte_position=active.log_bytes - facts.tail_bytes,
         offset=facts.log_end_offset,
         remedy=CORRUPT_REMEDY,
+        slug="damaged-log-end",
     )

@@ -60,10 +60,11 @@ def _refuse_unresolvable(files: list[FileName], path: str) -> None:
             continue
         if file.base_offset in deleted or is_finishing:
             raise Refused(
-                "a `.cleaned` file makes this `.swap` void, but its source waits for deletion already, or is "
-                "replaced by other `.swap` files: a broker that starts on this loses what it holds",
+                "a `.cleaned` file makes this `.swap` file invalid, but its source is already marked for deletion or "
+                "is replaced by other `.swap` files: a broker that starts on this loses its records",
                 path=os.path.join(path, file.name),
                 remedy="Copy the partition directory, then remove its `.cleaned` files and run again",
+                slug="invalid-swap-without-source",
             )
 
 
@@ -112,10 +113,11 @@ def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _
     between = [log for log in live if before.end <= log < base]
     if between and first not in live and first not in deleted:
         raise Refused(
-            f"a broker was stopped while it put segments {first} to {base} in their places, and whether this "
-            "one is new or was to be replaced cannot be told; a broker that starts deletes it",
+            f"a broker was stopped while it renamed the new segments {first} to {base}, and it is unknown whether "
+            "this one is new or was to be replaced; a broker that starts deletes it",
             path=os.path.join(path, names.segment_file(min(between), names.LOG)),
             remedy="Copy the partition directory before a broker starts on it",
+            slug="half-renamed-segments",
         )
 
 
@@ -125,11 +127,12 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
     end = log_end(fs, swap, base, index)
     if end.tail_bytes:
         raise CorruptLog(
-            "the output of an interrupted replacement does not end with a whole batch",
+            "the output of an interrupted replacement does not end with a complete batch",
             path=swap,
             byte_position=end.end_position,
             offset=end.next_offset,
             remedy="Nothing was changed; copy the partition directory before a broker starts on it",
+            slug="incomplete-replacement-output",
         )
     return end.next_offset
 
@@ -142,13 +145,13 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
         for file in part:
             fs.unlink(os.path.join(path, file.name))
-            done.append(f"discarded {file.name}: it is void beside a .cleaned file")
+            done.append(f"discarded {file.name}: a .cleaned file makes it invalid")
         if part:
             fs.fsync_dir(path)
     for file in files:
         if file.kind == "cleaned":
             fs.unlink(os.path.join(path, file.name))
-            done.append(f"discarded {file.name}: it was not finished")
+            done.append(f"discarded {file.name}: it is incomplete")
     if done:
         fs.fsync_dir(path)
     return done
@@ -159,7 +162,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
-    done = [f"finished the replacement of offsets {left.bases[0]} to {left.end} by {', '.join(final)}"]
+    done = [f"finished the replacement of offsets {left.bases[0]} to {left.end} with {', '.join(final)}"]
     for base, log in zip(left.bases, final, strict=True):
         swaps = [names.segment_file(base, suffix + names.SWAP) for suffix in NEEDED]
         if present.issuperset(swaps):
@@ -169,7 +172,7 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
             swap = names.segment_file(base, suffix + names.SWAP)
             if swap in present:
                 fs.unlink(os.path.join(path, swap))
-        done.append(f"left {log} without indexes: part of them was missing")
+        done.append(f"left {log} without indexes: some of them were missing")
     replaced = {
         file.base_offset
         for file in files
@@ -209,10 +212,10 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
         # A snapshot may be at the log end, where no segment begins.
         elif names.segment_file(file.base_offset, names.LOG) in present or file.suffix == names.SNAPSHOT:
             fs.rename(os.path.join(path, file.name), os.path.join(path, live))
-            done.append(f"gave {live} its final name")
+            done.append(f"renamed {file.name} to {live}")
         else:
             fs.unlink(os.path.join(path, file.name))
-            done.append(f"removed {file.name}: there is no log for it")
+            done.append(f"removed {file.name}: it has no log")
     return done
 
 

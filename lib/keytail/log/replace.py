@@ -145,20 +145,28 @@ def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
     ]
     if pending:
         raise Refused(
-            f"another replacement of segments is not finished: {', '.join(sorted(pending))}",
+            f"another replacement of segments is unfinished: {', '.join(sorted(pending))}",
             path=path,
-            remedy="Run again: leftovers are resolved first",
+            remedy="Run again: a run first resolves unfinished replacements",
+            slug="unfinished-replacement",
         )
     ascending = all(low < high for bases in (sources, outputs) for low, high in itertools.pairwise(bases))
     if not sources or not outputs or not ascending or sources[0] != outputs[0]:
-        raise KeytailError(f"sources {sources} cannot give segments at {outputs}", path=path, remedy=REPORT_IT)
+        raise KeytailError(
+            f"source segments {sources} cannot be replaced by segments {outputs}",
+            path=path,
+            remedy=REPORT_IT,
+            slug="invalid-replacement",
+        )
     present = directory.bases_between(sources[0], sources[-1])
     if present != sources:
         raise KeytailError(
-            f"the segments to replace are {list(sources)}, but on disk are {list(present)}",
+            f"the segments to replace are {list(sources)}, but the segments on disk are {list(present)}",
             path=path,
             offset=group.base_offset,
-            remedy="Something else changed the partition meanwhile; nothing was replaced",
+            remedy="Nothing was replaced. Another process changed the partition during the run: stop it, then run "
+            "again",
+            slug="unexpected-segments",
         )
     following = directory.base_above(sources[-1])
     limits = (*outputs[1:], names.MAX_OFFSET if following is None else following)
@@ -181,10 +189,11 @@ def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, i
             log = os.path.join(path, names.segment_file(source, names.LOG))
             if log_end(fs, log, source).next_offset <= after:
                 raise KeytailError(
-                    f"source {source} lies between the end of output {before} and output {after}",
+                    f"source segment {source} is between the end of output {before} and output {after}",
                     path=path,
                     offset=source,
                     remedy=REPORT_IT,
+                    slug="source-between-outputs",
                 )
 
 
@@ -195,10 +204,11 @@ def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> 
     end = log_end(fs, log_path, out.base_offset, os.path.join(path, by_suffix[names.INDEX].name))
     if end.tail_bytes or out.base_offset >= below or end.next_offset > below:
         raise KeytailError(
-            "the output does not end with a whole batch below the next segment; nothing was replaced",
+            "the output does not end with a complete batch below the next segment; nothing was replaced",
             path=log_path,
             byte_position=end.end_position,
             offset=end.next_offset,
+            slug="invalid-output-end",
         )
     return end.next_offset
 
@@ -209,14 +219,15 @@ def _check_files(fs: FileSystem, path: str, out: OutputSegment) -> dict[str, Cle
     missing = [suffix for suffix in NEEDED if suffix not in by_suffix]
     if missing:
         what = f"the output has no {' and no '.join(missing)}"
-        raise KeytailError(what, path=path, offset=out.base_offset, remedy=REPORT_IT)
+        raise KeytailError(what, path=path, offset=out.base_offset, remedy=REPORT_IT, slug="missing-output-file")
     for file in out.files:
         where = os.path.join(path, file.name)
         size_bytes = fs.stat(where).size_bytes
         if size_bytes != file.size_bytes:
             raise KeytailError(
-                f"the output has {size_bytes} bytes here, its task wrote {file.size_bytes}",
+                f"the output has {size_bytes} bytes on the driver, but its task wrote {file.size_bytes}",
                 path=where,
-                remedy="Are the log dirs mounted alike on driver and executors? Nothing was replaced",
+                remedy="Nothing was replaced. Check that the driver and the executors mount the same log dirs",
+                slug="output-size-differs",
             )
     return by_suffix

@@ -69,12 +69,12 @@ class Replay:
             kind = record.record if isinstance(record, NewerRecord) else record
             if isinstance(kind, BeginTransaction):
                 if self._transaction is not None:
-                    raise ValueError("a transaction begins within another")
+                    raise ValueError("a transaction begins inside another one")
                 self._apply(unit, settled)
                 unit, self._transaction = [], []
             elif isinstance(kind, (EndTransaction, AbortTransaction)):
                 if self._transaction is None:
-                    raise ValueError("a transaction ends that never began")
+                    raise ValueError("a transaction ends without a beginning")
                 if isinstance(kind, EndTransaction):
                     self._apply(self._transaction, settled)
                 self._transaction = None
@@ -157,7 +157,7 @@ class Replay:
         if resource is None:
             return {}
         number, version = newer.record_type, newer.version
-        return {resource: f"a record of type {number} has version {version}, which this release does not know"}
+        return {resource: f"a record of type {number} has version {version}, which this release does not support"}
 
     def _resource_of(self, record: KnownRecord) -> Resource | None:
         if isinstance(record, ConfigRecord):
@@ -186,7 +186,8 @@ class Replay:
     def _change(self, record: PartitionChangeRecord) -> None:
         replicas = self._topic_of(record.topic_id).replicas
         if record.partition not in replicas:
-            raise ValueError(f"partition {record.partition} changes, which topic {record.topic_id} does not have")
+            what = f"a record changes partition {record.partition}, which topic id {record.topic_id} does not have"
+            raise ValueError(what)
         if record.replicas is not None:
             replicas[record.partition] = record.replicas
 
@@ -199,5 +200,5 @@ class Replay:
     def _topic_of(self, topic_id: str) -> _Topic:
         name = self._names.get(topic_id)
         if name is None:
-            raise ValueError(f"a record is about topic id {topic_id}, which does not exist")
+            raise ValueError(f"a record refers to topic id {topic_id}, which does not exist")
         return self._topics[name]

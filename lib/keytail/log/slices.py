@@ -205,12 +205,13 @@ def _check_begins(stride: Stride, piece: LogSlice) -> None:
     first = stride.table[0]
     if first["base_offset"] < piece.segment.base_offset:
         raise CorruptLog(
-            f"the batch begins at offset {first['base_offset']}, below its segment, which begins at "
-            f"{piece.segment.base_offset}",
+            f"the batch begins at offset {first['base_offset']}, below the base offset "
+            f"{piece.segment.base_offset} of its segment",
             path=stride.path,
             byte_position=int(first["position"]),
             offset=int(first["base_offset"]),
             remedy=CORRUPT_REMEDY,
+            slug="batch-below-segment",
         )
 
 
@@ -270,9 +271,10 @@ def _refuse_unlisted(stride: Stride, piece: LogSlice, entries: np.ndarray, abort
         if data.any():
             raise CorruptLog(
                 f"the marker at offset {table['base_offset'][row]} aborts a transaction that the transaction index "
-                "does not have: its records would be read as if they were committed",
+                "does not contain: its records would be read as committed",
                 path=stride.path,
                 byte_position=int(table["position"][begin + int(np.argmax(data))]),
                 offset=int(table["base_offset"][begin + int(np.argmax(data))]),
-                remedy=f"`keytail rebuild-index` makes the index anew. {CORRUPT_REMEDY}",
+                remedy=f"Rebuild the index with `keytail rebuild-index`. {CORRUPT_REMEDY}",
+                slug="unindexed-aborted-transaction",
             )

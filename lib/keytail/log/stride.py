@@ -33,25 +33,25 @@ ARENA_BYTES = 4 << 20
 _FIRST_ROWS = 1 << 12
 
 HEADER_ERRORS = {
-    kernels.SIZE_TOO_SMALL: "batch length is smaller than the least a batch can have (14)",
+    kernels.SIZE_TOO_SMALL: "batch length is below the minimum (14)",
     kernels.INVALID_MAGIC: "invalid magic byte",
     kernels.TOO_SHORT_FOR_V2: "batch is shorter than its 61-byte header",
-    kernels.CRC_MISMATCH: "batch checksum does not match its bytes",
+    kernels.CRC_MISMATCH: "batch has an invalid CRC",
     kernels.NEGATIVE_COUNT: "negative record count",
-    kernels.NEGATIVE_SPAN: "batch has a negative offset, ends before it begins, or reaches beyond the largest offset",
-    kernels.OFFSETS_GO_BACK: "batch begins at or below the offset that the one before it ended with",
+    kernels.NEGATIVE_SPAN: "batch has a negative offset, ends before it begins, or ends beyond the largest offset",
+    kernels.OFFSETS_GO_BACK: "batch begins at or below the last offset of the previous batch",
 }
 
 _RECORD_ERRORS = {
-    record_kernels.RECORD_COUNT_IMPOSSIBLE: "batch declares more records than its bytes can hold",
-    record_kernels.PREMATURE_END: "batch ends before its declared number of records",
-    record_kernels.RECORD_SIZE_INVALID: "a record's length disagrees with its fields",
-    record_kernels.HEADER_COUNT_INVALID: "a record's header count is impossible",
+    record_kernels.RECORD_COUNT_IMPOSSIBLE: "batch declares more records than its bytes can contain",
+    record_kernels.PREMATURE_END: "batch has fewer records than it declares",
+    record_kernels.RECORD_SIZE_INVALID: "a record's length does not match its fields",
+    record_kernels.HEADER_COUNT_INVALID: "a record has an invalid header count",
     record_kernels.HEADER_KEY_NEGATIVE: "a record has a header key of negative length",
-    record_kernels.VARINT_INVALID: "a record holds a malformed varint",
-    record_kernels.BYTES_LEFT_OVER: "bytes are left behind the last record of a batch",
+    record_kernels.VARINT_INVALID: "a record contains an invalid varint",
+    record_kernels.BYTES_LEFT_OVER: "batch has bytes after its last record",
     record_kernels.OFFSETS_NOT_INCREASING: "record offsets do not increase within a batch",
-    record_kernels.OFFSET_BEYOND_BATCH: "a record lies beyond the last offset of its batch",
+    record_kernels.OFFSET_BEYOND_BATCH: "a record's offset is above the last offset of its batch",
 }
 
 
@@ -88,6 +88,7 @@ class Stride:
             byte_position=int(self.table["position"][row]),
             offset=int(self.table["base_offset"][row]),
             remedy=CORRUPT_REMEDY,
+            slug="invalid-record",
         )
 
 
@@ -233,10 +234,11 @@ class SegmentReader:
             got = self._fs.read_into(fd, buffers.raw[:wanted], position)
             if got < wanted:
                 raise CorruptLog(
-                    f"file is shorter than it was when it was listed: {position + got} of {log_bytes} bytes",
+                    f"the file is shorter than when it was listed: {position + got} of {log_bytes} bytes",
                     path=path,
                     byte_position=position + got,
-                    remedy="Something else writes to this directory; stop it and run again",
+                    remedy="Another process writes to this directory: stop it, then run again",
+                    slug="file-became-shorter",
                 )
             self._index(buffers, wanted, position, last_offset, out)
             code, needed = int(out[kernels.CODE]), int(out[kernels.NEEDED])
@@ -246,14 +248,16 @@ class SegmentReader:
                 break
             wanted = needed  # one batch that is larger than a stride
         rows, consumed = int(out[kernels.ROWS]), int(out[kernels.CONSUMED])
-        old_problem = ""
+        old_problem: LegacyProblem | None = None
         if (buffers.rows["magic"][:rows] < 2).any():
             rows, consumed, old_problem = _complete_old(path, buffers, rows, consumed, position, last_offset)
         if rows == 0:
             if torn_tail:
                 return None
-            what = old_problem or HEADER_ERRORS.get(code, "")
-            self._fail(path, position, what, needed, last_offset, log_bytes)
+            what, slug = HEADER_ERRORS.get(code, ""), "invalid-crc" if code == kernels.CRC_MISMATCH else "invalid-batch"
+            if old_problem is not None:
+                what, slug = str(old_problem), old_problem.slug
+            self._fail(path, position, what, slug, needed, last_offset, log_bytes)
         # Valid rows before a bad batch are returned first: the next read begins at that batch and raises.
         return Stride(path, position, buffers.raw[:consumed], buffers.rows[:rows])
 
@@ -266,12 +270,15 @@ class SegmentReader:
             buffers.rows = np.empty(len(buffers.rows) * 8, BATCH_TABLE)
 
     @staticmethod
-    def _fail(path: str, position: int, what: str, needed: int, last_offset: int, log_bytes: int) -> NoReturn:
+    def _fail(
+        path: str, position: int, what: str, slug: str, needed: int, last_offset: int, log_bytes: int
+    ) -> NoReturn:
         left = log_bytes - position
+        slug = slug if what else "incomplete-batch"
         what = what or (
-            f"a batch of {needed} bytes does not fit into the {left} bytes left of the file"
+            f"a batch of {needed} bytes does not fit into the last {left} bytes of the file"
             if needed
-            else f"{left} bytes are left at the end of the file, too few for a batch"
+            else f"the last {left} bytes of the file are too few for a batch"
         )
         raise CorruptLog(
             what,
@@ -279,6 +286,7 @@ class SegmentReader:
             byte_position=position,
             offset=last_offset + 1 if last_offset >= 0 else None,
             remedy=CORRUPT_REMEDY,
+            slug=slug,
         )
 
     def open_rows(self, stride: Stride, wanted: np.ndarray) -> Iterator[OpenedRows]:
@@ -413,7 +421,7 @@ def _transcode_row(stride: Stride, row: int) -> np.ndarray:
 def _too_large(stride: Stride, row: int, reason: Refused) -> Refused:
     batch = stride.table[row]
     return TooLarge(
-        f"a batch of {batch['size_bytes']} bytes and {batch['record_count']} records is not opened: {reason.what}",
+        f"a batch of {batch['size_bytes']} bytes and {batch['record_count']} records is not read: {reason.what}",
         path=stride.path,
         byte_position=int(batch["position"]),
         offset=int(batch["base_offset"]),
@@ -429,22 +437,23 @@ def _cannot_be_opened(stride: Stride, row: int, codec: int, reason: ValueError) 
         byte_position=int(stride.table["position"][row]),
         offset=int(stride.table["base_offset"][row]),
         remedy=CORRUPT_REMEDY,
+        slug="decompression-failed",
     )
 
 
 def _complete_old(
     path: str, buffers: _Buffers, rows: int, consumed: int, position: int, last_offset: int
-) -> tuple[int, int, str]:
+) -> tuple[int, int, LegacyProblem | None]:
     """Check and complete the rows of magic 0 and 1; return how many rows and bytes are valid, and the problem after
     them."""
     try:
         summarize_rows(buffers.raw[:consumed], position, buffers.rows[:rows], last_offset, max_record_bytes())
     except LegacyProblem as problem:
-        return problem.row, int(buffers.rows["position"][problem.row]) - position, str(problem)
+        return problem.row, int(buffers.rows["position"][problem.row]) - position, problem
     except TooLarge as problem:
         problem.path = path
         raise
-    return rows, consumed, ""
+    return rows, consumed, None
 
 
 def check_ends_below(stride: Stride, next_base: int | None) -> None:
@@ -453,11 +462,12 @@ def check_ends_below(stride: Stride, next_base: int | None) -> None:
         return
     row = stride.table[int(np.searchsorted(stride.table["last_offset"], next_base))]
     raise CorruptLog(
-        f"the batch ends with offset {row['last_offset']}, but the next segment begins at {next_base}",
+        f"the batch ends at offset {row['last_offset']}, but the next segment begins at {next_base}",
         path=stride.path,
         byte_position=int(row["position"]),
         offset=int(row["base_offset"]),
         remedy=CORRUPT_REMEDY,
+        slug="batch-overlaps-next-segment",
     )
 
 
@@ -468,7 +478,7 @@ def refuse_unsupported(stride: Stride) -> None:
         return
     unreadable = np.flatnonzero(control & (stride.table["record_count"] > 0) & (stride.table["control_type"] < 0))
     if len(unreadable):
-        _refuse(stride, stride.table[unreadable[0]], "a control batch has no readable type")
+        _refuse(stride, stride.table[unreadable[0]], "a control batch has an unreadable type")
 
 
 def _refuse(stride: Stride, row: np.void, what: str) -> NoReturn:
@@ -477,5 +487,6 @@ def _refuse(stride: Stride, row: np.void, what: str) -> NoReturn:
         path=stride.path,
         byte_position=int(row["position"]),
         offset=int(row["base_offset"]),
-        remedy="The partition was left untouched; the broker's own cleaner handles it",
+        remedy="The partition was not changed; leave it to the broker's log cleaner",
+        slug="unreadable-control-type",
     )

@@ -118,5 +118,6 @@ class Window:
             "the file became shorter while it was read",
             path=self.path,
             byte_position=position,
-            remedy="Stop whatever else writes to this directory",
+            remedy="Another process writes to this directory: stop it, then run again",
+            slug="file-became-shorter",
         )

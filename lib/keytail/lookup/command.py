@@ -69,15 +69,18 @@ def parse_time(text: str, flag: str = "--timestamp") -> int:
             moment = datetime.fromisoformat(text)
         except ValueError as problem:
             raise UsageProblem(
-                f"{flag} {text} is no time",
+                f"invalid time {text!r} for {flag}",
                 remedy="Give milliseconds since 1970, or a time such as 2023-11-14T22:13:20Z",
+                slug="invalid-time",
             ) from problem
         since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         timestamp_ms = -(-since // timedelta(milliseconds=1))  # rounded up, so that no earlier record is found
     if not 0 <= timestamp_ms < 2**63:
         raise UsageProblem(
-            f"{flag} {text} is not a time from 1970 on",
-            remedy="Negative numbers stand for the first and the last offset in Kafka's tools, not for times",
+            f"time {text!r} for {flag} is out of range",
+            remedy="Give a time from 1970 on; negative numbers, which mean the first and the last offset in Kafka's "
+            "tools, are not supported",
+            slug="time-out-of-range",
         )
     return timestamp_ms
 
@@ -86,8 +89,14 @@ def lookup(
     choice: Choice, *, offset: int | None, timestamp: str | None, explain: bool, fs: FileSystem = LOCAL
 ) -> list[LookupRow]:
     """Return a row for each chosen partition, for one offset or one time."""
-    if (offset is None) == (timestamp is None):
-        raise UsageProblem("Give one of --offset and --timestamp")
+    if offset is not None and timestamp is not None:
+        raise UsageProblem(
+            "--offset and --timestamp exclude each other", remedy="Give one of them", slug="conflicting-flags"
+        )
+    if offset is None and timestamp is None:
+        raise UsageProblem(
+            "no offset or time to look up", remedy="Give one of --offset and --timestamp", slug="missing-flag"
+        )
     timestamp_ms = parse_time(timestamp) if timestamp is not None else None
     return [
         _look(fs, log_dir, entry, offset, timestamp_ms, explain) for log_dir, entry in choose(fs, choice).partitions
@@ -105,8 +114,10 @@ def _look(
     def look() -> LookupRow:
         facts = survey_partition(fs, log_dir, entry)
         if not facts.segments:
-            problem = facts.problems[-1] if facts.problems else f"no segment in {entry.path}"
-            raise KeytailError(problem, remedy="`keytail verify` lists what is wrong with the partition")
+            problem = facts.problems[-1] if facts.problems else f"no segments in {entry.path}"
+            raise KeytailError(
+                problem, remedy="Run `keytail verify`, which lists what is wrong with the partition", slug="no-segments"
+            )
         if offset is not None:
             result = lookup_offset(fs, facts, offset)
         else:
@@ -167,7 +178,7 @@ def exit_status(rows: Sequence[LookupRow]) -> int:
 def print_table(rows: Sequence[LookupRow]) -> None:
     """Print a line for each partition, then errors, reasons and notes, then the numbered steps."""
     console = show.output_console()
-    table = Table(title="Looked up", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title="Lookup", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("partition", "status"):
         table.add_column(name, overflow="fold")
     for name in ("offset", "timestamp", "epoch", "segment", "byte", "batch"):

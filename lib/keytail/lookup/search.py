@@ -67,7 +67,7 @@ class Search:
         self._scanner = RecordScanner()
         count = len(facts.segments)
         self.say(
-            f"The log holds offsets {facts.log_start_offset} to {facts.log_end_offset - 1} in {count} "
+            f"The log has offsets {facts.log_start_offset} to {facts.log_end_offset - 1} in {count} "
             f"segment{'s' if count != 1 else ''}."
             if facts.log_end_offset > facts.log_start_offset
             else f"The log is empty: it starts and ends at offset {facts.log_end_offset}."
@@ -81,15 +81,15 @@ class Search:
         segment = self.facts.segments[number]
         file_time_ms = segment.log_mtime_ns // 1_000_000
         if self.indexes.is_written(number):
-            largest_ms, source = self._largest_of_tail(number), "of its time index and the batches behind it"
+            largest_ms, source = self._largest_of_tail(number), "from its time index and the batches after it"
         else:
             if self.indexes.is_readable(number):
                 if (segment.time_index_bytes or 0) < TIME_ENTRY.itemsize:
-                    return file_time_ms, "its file's modification time, since it has no time index entry"
+                    return file_time_ms, "the modification time of its file, since it has no time index entry"
                 return segment.largest_timestamp_ms, "last entry of its time index"
             largest_ms, source = self._largest_from(number, self._begin(number)), "found by reading its batches"
         if largest_ms < 0:
-            return file_time_ms, "its file's modification time, since no batch has a timestamp"
+            return file_time_ms, "the modification time of its file, since no batch has a timestamp"
         return largest_ms, source
 
     def time_floor(self, number: int, timestamp_ms: int) -> TimeEntry:
@@ -98,7 +98,7 @@ class Search:
         name = self.indexes.file(number, names.TIME_INDEX)
         index = self.indexes.sound_time_index(number)
         if index is None:
-            self.say(f"{name} is not asked: the search begins at base offset {base}.")
+            self.say(f"{name} is not used: the search begins at base offset {base}.")
             return TimeEntry(-1, NO_TIMESTAMP, base)
         with index:
             at = index.lookup(timestamp_ms)
@@ -108,7 +108,7 @@ class Search:
         else:
             text += (
                 f"The last one not after {spell_time(timestamp_ms)} is in slot {at.slot}: up to offset {at.offset} no "
-                f"timestamp is above {spell_time(at.timestamp_ms)}, so the search may begin there."
+                f"timestamp is above {spell_time(at.timestamp_ms)}, so the search can begin there."
             )
         self.say(text)
         return at
@@ -122,14 +122,14 @@ class Search:
         with self.indexes.open(OffsetIndex, number, names.INDEX) as index:
             if index.used < len(index):
                 self.indexes.note(
-                    f"{name} has zeros behind its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
-                    "broker trusts it and reads the segment from its start: slower, with the same answer"
+                    f"{name} has zeros after its {_count(index.used, 'entry', 'entries')}: it was not trimmed. A "
+                    "broker uses it and reads the segment from its start: this is slower, with the same answer"
                 )
-                self.say(f"{name} is not asked, since it was not trimmed: the segment is read from byte 0.")
+                self.say(f"{name} is not used, since it was not trimmed: the segment is read from byte 0.")
                 return self._begin(number)
             at = index.lookup(offset)
-            text = f"{name} has {_count(len(index), 'entry', 'entries')}, each the last offset of a batch, or of a set "
-            text += "of batches, and the byte where it begins. "
+            text = f"{name} has {_count(len(index), 'entry', 'entries')}, each with the last offset of a batch, or of "
+            text += "a set of batches, and the byte where that begins. "
         if at.slot < 0:
             text += f"None is at or below {offset}: reading begins at byte 0."
         else:
@@ -145,31 +145,31 @@ class Search:
             return self._scan(number, floor, min_offset, min_timestamp_ms)
         except _WrongEntry:
             name = self.indexes.file(number, names.INDEX)
-            broker = "trusts it and reads from there: what it answers cannot be said"
+            broker = "uses it and reads from there; its answer is unknown"
             if self.indexes.is_recovered(number):
-                broker = "that starts after this unclean shutdown makes the index anew; one that runs trusts it"
+                broker = "that starts after this unclean shutdown rebuilds the index; a running one uses it"
             else:
                 self.indexes.is_unknown = True
             self.indexes.note(
-                f"{name}, slot {floor.slot}: no batch that is to be read for offset {floor.offset} begins at byte "
+                f"{name}, slot {floor.slot}: no batch at or below offset {floor.offset} begins at byte "
                 f"{floor.position}. A broker {broker}. {REBUILD}"
             )
-            self.say(f"No batch that is to be read for offset {floor.offset} begins there: it is read from byte 0.")
+            self.say(f"No batch at or below offset {floor.offset} begins there: the segment is read from byte 0.")
             return self._scan(number, self._begin(number), min_offset, min_timestamp_ms)
 
     def _scan(
         self, number: int, floor: OffsetEntry, min_offset: int, min_timestamp_ms: int | None
     ) -> FoundRecord | None:
-        column, least, what = "last_offset", min_offset, f"ends below {min_offset}"
+        column, least, what = "last_offset", min_offset, f"last offset below {min_offset}"
         if min_timestamp_ms is not None:
             column, least = "max_timestamp_ms", min_timestamp_ms
-            what = f"has only timestamps before {spell_time(least)}"
+            what = f"largest timestamp before {spell_time(least)}"
         passed = told = 0
         for stride in self._strides(number, floor):
             for row in np.flatnonzero(stride.table[column] >= least):
                 batch = stride.table[row]
                 walked = passed + int(row) - told
-                text = f"{_count(walked, 'batch is', 'batches are')} passed over, each {what}. " if walked else ""
+                text = f"{_count(walked, 'batch is', 'batches are')} skipped ({what}). " if walked else ""
                 text += (
                     f"The batch at byte {batch['position']} has offsets {batch['base_offset']} to "
                     f"{batch['last_offset']}, {_count(int(batch['record_count']), 'record', 'records')}, timestamps up "
@@ -178,12 +178,12 @@ class Search:
                 told += walked + 1
                 record = self._record_of(number, stride, int(row), min_offset, min_timestamp_ms)
                 if record is None:
-                    self.say(f"{text}. None of its records fits; reading goes on behind it.")
+                    self.say(f"{text}. None of its records matches; reading continues after it.")
                     continue
                 self.say(f"{text}, {'uncompressed' if record.codec == 'none' else record.codec}.")
                 control = f", a control record of the broker: {record.control}" if record.control else ""
                 self.say(
-                    f"The first record that fits: offset {record.offset}, timestamp "
+                    f"The first matching record: offset {record.offset}, timestamp "
                     f"{spell_time(record.timestamp_ms)}{control}."
                 )
                 return record

@@ -52,7 +52,7 @@ class SegmentIndexes:
         if segment.index_bytes is None and segment.log_bytes > 0:
             self.note(
                 f"{self.file(number, names.INDEX)} is missing: the segment was read instead. A broker that starts "
-                f"makes all its indexes anew and answers the same. {REBUILD}"
+                f"rebuilds all its indexes and answers the same. {REBUILD}"
             )
         return segment.index_bytes is None
 
@@ -110,7 +110,7 @@ def _time_index_problem(segment: SegmentFacts) -> str:
     if entries == 0:
         return "is empty" if segment.first_batch_timestamp_ms >= 0 else ""
     if segment.largest_timestamp_ms == 0 and (entries > 1 or segment.first_batch_timestamp_ms > 0):
-        return "ends with zeros, which a broker takes for the largest timestamp 0"
+        return "ends with zeros, which a broker reads as the largest timestamp 0"
     if segment.largest_timestamp_ms < segment.first_batch_timestamp_ms:
-        return "ends below the timestamp of the first batch"
+        return "ends with a timestamp below that of the first batch"
     return ""

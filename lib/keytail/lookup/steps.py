@@ -41,14 +41,14 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
     start, end = facts.log_start_offset, facts.log_end_offset
     if not start <= offset <= end:
         what = f"below the log start offset {start}" if offset < start else f"above the log end offset {end}"
-        return _answer(search, "out-of-range", f"{offset} is {what}: a broker refuses the fetch as out of range")
+        return _answer(search, "out-of-range", f"{offset} is {what}: a broker rejects the fetch as out of range")
     if offset == end:
         return _answer(search, "none", f"{offset} is the log end offset: the next record that is written gets it")
     bases = [segment.base_offset for segment in facts.segments]
     first = bisect_right(bases, offset) - 1
     search.say(
-        f"Of the {len(bases)} segments the one with the largest base offset not above {offset}: "
-        f"{search.indexes.file(first, names.LOG)} (number {first + 1})."
+        f"The segment with the largest base offset not above {offset} is {search.indexes.file(first, names.LOG)} "
+        f"(number {first + 1} of {len(bases)})."
     )
     for number in range(first, len(bases)):
         floor = search.offset_floor(number, offset)
@@ -57,8 +57,8 @@ def lookup_offset(fs: FileSystem, facts: PartitionFacts, offset: int) -> Lookup:
             gap = f"no record has offset {offset} (removed by compaction, or never written): this is the next one"
             return _answer(search, "found", "" if record.offset == offset else gap, record)
         if number + 1 < len(bases):
-            search.say("The segment holds nothing more; the next one is read from its start.")
-    return _answer(search, "none", f"no record is left from {offset} to the log end offset {end}")
+            search.say("The segment has no such record; the next one is read from its start.")
+    return _answer(search, "none", f"there is no record from offset {offset} to the log end offset {end}")
 
 
 def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Lookup:
@@ -74,7 +74,7 @@ def lookup_time(fs: FileSystem, facts: PartitionFacts, timestamp_ms: int) -> Loo
         same = (record and record.offset) == (other and other.offset)
         answer = f"offset {other.offset}, timestamp {spell_time(other.timestamp_ms)}" if other else "nothing"
         if search.indexes.is_unknown:
-            search.indexes.note("What a broker that starts on these files answers cannot be said")
+            search.indexes.note("The answer of a broker that starts on these files is unknown")
         else:
             search.indexes.note(f"A broker that starts on these files answers {'the same' if same else answer}")
     return _answer(search, "found" if record else "none", reason, record)
@@ -100,15 +100,15 @@ def _by_time(search: Search, timestamp_ms: int) -> tuple[FoundRecord | None, str
     at = search.time_floor(number, timestamp_ms)
     begin = max(at.offset, facts.log_start_offset)
     if begin > at.offset:
-        search.say(f"Nothing below the log start offset {begin} is served, so the search goes on from there.")
+        search.say(f"Records below the log start offset {begin} are not served, so the search continues from there.")
     floor = search.offset_floor(number, begin)
     record = search.scan(number, floor, facts.log_start_offset, timestamp_ms)
     if record is not None:
         return record, ""
     base = facts.segments[number].base_offset
     return None, (
-        f"the segment with base offset {base} is the first that may hold {asked}, but the records that are left in "
-        "it are older, and no later segment is asked"
+        f"the segment with base offset {base} is the first that may contain {asked}, but its remaining records are "
+        "older, and later segments are not searched"
     )
 
 

@@ -43,7 +43,7 @@ def plan(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Say for each partition whether a compaction is due, and if not, why. Changes nothing, starts no Spark."""
+    """Show for each partition whether a compaction is due, and if not, why. Changes nothing and starts no Spark."""
     from keytail.cli.replicas import directories_of  # noqa: PLC0415 (--help stays fast)
     from keytail.compact import command as compaction  # noqa: PLC0415 (--help stays fast)
 
@@ -112,9 +112,9 @@ def compact(
     show_keys: c.ShowKeys = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Keep only the newest record of each key, as the broker's own cleaner would. The broker must be stopped.
+    """Retain only the latest record of each key, as the broker's log cleaner would. The broker must be stopped.
 
-    Without --execute this is a dry run, as `plan`.
+    Without --execute this is a dry run, like `plan`.
     """
     from keytail.cli.replicas import directories_of  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.compact import command as compaction  # noqa: PLC0415 (--help and --version stay fast)
@@ -122,7 +122,9 @@ def compact(
     submitted = context.obj == SUBMITTED
     refuse_master(submitted, master)
     if show_keys and report_file is None:
-        raise UsageProblem("--show-keys is about the page of --report, and none is asked for")
+        raise UsageProblem(
+            "--show-keys requires --report", remedy="Give --report FILE.html, or omit --show-keys", slug="missing-flag"
+        )
     configuration = configuration_of(
         config, topic_config, topics_have_no_overrides, topic_configs, metadata_is_current
     )
@@ -211,7 +213,6 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     bad = [row for row in rows if row.status in ("refused", "corrupt", "failed")]
     if not bad:
         return ""
-    kept = "is as it was" if len(bad) == 1 else "are as they were"
     if any(row.status == "failed" for row in bad):
-        return f"{len(bad)} not done, for the reasons given; run again once they are mended."
-    return f"{len(bad)} not done and {kept}; the reasons, and what to do, are given above."
+        return f"{len(bad)} not done, for the reasons given above; resolve them, and run again."
+    return f"{len(bad)} not done and unchanged; the reasons, and what to do, are given above."

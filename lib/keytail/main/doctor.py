@@ -15,8 +15,8 @@ Warm = Annotated[
     bool,
     typer.Option(
         "--warm",
-        help="Compile all kernels now, as the user that will run the other verbs: about a minute, once for each "
-        "version. Else the first run of each verb does.",
+        help="Compile all kernels now, as the user that will run the other commands: about a minute, once for each "
+        "version. Otherwise the first run of each command compiles them.",
     ),
 ]
 
@@ -30,10 +30,10 @@ def doctor(
     delta_jars: o.DeltaJars = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Say whether this machine is ready for the other verbs; with --warm compile what they need ahead.
+    """Check whether this machine is ready for the other commands; with --warm, compile their kernels in advance.
 
-    With --log-dirs or --config the log dirs are looked at too: owner, storage, room, lock. With --master a small job
-    asks all executors whether they have the same packages, and the same log dirs at the same paths.
+    With --log-dirs or --config, check the log dirs too: owner, storage, free space, lock. With --master, a small job
+    checks whether all executors have the same packages, and the same log dirs at the same paths.
     """
     from keytail.cli.selection import chosen_log_dirs  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.doctor import command as verb  # noqa: PLC0415 (--help and --version stay fast)

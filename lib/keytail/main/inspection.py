@@ -27,7 +27,7 @@ def verify(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Check every batch, offset, index entry and file name. Reads only; exit status 1 when anything is wrong."""
+    """Check every batch, offset, index entry and file name. Reads only; the exit status is 1 if anything is wrong."""
     from keytail.verify import command as verification  # noqa: PLC0415 (--help and --version stay fast)
 
     configuration = configuration_of(config)
@@ -64,7 +64,7 @@ def describe(
     high_watermark: o.HighWatermarkFlag = o.HighWatermark.checkpoint,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Say what partitions hold, whether a compaction is due, what is in its way, and which settings hold."""
+    """Show what partitions contain, whether a compaction is due, what prevents it, and the effective settings."""
     from keytail.compact.planning import Rules, check_clock  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.describe import command as verb  # noqa: PLC0415 (--help and --version stay fast)
 
@@ -100,7 +100,7 @@ def lookup(
     explain: i.Explain = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Find the record at an offset or a time, and the bytes it lies in, as a broker finds it. Reads only."""
+    """Find the record at an offset or a time, and its position in the file, as a broker finds it. Reads only."""
     from keytail.lookup import command as story  # noqa: PLC0415 (--help and --version stay fast)
 
     configuration = configuration_of(config)
@@ -132,9 +132,9 @@ def dump(
     escape: d.Escape = None,
     output: d.OutputFlag = o.Output.table,
 ) -> None:
-    """Print what is in segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
+    """Print the contents of segments, indexes, snapshots and checkpoints, as kafka-dump-log.sh does. Reads only.
 
-    With --output json an object a line. Exit status 1 when a checksum, an index entry or a record is wrong.
+    With --output json, one object per line. The exit status is 1 if a checksum, an index entry or a record is wrong.
     """
     from keytail.dump import command as story  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.log.fs import LOCAL  # noqa: PLC0415 (the same)
@@ -167,7 +167,7 @@ def audit(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Hold the replicas of partitions against each other, record by record. Reads only, also beside running brokers."""
+    """Compare the replicas of partitions, record by record. Reads only, also beside running brokers."""
     from keytail.audit import command as verb  # noqa: PLC0415 (--help and --version stay fast)
     from keytail.audit.table import print_table  # noqa: PLC0415 (the same)
     from keytail.cli.replicas import directories_of  # noqa: PLC0415 (the same)

@@ -15,22 +15,23 @@ from keytail.ledger.of_run import LedgerFlags, is_uri
 
 Ledger = Annotated[
     str,
-    typer.Option("--ledger", metavar="PATH", help="The ledger that runs were given.", rich_help_panel=o.RUN),
+    typer.Option("--ledger", metavar="PATH", help="Ledger that was given to the runs.", rich_help_panel=o.RUN),
 ]
 Run = Annotated[
     str | None,
-    typer.Option("--run", metavar="ID", help="One run, by its id or the end of it.", rich_help_panel=o.RUN),
+    typer.Option("--run", metavar="ID", help="Select one run, by its id or the end of its id.", rich_help_panel=o.RUN),
 ]
 HistoryPartitions = Annotated[
     list[str] | None,
     typer.Option(
-        "--partitions", metavar="T-0,T-1", help="What runs did to these partitions, over time.", rich_help_panel=o.RUN
+        "--partitions", metavar="T-0,T-1", rich_help_panel=o.RUN,
+        help="Show what runs did to these partitions, over time.",
     ),
-]
+]  # fmt: skip
 Limit = Annotated[
     int,
     typer.Option(
-        "--limit", metavar="N", parser=o.within(1, 1_000_000), help="The newest so many runs or rows.",
+        "--limit", metavar="N", parser=o.within(1, 1_000_000), help="Maximum number of runs or rows, latest first.",
         rich_help_panel=o.RUN,
     ),
 ]  # fmt: skip
@@ -38,8 +39,8 @@ Maintain = Annotated[
     bool,
     typer.Option(
         "--maintain",
-        help="Keep the ledger small: old rows go, small files become large ones, and files that it no longer names are "
-        "removed after a week. Says what it would do, unless --execute is given.",
+        help="Keep the ledger small: remove old rows, merge small files, and remove files that are no longer part of "
+        "it after a week. Without --execute it prints what it would do.",
         rich_help_panel=o.RUN,
     ),
 ]
@@ -49,12 +50,12 @@ RetainDays = Annotated[
         "--retain-days",
         metavar="N",
         parser=o.within(1, 36_500),
-        help="With --maintain: remove rows older than so many days. Default: none.",
+        help="With --maintain: remove rows older than this number of days. Default: remove none.",
         rich_help_panel=o.RUN,
     ),
 ]
 ExecuteMaintain = Annotated[
-    bool, typer.Option("--execute", help="Carry --maintain out.", rich_help_panel=o.RUN)
+    bool, typer.Option("--execute", help="Carry out --maintain.", rich_help_panel=o.RUN)
 ]
 
 
@@ -71,17 +72,25 @@ def history(
     delta_jars: o.DeltaJars = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """What runs did, as the ledger of their --ledger has it: all runs, one run, or partitions over time.
+    """Show what runs did, from the ledger that was given to them: all runs, one run, or partitions over time.
 
-    Reads the ledger alone. Without Spark where the Python package deltalake is installed.
+    Reads only the ledger. Does not start Spark if the Python package deltalake is installed.
     """
     from keytail.ledger import history as verb  # noqa: PLC0415 (--help stays fast)
     from keytail.ledger import history_table as table  # noqa: PLC0415 (--help stays fast)
 
     if (run is not None) + bool(partitions) + maintain > 1:
-        raise UsageProblem("--run, --partitions and --maintain exclude each other")
+        raise UsageProblem(
+            "--run, --partitions and --maintain exclude each other",
+            remedy="Give only one of them",
+            slug="conflicting-flags",
+        )
     if (execute or retain_days is not None) and not maintain:
-        raise UsageProblem("--execute and --retain-days need --maintain")
+        raise UsageProblem(
+            "--execute and --retain-days require --maintain",
+            remedy="Give --maintain, or neither of the two",
+            slug="missing-flag",
+        )
     flags = LedgerFlags(ledger if is_uri(ledger) else str(Path(ledger).absolute()), delta_jars)
     if maintain:
         rows = verb.maintain(flags, retain_days, execute=execute, master=master)
@@ -102,7 +111,7 @@ def history(
         if output is o.Output.json:
             show.print_json(found)
         else:
-            table.print_partitions(found, f"What runs in {ledger} did")
+            table.print_partitions(found, f"Results of the runs in {ledger}")
     else:
         known = verb.runs(flags, master=master, limit=limit)
         if output is o.Output.json:

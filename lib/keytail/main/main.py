@@ -1,4 +1,4 @@
-"""The command line: `keytail VERB`, and the same commands for jobs under spark-submit.
+"""The command line: `keytail COMMAND`, and the same commands for jobs under spark-submit.
 
 Each command's flags are in a module of its group, its implementation in a module named after it. Exit statuses: 0 done,
 3 partly, 1 nothing or a finding, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM.
@@ -89,7 +89,7 @@ def keytail(
 ) -> None:
     """Offline compaction, indexing and audit of Kafka partition logs, on Spark.
 
-    Stop the broker, look with [bold]plan[/], do it with [bold]compact --execute[/], check with
+    Run [bold]plan[/], stop the broker, run [bold]compact --execute[/], check the result with
     [bold]verify[/], start the broker.
     """
 

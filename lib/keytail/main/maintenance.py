@@ -35,9 +35,9 @@ def rebuild_index(
     report_file: o.ReportFile = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Make index files anew that are missing or wrong, as a broker does after a crash, ahead and by all cores.
+    """Rebuild missing and wrong index files, as a broker does after a crash, but before its start and on all cores.
 
-    Without --execute it says what is missing or wrong, and the exit status is 1 if anything is.
+    Without --execute it lists what is missing or wrong, and the exit status is 1 if anything is.
     """
     from keytail.rebuild_index import command as rebuild  # noqa: PLC0415 (--help stays fast)
 
@@ -94,9 +94,9 @@ def expire(
     delta_jars: o.DeltaJars = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, ahead of its start.
+    """Remove old segments by log start offset, retention.bytes and retention.ms, as a broker does, before its start.
 
-    Without --execute it says which segments would go, and why each.
+    Without --execute it lists the segments that would be removed, each with the reason.
     """
     from keytail.expire import command as verb  # noqa: PLC0415 (--help stays fast)
 

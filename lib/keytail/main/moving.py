@@ -45,7 +45,7 @@ def import_logs(
 ) -> None:
     """Write a table of records into partition directories, at the speed of the disk, for a broker to serve afterwards.
 
-    It bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts what would go where.
+    Bypasses the leader, quotas, ACLs and schema checks. Without --execute it counts the records for each partition.
     """
     from keytail.cli.selection import chosen_log_dirs  # noqa: PLC0415 (--help stays fast)
     from keytail.import_ import command as import_  # noqa: PLC0415 (--help stays fast)
@@ -117,9 +117,9 @@ def export(
     master: o.Master = None,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Write the latest state of compacted topics into Delta tables: of each key its newest committed record.
+    """Write the latest state of compacted topics to Delta tables: the latest committed record of each key.
 
-    Only reads the log dirs. A table that is there already gets what is new. Without --execute it says what it would do.
+    Only reads the log dirs. An existing table gets what is new. Without --execute it prints what it would do.
     """
     from keytail.export import command as story  # noqa: PLC0415 (--help stays fast)
     from keytail.export import result_table as export_table  # noqa: PLC0415 (--help stays fast)

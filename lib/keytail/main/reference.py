@@ -20,17 +20,18 @@ from keytail.main.main import VERBS, app
 _TOP = """\
 # Reference
 
-All verbs with their flags, and all of Kafka's settings that are read. Made by `make reference` from the program itself;
-a test holds it to that. What rows and exit statuses mean: cli/ROWS.md; how to do what: guide/.
+All commands with their flags, and all of Kafka's settings that are read. `make reference` generates this page from the
+program, and a test compares the two. Rows and exit statuses: cli/ROWS.md; instructions by task: guide/.
 """
 _SETTINGS = """\
 ## Settings
 
-By Kafka's names: a topic's own, and those of brokers (their files, and dynamic ones in the metadata log). The first of
-these that has a value is taken: `--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of
-`--topic-configs`, the topic's own in the metadata log, that with which a broker creates an internal topic, the broker's
-own dynamic one, that of all brokers, the broker's file, Kafka's default. Of several names in a broker's file the first
-that is there is taken. `keytail describe --all` says which value holds and where it is from. No other key is read.
+Settings of topics and of brokers, by Kafka's names. The value is taken from the first of these sources that has one:
+`--topic-config TOPIC:KEY=VALUE`, `--topic-config KEY=VALUE`, the file of `--topic-configs`, the topic's setting in the
+metadata log, the setting with which a broker creates an internal topic, the broker's dynamic setting and that of all
+brokers (both in the metadata log), the broker's file, Kafka's default. If several names are listed for a broker's file,
+the first that the file contains is used. `keytail describe --all` shows the effective values and their sources. No
+other key is read.
 """
 _NOT_PRINTED = ("--help", "--install-completion", "--show-completion")
 
@@ -40,8 +41,8 @@ def page() -> str:
     verbs: Any = typer.main.get_command(app)
     context = verbs.make_context("keytail", [], resilient_parsing=True)
     parts = [_TOP, *(_verb(name, verbs.commands[name], context) for name in VERBS), _SETTINGS]
-    parts.append(_keys("Of topics", TOPIC_KEYS))
-    parts.append(_keys("Of brokers", BROKER_KEYS))
+    parts.append(_keys("Topic setting", TOPIC_KEYS))
+    parts.append(_keys("Broker setting", BROKER_KEYS))
     return "\n".join(parts)
 
 
@@ -55,7 +56,7 @@ def _verb(name: str, command: Any, context: Any) -> str:
     groups: dict[str, list[str]] = {}
     for parameter in command.params:
         if not set(parameter.opts) & set(_NOT_PRINTED):
-            group = getattr(parameter, "rich_help_panel", None) or "Others"
+            group = getattr(parameter, "rich_help_panel", None) or "Other flags"
             groups.setdefault(group, []).append(_row(parameter, context))
     for group, rows in groups.items():
         lines += [f"| {group} | Value | |", "|---|---|---|", *rows, ""]

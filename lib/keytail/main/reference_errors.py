@@ -31,19 +31,19 @@ as they are known. "…" in a message stands for a number, a name or another err
 _KINDS = {
     "Refused": (
         "Refused",
-        "The partition, or the whole run, is left as it was: keytail does not act on this state. Its row has the "
-        "status `refused`; exit status 1, or 3 where others were done.",
+        "keytail does not act on this state: the partition, or everything selected for the run, is unchanged. The row "
+        "has the status `refused`; the exit status is 1, or 3 if other partitions were done.",
     ),
     "CorruptLog": (
         "Corrupt",
-        "Bytes are damaged. Nothing was changed; the row has the status `corrupt` (of `verify`: `damaged`). The "
-        "ways out are in guide/undo-and-salvage.md, \"A partition is damaged\".",
+        "Bytes are damaged. Nothing was changed; the row has the status `corrupt` (of `verify`: `damaged`). "
+        "Remedies are in guide/undo-and-salvage.md, \"A partition is damaged\".",
     ),
-    "UsageProblem": ("Wrong usage", "Exit status 2; nothing was begun."),
+    "UsageProblem": ("Wrong usage", "The exit status is 2; nothing was started."),
     "KeytailError": (
         "Failed",
-        "Something of the machine or of another program went wrong. The row has the status `failed`; what is told as "
-        "done is done, and the same command goes on from there.",
+        "The machine or another program caused an error. The row has the status `failed`. What is reported as done is "
+        "complete, and the same command continues from there.",
     ),
 }
 
@@ -116,8 +116,8 @@ def _text(node: ast.expr, path: Path) -> str:
 
 def _findings() -> str:
     about = (
-        "`kind` of each of a row's `findings`; verify/VERIFY.md says what is held against what, and which of them "
-        "lose records when a broker starts."
+        "The `kind` of each of a row's `findings`. verify/VERIFY.md describes the checks, and which findings mean that "
+        "records are lost when a broker starts."
     )
     facts = re.compile(r"\{[^}]*\}")
     rows = [

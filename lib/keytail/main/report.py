@@ -17,15 +17,15 @@ from keytail.main.ledger import Ledger, Run
 from keytail.telling import say
 
 ReportFile = Annotated[
-    str, typer.Argument(metavar="FILE.html", help="Where the page goes. Outside of every log dir.", show_default=False)
+    str, typer.Argument(metavar="FILE.html", help="File for the page, outside of every log dir.", show_default=False)
 ]
 Since = Annotated[
     str | None,
     typer.Option(
         "--since",
         metavar="MS-OR-TIME",
-        help="All runs begun at or after this time: ms since 1970, or ISO 8601 such as 2023-11-14T22:13:20Z. Default, "
-        "without --run too: the newest run.",
+        help="Include all runs that began at or after this time: ms since 1970, or ISO 8601 such as "
+        "2023-11-14T22:13:20Z. Default, if --run is not given either: the latest run.",
         rich_help_panel=o.RUN,
     ),
 ]
@@ -40,9 +40,9 @@ def report(
     master: o.Master = None,
     delta_jars: o.DeltaJars = None,
 ) -> None:
-    """Write what a run did, or several, as one HTML page, as the ledger of their --ledger has it.
+    """Write what one or more runs did as one HTML page, from the ledger that was given to them.
 
-    Reads the ledger alone. Without Spark where the Python package deltalake is installed.
+    Reads only the ledger. Does not start Spark if the Python package deltalake is installed.
     """
     from keytail.lookup.command import parse_time  # noqa: PLC0415 (--help stays fast)
     from keytail.report.of_ledger import report_of_ledger  # noqa: PLC0415 (the same)
@@ -50,7 +50,9 @@ def report(
     from keytail.report.writing import write_page  # noqa: PLC0415 (the same)
 
     if run is not None and since is not None:
-        raise UsageProblem("--run and --since exclude each other")
+        raise UsageProblem(
+            "--run and --since exclude each other", remedy="Give only one of them", slug="conflicting-flags"
+        )
     since_ms = None if since is None else parse_time(since, "--since")
     refuse_file(LOCAL, file, (), "FILE.html")
     refuse_without_packages()

@@ -17,35 +17,36 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="DIR",
-        help="Where the new partition directories are made: an empty directory or a new one, outside of every log dir.",
+        help="Directory for the new partition directories: empty or new, and outside of every log dir.",
     ),
 ]
 Originals = Annotated[
     str,
-    typer.Option("--originals", metavar="DIR", help="The directory that --keep-originals was given."),
+    typer.Option("--originals", metavar="DIR", help="Directory that was given with --keep-originals."),
 ]
 Run = Annotated[
     str | None,
-    typer.Option("--run", metavar="ID", help="The run, as `compact` has said and --list says."),
+    typer.Option("--run", metavar="ID", help="Id of the run, as printed by `compact` and by --list."),
 ]
-ListRuns = Annotated[bool, typer.Option("--list", help="List the runs whose originals are kept; so without --run.")]
+ListRuns = Annotated[bool, typer.Option("--list", help="List the runs that have a backup. Default without --run.")]
 MovedLogDirs = Annotated[
     list[str] | None,
     typer.Option(
         "--log-dirs",
         metavar="DIR[,DIR]",
-        help="Where the partitions are now. Default: the log dirs that they had in the run.",
+        help="Current log dirs of the partitions. Default: the log dirs that they had in the run.",
     ),
 ]
 Forget = Annotated[
     bool,
-    typer.Option("--forget", help="Remove what is kept of the run, which frees its space. It cannot be undone then."),
+    typer.Option("--forget", help="Remove the backup of the run, which frees its space. It cannot be undone then."),
 ]
 ExecuteUndo = Annotated[
     bool,
     typer.Option(
         "--execute",
-        help="Change files. Without it the verb prints what it would do. The broker must be stopped, but for --forget.",
+        help="Change files. Without it the command prints what it would do. The broker must be stopped, except for "
+        "--forget.",
     ),
 ]
 
@@ -64,10 +65,10 @@ def salvage(
     execute: o.Execute = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Save the good batches of damaged partitions to another directory, and list what is lost.
+    """Save the intact batches of damaged partitions to another directory, and list what is lost.
 
-    For a partition that nothing else can mend and no replica has. The log dirs are only read. Without --execute it
-    lists what would be lost, and the exit status is 1 if anything is.
+    For a partition that nothing else can repair and no replica has. The log dirs are only read. Without --execute it
+    lists what would be lost, and the exit status is 1 if anything would be.
     """
     from keytail.salvage import command as verb  # noqa: PLC0415 (--help stays fast)
 
@@ -97,10 +98,10 @@ def undo(
     shared_storage: o.SharedStorage = False,
     output: o.OutputFlag = o.Output.table,
 ) -> None:
-    """Give partitions back as they were before a compaction that kept its originals.
+    """Restore partitions to the state before a compaction that kept its originals.
 
-    Only where all that the run wrote is as it left it; what was appended since stays. Without --execute it says what
-    it would do, and what is in the way.
+    Only if everything that the run wrote is unchanged; what was appended since is retained. Without --execute it
+    prints what it would do, and what prevents it.
     """
     from keytail.undo import command as verb  # noqa: PLC0415 (--help stays fast)
     from keytail.undo import table as report  # noqa: PLC0415 (--help stays fast)
@@ -109,7 +110,9 @@ def undo(
     request = verb.Request(originals, run, moved, o.comma_lists(partitions), execute, forget, shared_storage)
     if run is None or list_runs:
         if forget or execute:
-            raise UsageProblem("--forget and --execute need --run", remedy="--list says which runs there are")
+            raise UsageProblem(
+                "--forget and --execute require --run", remedy="Give a run that --list shows", slug="missing-flag"
+            )
         runs = verb.kept_runs(request)
         if output is o.Output.json:
             show.print_json(runs)

@@ -358,5 +358,5 @@ def next_step(rows: Sequence[RebuildRow], execute: bool) -> str:
     if any(row.status == "would-rebuild" for row in rows):
         return "This was a dry run. To do it: stop the broker, and run the same command with --execute."
     if any(row.status in _BAD for row in rows):
-        return "What was not done is as it was; the reasons, and what to do, are given above."
+        return "What was not done is unchanged; the reasons and remedies are listed above."
     return "Next: start the broker." if execute and any(row.status == "rebuilt" for row in rows) else ""

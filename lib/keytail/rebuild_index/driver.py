@@ -180,7 +180,7 @@ class Rebuild:
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
-            raise KeytailError("interrupted")
+            raise KeytailError("interrupted", slug="run-interrupted")
 
     def _on_spark(self, work: Sequence[Work], name: str) -> list[Outcome[Any]]:
         """Run several pieces of work per task, as one alone may take less than a task's overhead. If a worker dies, the

@@ -54,7 +54,8 @@ def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset:
     entries = tuple(entries)
     for (epoch, start), (later, later_start) in itertools.pairwise(entries):
         if later <= epoch or later_start <= start:
-            return EpochsPlan(entries, problem=f"epoch {later} from {later_start} on follows {epoch} from {start} on")
+            problem = f"epoch {later} from offset {later_start} follows epoch {epoch} from offset {start}"
+            return EpochsPlan(entries, problem=problem)
     kept = [entry for entry in entries if entry[1] < log_end_offset]
     latest, latest_start = kept[-1] if kept else (-1, -1)
     added: list[Epoch] = []
@@ -62,7 +63,7 @@ def plan_epochs(entries: Sequence[Epoch], seen: Iterable[Epoch], log_end_offset:
         if epoch <= latest or start >= log_end_offset:
             continue
         if start <= latest_start:
-            problem = f"the log has epoch {epoch} at offset {start}, where by the file epoch {latest} had begun already"
+            problem = f"the log has epoch {epoch} at offset {start}, but in the file epoch {latest} has already begun"
             return EpochsPlan(entries, problem=problem)
         added.append((epoch, start))
         latest, latest_start = epoch, start

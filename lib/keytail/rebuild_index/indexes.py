@@ -232,10 +232,11 @@ def _add(task: SegmentTask, indexer: SegmentIndexer, stride: Stride) -> None:
 
 def _index_full(task: SegmentTask) -> Refused:
     return Refused(
-        f"the index of the segment does not fit into segment.index.bytes {task.segment_index_bytes} at an "
-        f"index.interval.bytes of {task.index_interval_bytes}; a broker that recovers it fails",
+        f"the index of the segment does not fit into segment.index.bytes {task.segment_index_bytes} with "
+        f"index.interval.bytes {task.index_interval_bytes}; a broker that recovers the segment fails",
         path=task.path(names.LOG),
-        remedy="Give the topic's own values: --topic-config TOPIC:segment.index.bytes=... (and index.interval.bytes)",
+        remedy="Give the topic's settings: --topic-config TOPIC:segment.index.bytes=... (and index.interval.bytes)",
+        slug="segment-index-bytes-too-small",
     )
 
 
@@ -247,11 +248,12 @@ def _refuse_range(task: SegmentTask, stride: Stride) -> None:
         return
     row = int(np.argmax((table["base_offset"] < task.base_offset) | (table["last_offset"] > limit)))
     raise CorruptLog(
-        f"a batch lies outside of its segment, which holds offsets from {task.base_offset} to {limit}",
+        f"a batch is outside of its segment, which has offsets {task.base_offset} to {limit}",
         path=task.path(names.LOG),
         byte_position=int(table["position"][row]),
         offset=int(table["base_offset"][row]),
         remedy=CORRUPT_REMEDY,
+        slug="batch-outside-segment",
     )
 
 
@@ -286,7 +288,7 @@ def _judge(
     true."""
     wanted = {names.INDEX: offset_index, names.TIME_INDEX: time_index}
     there = {suffix: read_if_there(fs, task, suffix) for suffix in wanted}
-    why = dict.fromkeys(wanted, "is not what a recovery writes")
+    why = dict.fromkeys(wanted, "differs from what a recovery writes")
     differ = [suffix for suffix, data in wanted.items() if there[suffix] not in (None, data)]
     if differ and not task.rebuild_all:
         reader = SegmentReader(fs, STRIDE_BYTES)
@@ -303,7 +305,7 @@ def _judge(
     verdicts = []
     for suffix, data in wanted.items():
         if there[suffix] is None:
-            verdict = FileVerdict(suffix, "missing", "there is no such file")
+            verdict = FileVerdict(suffix, "missing", "the file is missing")
         elif suffix in differ and why[suffix]:
             verdict = FileVerdict(suffix, "wrong", why[suffix])
         else:

@@ -73,7 +73,7 @@ def why_wrong(
     if not times.why and not is_in_use:
         last_ms = int(times.values[-1]) if len(times.values) else -1
         if last_ms != largest_ms:
-            times.why = f"its last timestamp is {last_ms}, the largest of the log {largest_ms}"
+            times.why = f"its last timestamp is {last_ms}, but the largest timestamp of the log is {largest_ms}"
     return offsets.why, times.why
 
 
@@ -157,7 +157,7 @@ class _Entries:
         for column in (self.keys, self.values):
             falls |= np.diff(column, prepend=-1) <= 0
         # The first entry may name relative offset 0 or timestamp 0.
-        return f"entry {int(np.argmax(falls))} does not rise" if falls.any() else ""
+        return f"entry {int(np.argmax(falls))} is not in ascending order" if falls.any() else ""
 
     def _advance(self, last_key: int) -> None:
         end = int(np.searchsorted(self.keys, last_key, side="right"))
@@ -168,11 +168,11 @@ class _Entries:
         if not self.why and wrong.any():
             number = first + int(np.argmax(wrong))
             key, value = int(self.keys[number]), int(self.values[number])
-            self.why = f"entry {number} is not true: {what.format(key=key, value=value)}"
+            self.why = f"entry {number} is wrong: {what.format(key=key, value=value)}"
 
     def finish(self) -> None:
         if not self.why and self._mine.stop < len(self.keys):
-            self.why = f"entry {self._mine.stop} lies behind the last batch"
+            self.why = f"entry {self._mine.stop} is after the last batch"
 
 
 class _OffsetEntries(_Entries):
@@ -210,7 +210,7 @@ class _OffsetEntries(_Entries):
     def finish(self) -> None:
         super().finish()
         if not self.why and self._waits:
-            self.why = f"entry {len(self.keys) - 1} names a relative offset behind the last batch, {self.values[-1]}"
+            self.why = f"entry {len(self.keys) - 1} has a relative offset after the last batch: {self.values[-1]}"
 
 
 class _TimeEntries(_Entries):

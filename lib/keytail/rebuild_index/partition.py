@@ -98,7 +98,7 @@ def refusals(facts: PartitionFacts, remote_storage_enable: bool) -> list[str]:
     """Return why the partition must not be changed, each reason with a remedy; empty if nothing forbids it."""
     reasons = list(facts.problems)
     if remote_storage_enable:
-        reasons.append("tiered topic: remote.storage.enable is true, and segments in remote storage are not seen")
+        reasons.append("tiered topic: remote.storage.enable is true, and keytail does not read remote storage")
     if facts.log_end_offset < facts.log_start_offset:
         reasons.append(
             f"log end offset {facts.log_end_offset} is below the log start offset {facts.log_start_offset}: "
@@ -207,25 +207,26 @@ def cut(fs: FileSystem, plan: PartitionPlan, torn: Cut, hosted: Collection[tuple
     entry = next(entry for entry in log_dir.partitions if entry.path == facts.path)
     surveyed = survey_partition(fs, log_dir, entry)
     if surveyed.problems:
-        raise Refused("; ".join(surveyed.problems), path=facts.path)
+        raise Refused("; ".join(surveyed.problems), path=facts.path, slug="unexpected-partition-state")
     return replace(plan, facts=surveyed, known_entries=read_aborted(fs, facts.path, surveyed.segments, 0))
 
 
 def cut_sentence(torn: Cut, done: bool) -> str:
     """Describe what a truncation removes, or would remove."""
-    lost = "no offset that is known"
+    lost = "no known offset"
     if torn.lost_end > torn.next_offset:
         lost = f"offsets {torn.next_offset} to {torn.lost_end - 1}"
     text = (
         f"torn: {torn.tail.what} (segment {torn.tail.base_offset}, byte position {torn.tail.byte_position}, offset "
-        f"{torn.next_offset}); {'cut' if done else 'a broker that starts cuts'} there, {torn.cut_bytes} bytes"
+        f"{torn.next_offset}); {'truncated' if done else 'a broker that starts truncates the log'} there, which "
+        f"removes {torn.cut_bytes} bytes"
     )
     if torn.removed_segments:
         text += f" and the segments {', '.join(map(str, torn.removed_segments))}"
     text += f"; lost: {lost}"
     if torn.acknowledged_until is not None:
         text += f", of which those below {torn.acknowledged_until} were acknowledged to producers"
-    return text if done else f"{text}. --truncate cuts it ahead"
+    return text if done else f"{text}. Use --truncate to truncate it before a broker starts"
 
 
 def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> FileVerdict | None:
@@ -236,11 +237,11 @@ def _judge_txn_index(fs: FileSystem, task: SegmentTask, entries: np.ndarray) -> 
     if data is None:
         if not len(served):
             return None
-        verdict = FileVerdict(names.TXN_INDEX, "missing", f"there is no such file, and the log says {_count(served)}")
+        verdict = FileVerdict(names.TXN_INDEX, "missing", f"the file is missing, but the log has {_count(served)}")
     else:
         why = _why_wrong(task, data, served)
         if not why and task.rebuild_all and data != wanted:
-            why = "is not what a recovery writes"
+            why = "differs from what a recovery writes"
         verdict = FileVerdict(names.TXN_INDEX, "wrong" if why else "sound", why)
     if verdict.state != "sound" and task.execute and wanted:
         return replace(verdict, clean=write_scratch(fs, task, names.TXN_INDEX, wanted))
@@ -254,13 +255,13 @@ def _why_wrong(task: SegmentTask, data: bytes, served: np.ndarray) -> str:
     there = parse_txn_index(data)
     last = there["last_offset"]
     if len(there) and (last[0] < task.base_offset or last[-1] >= task.end_offset or (np.diff(last) <= 0).any()):
-        return "its entries do not rise within the offsets of the segment"
+        return "its entries are not in ascending order within the offsets of the segment"
     there = there[last >= task.log_start_offset]
     if np.array_equal(there, served):
         return ""
     differs = {entry.tobytes() for entry in there} ^ {entry.tobytes() for entry in served}
     first = min(int(np.frombuffer(entry, served.dtype)["last_offset"][0]) for entry in differs)
-    return f"it has {_count(there)}, the log says {_count(served)}; they differ first at the marker at offset {first}"
+    return f"it has {_count(there)}, the log has {_count(served)}; they first differ at the marker at offset {first}"
 
 
 def _count(entries: np.ndarray) -> str:
@@ -301,7 +302,7 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     seen = [epoch for segment in result.segments for epoch in segment.epochs]
     epochs = plan_epochs(read_epochs(fs, epochs_path), seen, result.log_end_offset)
     if epochs.problem:
-        why = f"{names.LEADER_EPOCHS} contradicts the log and stays as it is: {epochs.problem}"
+        why = f"{names.LEADER_EPOCHS} contradicts the log and is not changed: {epochs.problem}"
         return replace(rest, refused=(*rest.refused, why))
     # An epoch that begins at the log end has no batch yet: a broker that stops cleanly leaves such an entry.
     stays = result.log_end_offset if plan.facts.clean_shutdown else -1
@@ -311,8 +312,8 @@ def mend_rest(fs: FileSystem, plan: PartitionPlan, result: PartitionResult) -> R
     if plan.execute:
         write_plan(fs, plan.facts.path, epochs)
     parts = [
-        f"{what} {', '.join(f'{epoch} from {start} on' for epoch, start in entries)}"
-        for what, entries in (("lacked epoch", epochs.added), ("had at or above the log end epoch", behind))
+        f"{what} {', '.join(f'{epoch} from offset {start}' for epoch, start in entries)}"
+        for what, entries in (("lacked epoch", epochs.added), ("had, at or above the log end, epoch", behind))
         if entries
     ]
     return replace(rest, wrong=(*rest.wrong, f"{names.LEADER_EPOCHS} {' and '.join(parts)}"), files=rest.files + 1)
@@ -342,7 +343,7 @@ def _mend_snapshots(fs: FileSystem, plan: PartitionPlan, log_end_offset: int) ->
             put_snapshot(fs, facts.path, row.offset, data, like=like, run_id=plan.run_id, attempt="driver")
     wrong = [f"producer snapshots {was} at {at}" for was, at in _offsets_by(made, lambda row: row.was)]
     refused = [
-        f"producer snapshots missing or damaged at {at} are not made anew: {why}"
+        f"producer snapshots missing or damaged at {at} cannot be rebuilt: {why}"
         for why, at in _offsets_by(not_made, lambda row: row.problem)
     ]
     return Rest(tuple(wrong), tuple(refused), len(made))
@@ -363,9 +364,10 @@ def _check_scratch(fs: FileSystem, partition_path: str, verdict: FileVerdict) ->
     size_bytes = fs.stat(path).size_bytes
     if size_bytes != verdict.clean.size_bytes:
         raise KeytailError(
-            f"the new index has {size_bytes} bytes here, its task wrote {verdict.clean.size_bytes}",
+            f"the new index has {size_bytes} bytes on the driver, but its task wrote {verdict.clean.size_bytes}",
             path=path,
-            remedy="Are the log dirs mounted alike on driver and executors? Nothing was replaced",
+            remedy="Nothing was replaced. Mount the log dirs at the same paths on driver and executors, and run again",
+            slug="task-output-size-differs",
         )
 
 

@@ -140,9 +140,10 @@ class _Replay:
             entries = parse_snapshot(self._fs.read_bytes(path, whole=True))
         except ValueError as problem:
             raise CorruptLog(
-                f"the snapshot was right before: {problem}",
+                f"the snapshot changed during the run and is invalid: {problem}",
                 path=path,
-                remedy="Something else writes to this directory; stop it and run again",
+                remedy="Another process writes to this directory; stop it and run again",
+                slug="snapshot-changed",
             ) from problem
         self.producers, self.source, self._at, self.broken = ProducerStates.of(entries), snapshot, snapshot, ""
 
@@ -167,11 +168,11 @@ class _Replay:
         """Return why producers below `offset` may be missing; "" if none can be."""
         if self.source is not None:
             return ""
-        what = "no older snapshot is right, and the log alone does not tell all producers: "
+        what = "no older snapshot is valid, and the log alone does not contain all producers: "
         if self._log_start_offset or self._first:
             return f"{what}it begins at offset {max(self._log_start_offset, self._first)}"
         gap = self._gap if self._gap is not None else self._next
-        return f"{what}offset {gap} is gone" if gap < offset else ""
+        return f"{what}offset {gap} is missing" if gap < offset else ""
 
     def _count(self, table: np.ndarray) -> None:
         """Check, from offset 0 on, whether each offset has its record."""

@@ -136,20 +136,21 @@ def _refuse(facts: PartitionFacts, tail: TornTail) -> None:
     why = ""
     recovered = _recovered(facts.segments, facts.recovery_point)
     if facts.clean_shutdown:
-        why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} is there), so this is no write that was cut off"
+        why = f"the broker stopped cleanly ({names.CLEAN_SHUTDOWN} exists), so this is not an interrupted write"
     elif tail.next_offset < facts.recovery_point or tail.base_offset < recovered[0].base_offset:
-        why = f"it lies below the recovery point {facts.recovery_point}, up to which all was written to disk once"
+        why = f"it is below the recovery point {facts.recovery_point}, up to which the log was flushed to disk"
     elif not tail.broker_cuts:
-        why = "a broker that recovers the log would not cut it here"
+        why = "a broker that recovers the log would not truncate it here"
     elif tail.next_offset < facts.log_start_offset:
-        why = f"it lies below the log start offset {facts.log_start_offset}, so a broker would drop all that is left"
+        why = f"it is below the log start offset {facts.log_start_offset}, so a broker would delete the rest of the log"
     if why:
         raise Refused(
-            f"the log is not cut at its first invalid byte ({tail.what}): {why}",
+            f"the log is not truncated at its first invalid byte ({tail.what}): {why}",
             path=os.path.join(facts.path, names.segment_file(tail.base_offset, names.LOG)),
             byte_position=tail.byte_position,
             offset=tail.next_offset,
             remedy="If another replica is intact, delete this partition's directory and let the broker fetch it again",
+            slug="damage-not-truncated",
         )
 
 
@@ -190,17 +191,20 @@ def _refuse_unfit(fs: FileSystem, log_path: str, cut: Cut) -> None:
     size_bytes = facts.size_bytes
     if facts.links > 1:
         raise Refused(
-            f"the file has {facts.links} names (hard links), and a cut would cut it under all of them; nothing was "
+            f"the file has {facts.links} hard links, and truncation would change it under all its names; nothing was "
             "changed",
             path=log_path,
-            remedy="If another name is a backup's (`cp -l`, or originals that keytail keeps for `undo`), make a copy "
-            "of the file take this name first, or let the broker cut it when it starts",
+            remedy="If another name belongs to a backup (`cp -l`, or the backup that keytail keeps for `undo`), first "
+            "replace the file under this name by a copy, or let the broker truncate it when it starts",
+            slug="segment-has-hard-links",
         )
     if size_bytes != cut.tail.log_bytes:
         raise Refused(
-            f"the file has {size_bytes} bytes, but {cut.tail.log_bytes} when it was looked at; nothing was changed",
+            f"the segment changed since it was read: it has {size_bytes} bytes, and had {cut.tail.log_bytes}; nothing "
+            "was changed",
             path=log_path,
-            remedy="Something else writes to this directory; stop it and run again",
+            remedy="Another process writes to this directory; stop it and run again",
+            slug="segment-changed",
         )
 
 

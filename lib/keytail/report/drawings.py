@@ -87,7 +87,7 @@ def phases(found: Sequence[tuple[str, float, int]]) -> str:
         axes.barh(at, [seconds for _, seconds, _ in found], color=_KEPT, height=0.66)
         axes.set_yticks(list(at), [name for name, _, _ in found])
         axes.invert_yaxis()
-        axes.set_xlabel("seconds of all tasks together")
+        axes.set_xlabel("seconds of all tasks")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
         return _svg(figure, axes, "phases", "Seconds by phase", grid="x")
 
@@ -104,10 +104,10 @@ def key_sizes(sizes: Sequence[Size]) -> str:
         step = -(-len(sizes) // _MOST_SIZES_NAMED)
         axes.set_xticks(list(at)[::step], [_binary(one.most) for one in sizes[::step]])
         axes.set_xlim(-0.6, max(len(sizes), _LEAST_SIZES) - 0.4)
-        axes.set_xlabel("records a key, up to")
+        axes.set_xlabel("records per key, at most")
         axes.set_ylabel("%")
         axes.set_ylim(0, 100)
-        return _svg(figure, axes, "key-sizes", "Keys by how often they were written", grid="y")
+        return _svg(figure, axes, "key-sizes", "Keys by number of records", grid="y")
 
 
 def _binary(number: int) -> str:
@@ -171,7 +171,7 @@ def legend(drawn: Sequence[Partition]) -> list[tuple[str, str]]:
     words += [
         (_CLEANED, "cleaned", "cleaned before"),
         (_DIRTY, "gone", "dirty"),
-        (_UNKNOWN, "unknown", "not looked at: active, or not cleanable"),
+        (_UNKNOWN, "unknown", "not examined: active, or not cleanable"),
     ]
     return [(swatch, text) for colour, swatch, text in words if colour in used]
 

@@ -65,12 +65,12 @@ def _sentence(found: Sequence[Partition], sizes: Sequence[Size]) -> str:
     older = records - keys
     return (
         f"{records:,} records of {keys:,} keys in {partitions:,} partition{'' if partitions == 1 else 's'}: "
-        f"{older:,} of them ({100 * older / records:.0f}\u00a0%) have a newer one of their key."
+        f"{older:,} of them ({100 * older / records:.0f}\u00a0%) have a newer record of the same key."
     )
 
 
 def _hot_keys(found: Sequence[Partition]) -> TableOf:
-    heads = ("key", "hash of the key", "partition", "records", "of its partition", "the last at offset")
+    heads = ("key", "hash of the key", "partition", "records", "share of partition", "last at offset")
     rows = []
     for one, hot in hottest(found):
         assert one.detail.key_counts is not None
@@ -105,7 +105,7 @@ def _sizes(found: Sequence[Partition]) -> TableOf:
         ]
         for one in sizes
     ]
-    return ("records a key", "keys", "of all", "records", "of all"), 1, rows
+    return ("records per key", "keys", "share of keys", "records", "share of records"), 1, rows
 
 
 def _by_topic(found: Sequence[Partition]) -> TableOf:
@@ -124,7 +124,7 @@ def _by_topic(found: Sequence[Partition]) -> TableOf:
             hot = [(key_text(top[0][1]) or top[0][1].digest, None), (_records(top[0][1].records), top[0][1].records)]
         numbers = [(f"{records:,}", records), (f"{keys:,}", keys), (f"{records / keys:.1f}", records / keys)]
         rows.append((records, [(topic, None), hot[0], *numbers, hot[1]]))
-    heads = ("topic", "its hottest key", "records", "keys", "records a key", "of the hottest")
+    heads = ("topic", "hottest key", "records", "keys", "records per key", "records of hottest key")
     return heads, 2, [row for _, row in sorted(rows, key=lambda pair: (-pair[0], pair[1][0][0]))]
 
 

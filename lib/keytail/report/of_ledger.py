@@ -26,7 +26,12 @@ def report_of_ledger(
         return of_run(*history.run(flags, "" if run_id is None else run_id, master=master, newest=run_id is None))
     runs, rows = history.runs_since(flags, since_ms, master=master)
     if not runs:
-        raise UsageProblem("the ledger has no run since then", path=flags.path)
+        raise UsageProblem(
+            "the ledger has no run since that time",
+            path=flags.path,
+            remedy="Give an earlier --since",
+            slug="no-run-since",
+        )
     return of_runs(runs, rows)
 
 
@@ -71,10 +76,10 @@ def of_runs(runs: Sequence[RunRow], rows: Sequence[PartitionRow]) -> Report:
 def _told(run: RunRow) -> dict[str, str]:
     return {
         "run": run.run_id,
-        "begun": "" if run.start_ms is None else time_text(run.start_ms),
+        "started": "" if run.start_ms is None else time_text(run.start_ms),
         "took": human_seconds(run.start_ms, run.end_ms),
         "host": run.host,
         "command": run.command,
         "status": run.status,
-        "why": run.error,
+        "reason": run.error,
     }

@@ -9,6 +9,7 @@ from typing import Any
 from keytail.audit.table import WHAT
 from keytail.cli.rows import NOT_TOLD
 from keytail.compact.detail import Detail
+from keytail.errors import slugs_in
 from keytail.report.facts import Finding, Partition
 
 _SAME = (
@@ -43,9 +44,20 @@ def partition(row: Any) -> Partition:
         held_by=_held_by(row),
         findings=tuple(_findings(row)),
         detail=getattr(row, "detail", None) or Detail(),
-        row={name: getattr(row, name) for name in row.__dataclass_fields__ if name not in NOT_TOLD},
+        row=_fields_of(row),
         **known,
     )
+
+
+def _fields_of(row: Any) -> dict[str, Any]:
+    """Return the fields of the row with the slugs in `error`, as in --output json."""
+    found = {}
+    for name in row.__dataclass_fields__:
+        if name not in NOT_TOLD:
+            found[name] = getattr(row, name)
+        if name == "error":
+            found["slugs"] = tuple(slugs_in(row.error))
+    return found
 
 
 def _bytes(row: Any) -> tuple[int | None, int | None]:
@@ -61,7 +73,7 @@ def _held_by(row: Any) -> str:
     replica = getattr(row, "removal_limit_replica", None)
     if replica is None:
         return ""
-    return f"replica {replica} has not been cleaned further than offset {row.removal_limit_offset}"
+    return f"replica {replica} has been cleaned only up to offset {row.removal_limit_offset}"
 
 
 def _findings(row: Any) -> Iterator[Finding]:
@@ -78,7 +90,7 @@ def _findings(row: Any) -> Iterator[Finding]:
         yield Finding("note", text)
     for name, count in (getattr(row, "divergences", None) or {}).items():  # of audit
         offsets = ", ".join([str(one["offset"]) for one in row.examples if one["kind"] == name][:_MOST_EXAMPLES])
-        where = f"{count:,}, such as at offset {offsets}" if offsets else f"{count:,}"
+        where = f"{count:,}, for example at offset {offsets}" if offsets else f"{count:,}"
         yield Finding("error", f"{name}: {WHAT[name]}", where)
     for gap in getattr(row, "not_compared", ()):
         where = f"{gap['path']}, byte position {gap['byte_position']}"

@@ -40,8 +40,9 @@ def refuse_without_packages() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageProblem(
-            f"a report needs {' and '.join(missing)}, which this Python does not have",
-            remedy="Install it with: pip install 'keytail[report]'",
+            f"a report needs Python packages that are not installed: {' and '.join(missing)}",
+            remedy="Install them with: pip install 'keytail[report]'",
+            slug="missing-python-package",
         )
 
 
@@ -110,27 +111,27 @@ def _tiles(report: Report) -> list[tuple[str, str]]:
     changed = [one for one in found if one.reclaimed_bytes]
     if changed and report.execute:
         before, after = (sum(getattr(one, name) or 0 for one in changed) for name in ("bytes_before", "bytes_after"))
-        tiles.insert(0, ("log bytes of what changed", change(human_bytes(before), human_bytes(after))))
+        tiles.insert(0, ("log bytes of changed partitions", change(human_bytes(before), human_bytes(after))))
     counted = [one for one in found if one.records_before is not None and one.records_after is not None]
     removed = sum((one.records_before or 0) - (one.records_after or 0) for one in counted)
     if removed:
         tiles.append(("records removed", f"{removed:,}"))
     if report.end_ms is not None:
         seconds = (report.end_ms - report.start_ms) / 1000
-        tiles.append(("the run took", human_time(seconds)))
+        tiles.append(("run time", human_time(seconds)))
     return tiles
 
 
 def _times(report: Report) -> dict[str, str]:
     """Return the times of the whole run: start, end, and read throughput."""
-    times = {"begun": _time(report.start_ms)}
+    times = {"started": _time(report.start_ms)}
     if report.end_ms is not None:
         times["ended"] = _time(report.end_ms)
     known = [one for one in report.partitions if one.start_ms is not None and one.end_ms is not None]
     if known:
         first, last = min(one.start_ms or 0 for one in known), max(one.end_ms or 0 for one in known)
         size = sum(one.bytes_before or 0 for one in known)
-        times["first partition begun"], times["last partition ended"] = _time(first), _time(last)
+        times["first partition started"], times["last partition ended"] = _time(first), _time(last)
         if last > first and size:
             per_second = human_bytes(int(size * 1000 / (last - first)))
             times["throughput"] = f"{human_bytes(size)} of logs in {human_time((last - first) / 1000)}: {per_second}/s"
@@ -248,7 +249,7 @@ def _phases(found: Sequence[Partition]) -> Table:
         per_second = int(size / seconds) if seconds else None
         speed, number = _size(per_second)
         rows.append([phase, _seconds(seconds), _size(size), (f"{speed}/s" if speed else "", number)])
-    return _table("phases", ("phase", "of all tasks", "logs", "a second of a task"), 1, rows)
+    return _table("phases", ("phase", "time of all tasks", "log bytes", "bytes per second of a task"), 1, rows)
 
 
 def _slowest(found: Sequence[Partition]) -> Table:
@@ -260,7 +261,7 @@ def _slowest(found: Sequence[Partition]) -> Table:
         )
         speed = human_bytes(int((one.bytes_before or 0) / one.seconds)) + "/s" if one.seconds else ""
         rows.append([one.name, phases, _seconds(one.seconds), _size(one.bytes_before), speed])
-    heads = ("partition", "of it in tasks", "took", "log bytes", "speed")
+    heads = ("partition", "time in tasks", "took", "log bytes", "speed")
     return _table("slowest", heads, 2, rows)
 
 
@@ -281,7 +282,7 @@ def _waiting(found: Sequence[Partition]) -> Table:
                 "" if kept is None else duration_text(kept),
             ]
         )
-    heads = ("partition", "held back by", "batches", "the first may go", "the last", "delete.retention.ms")
+    heads = ("partition", "held back by", "batches", "first delete horizon", "last", "delete.retention.ms")
     return _table("horizons", heads, 2, rows)
 
 
@@ -290,7 +291,7 @@ def _partitions(found: Sequence[Partition]) -> Table:
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda one: (order[one.kind], -(one.reclaimed_bytes or 0), -(one.bytes_before or 0)))
     many_dirs = len({one.log_dir for one in found}) > 1
-    heads = ("partition", "log dir", "status", "log bytes", "segments", "records", "keys mapped", "records a key",
+    heads = ("partition", "log dir", "status", "log bytes", "segments", "records", "keys mapped", "records per key",
              "expected", "took")  # fmt: skip
     rows = [
         [

@@ -58,11 +58,11 @@ def verdict(report: Report) -> tuple[Level, str]:
     """Return a sentence or two about the run, and how serious its result is."""
     found = report.partitions
     bad = sum(one.kind == "bad" for one in found)
-    said = _SAID.get(report.verb, _about_change)(report) if found else "Nothing is known of any partition."
+    said = _SAID.get(report.verb, _about_change)(report) if found else "There is no result for any partition."
     if bad and report.verb not in ("verify", "audit"):
         said += f" {count(bad, 'partition')} {'is' if bad == 1 else 'are'} not done."
     if report.ended_early:
-        said = f"The run did not come to its end: {report.ended_early.rstrip('.')}. {said}"
+        said = f"The run did not complete: {report.ended_early.rstrip('.')}. {said}"
     if bad or report.ended_early or (not found and report.exit_status):
         return "bad", said
     is_odd = any(one.status in ("suspect", "would-rebuild") for one in found)
@@ -74,11 +74,11 @@ def next_step(report: Report) -> str:
     if report.next_step:
         return report.next_step
     if any(one.kind == "bad" for one in report.partitions):
-        verify = "; `keytail verify` says what a broker does with damage, and what helps"
+        verify = "; `keytail verify` reports what a broker does with damaged files, and how to repair them"
         more = "" if report.verb == "verify" else verify
-        return f"What to do is told with each reason below{more}."
+        return f"The remedy is given with each reason below{more}."
     looked = report.verb in ("verify", "audit") and report.partitions and not report.ended_early
-    return "Nothing is to be done." if looked and verdict(report)[0] == "good" else ""
+    return "No action is needed." if looked and verdict(report)[0] == "good" else ""
 
 
 def _about_verify(report: Report) -> str:
@@ -87,10 +87,10 @@ def _about_verify(report: Report) -> str:
     everything, size = count(len(found), "partition"), human_bytes(_sum(found, "bytes_before"))
     wrong = len(found) - statuses["sound"]
     if not wrong:
-        return f"Nothing wrong was found in {everything}, {size}."
+        return f"No problems were found in {everything}, {size}."
     stopped = [one for one in found if not one.row.get("live")]
     losing = sum(any(finding.start_loses for finding in one.findings) for one in stopped)
-    loses = f" A broker that starts now would lose or hide records of {losing:,}." if losing else ""
+    loses = f" A broker that starts now would lose or hide records of {count(losing, 'partition')}." if losing else ""
     has = "has" if wrong == 1 else "have"
     return f"{wrong:,} of {everything} {has} findings ({_statuses(statuses, 'sound')}); {size} were read.{loses}"
 
@@ -108,8 +108,8 @@ def _about_rebuild(report: Report) -> str:
     everything = count(len(report.partitions), "partition")
     made = statuses["rebuilt"] if report.execute else statuses["would-rebuild"]
     if not made:
-        return f"No index file of {everything} was {'made anew' if report.execute else 'found wrong'}."
-    return f"Index files of {made:,} of {everything} {'were made anew' if report.execute else 'are missing or wrong'}."
+        return f"No index file of {everything} {'was rebuilt' if report.execute else 'is missing or wrong'}."
+    return f"Index files of {made:,} of {everything} {'were rebuilt' if report.execute else 'are missing or wrong'}."
 
 
 def _about_change(report: Report) -> str:
@@ -176,7 +176,7 @@ def _said(one: Partition) -> Iterable[tuple[str, str, str, str, str]]:
     if one.why and not (wrong and one.status in ("damaged", "suspect", "differs", "corrupt", "would-rebuild")):
         yield one.status, one.why, "", "", one.remedy
     if one.held_by:
-        yield "note", f"tombstones and markers stay: {one.held_by}", "", "", ""
+        yield "note", f"tombstones and markers are retained: {one.held_by}", "", "", ""
 
 
 def _without_names(text: str, one: Partition) -> str:

@@ -113,7 +113,7 @@ def report_of(told: Page, start_ms: int, exit_status: int | None, ended_early: s
     from keytail.report.facts import Report  # noqa: PLC0415 (--help stays fast)
     from keytail.report.of_rows import partitions  # noqa: PLC0415 (the same)
 
-    again = "Run the same command again to go on." if ended_early else ""
+    again = "Run the same command again to continue." if ended_early else ""
     return Report(
         title=told.title or told.verb,
         verb=told.verb,

@@ -37,7 +37,9 @@ def read_contents(
     answers: list[Answer] = []
     outcomes = run_bundle(spark, parts, _read_on_worker, name="ledger: segments", stopped=stopped)
     for part, outcome in zip(parts, outcomes, strict=True):
-        problem = outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
+        problem = outcome.problem or KeytailError(
+            "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+        )
         answers += outcome.value if outcome.value is not None else [problem] * len(part)
     return answers
 

@@ -104,9 +104,10 @@ def _from_folder(folder: str) -> dict[str, str]:
     missing = [start for start in _NEEDED if not any(start in os.path.basename(jar) for jar in jars)]
     if missing:
         raise UsageProblem(
-            f"--delta-jars {folder} has no *{missing[0]}*.jar",
-            remedy=f"Put there {coordinates()} and what it depends on (delta-storage, delta-kernel-api and "
-            "-defaults), as `python -m keytail.run.delta_jars DIR` does where a Maven repository can be reached",
+            f"the directory of --delta-jars, {folder}, has no *{missing[0]}*.jar",
+            remedy=f"Copy {coordinates()} and its dependencies (delta-storage, delta-kernel-api and -defaults) there. "
+            "`python -m keytail.run.delta_jars DIR` downloads them on a host that can reach a Maven repository",
+            slug="missing-delta-jars",
         )
     return {"spark.jars": ",".join(jars)}
 
@@ -127,9 +128,10 @@ def require_delta(spark: Any) -> None:
     flags = [] if has_jars else [f"--packages {coordinates()} (or --jars with Delta's jars)"]
     flags += [f"--conf {key}={SETTINGS[key]}" for key in wanted]
     raise UsageProblem(
-        "Delta tables are asked for, and spark-submit has started Spark without "
-        + ("its jars" if not has_jars else "its settings"),
-        remedy=f"Give spark-submit {' '.join(flags)}; conf/spark-delta.conf has them as a --properties-file",
+        "Delta tables are requested, but spark-submit started Spark without Delta's "
+        + ("jars" if not has_jars else "settings"),
+        remedy=f"Pass {' '.join(flags)} to spark-submit, or conf/spark-delta.conf as its --properties-file",
+        slug="spark-without-delta",
     )
 
 
@@ -155,9 +157,10 @@ def alone(folder: str) -> Iterator[None]:
         while not _locked(fd):
             if time.monotonic() > last_s:
                 raise KeytailError(
-                    f"another run has kept the lock of the tables for {_LONGEST_WAIT_S} s",
+                    f"another run has held the lock of the Delta tables for {_LONGEST_WAIT_S} s",
                     path=os.path.join(path, LOCK),
-                    remedy="Look what it waits for; its end gives the lock free",
+                    remedy="Find out what that run waits for. The lock is released when it ends; then run again",
+                    slug="delta-tables-locked",
                 )
             time.sleep(0.05)
         yield
@@ -183,7 +186,10 @@ def _open_lock(path: str) -> int:
 
 def _no_lock_file(path: str) -> KeytailError:
     return KeytailError(
-        "the lock of the tables is not a regular file", path=path, remedy="Find out what it is, and remove it"
+        "the lock file of the Delta tables is not a regular file",
+        path=path,
+        remedy="Find out what created it, remove it, and run again",
+        slug="delta-lock-not-regular",
     )
 
 
@@ -205,7 +211,9 @@ def jars_problem(withheld: bytes) -> UsageProblem | None:
     name = re.search(r"[\w.]+#[\w.-]+;[\w.-]+", " ".join(lost))
     what = f" ({name.group(0).replace('#', ':').replace(';', ':')})" if name else ""
     return UsageProblem(
-        f"Delta's jars could not be had from a Maven repository{what}",
-        remedy="Let this host reach one (spark.jars.repositories or spark.jars.ivySettings name another), fetch them "
-        "elsewhere and give their folder as --delta-jars, or leave out the flag that needs Delta",
+        f"Delta's jars could not be downloaded from a Maven repository{what}",
+        remedy="Give this host access to a Maven repository (spark.jars.repositories or spark.jars.ivySettings set "
+        "another one), or download the jars on another host and pass their directory as --delta-jars, or omit the "
+        "flag that needs Delta",
+        slug="delta-jars-not-downloaded",
     )

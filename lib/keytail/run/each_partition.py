@@ -65,8 +65,9 @@ def of_each(
         for outcome in workers.run(firsts):
             if outcome is None or outcome.value is None:
                 raise (outcome and outcome.problem) or KeytailError(
-                    "a process that listed partitions was killed, twice",
-                    remedy="Mostly for want of memory (see the kernel's log)",
+                    "a process that listed partitions was killed twice",
+                    remedy="Check the kernel's log: the usual cause is a lack of memory",
+                    slug="listing-process-killed",
                 )
             answers += outcome.value
     return answers

@@ -30,7 +30,7 @@ class SparkEnded(KeytailError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Spark has ended beneath the run: its JVM was killed, told to stop or out of memory, or its session was "
+            "Spark ended during the run: its JVM was killed, was stopped or ran out of memory, or its session was "
             "stopped"
         )
         self.rows: Sequence[Any] | None = None

@@ -17,7 +17,7 @@ from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.run.storage import refuse_shared_storage
 
-_MOUNT = "Mount the log dirs on that host as on all others, or keep it out of the run"
+_MOUNT = "Mount the log dirs on that host as on all others, or exclude it from the run"
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,20 @@ def refuse_other_logs(fs: FileSystem, partition_path: str, by_driver: SeenLogs) 
     try:
         here = seen_logs(fs, partition_path)
     except FileNotFoundError as missing:
-        raise Refused(f"there is no such directory on host {host}", path=partition_path, remedy=_MOUNT) from missing
+        raise Refused(
+            f"the partition's directory does not exist on host {host}",
+            path=partition_path,
+            remedy=_MOUNT,
+            slug="partition-missing-on-host",
+        ) from missing
     if here != by_driver:
         alike = (here.segments, here.size_bytes) == (by_driver.segments, by_driver.size_bytes)
-        more = ", by other names, sizes or times" if alike else ""
+        more = ", with other names, sizes or modification times" if alike else ""
         raise Refused(
-            f"the segments are not those that the driver saw: {here} on host {host}, {by_driver} on the driver's{more}",
+            f"the segments differ from those on the driver's host: {here} on host {host}, {by_driver} there{more}",
             path=partition_path,
-            remedy="Make sure that nothing writes to the directory and every host sees the same files",
+            remedy="Make sure that nothing writes to the directory and that every host sees the same files",
+            slug="segments-differ-on-host",
         )
 
 
@@ -66,9 +72,10 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
     for name in written:
         if not fs.exists(os.path.join(directory, name)):
             raise Refused(
-                f"host {host} has written {name}, which is not here: it has other files at this path",
+                f"host {host} wrote {name}, but this host does not have it: they have different files at this path",
                 path=directory,
-                remedy=f"Remove what that host now has there by names that end in {names.SCRATCH}. {_MOUNT}",
+                remedy=f"On host {host}, remove the files there whose names end in {names.SCRATCH}. {_MOUNT}",
+                slug="task-output-missing",
             )
 
 

@@ -106,9 +106,10 @@ def configured_parents() -> list[str]:
             os.makedirs(parent, exist_ok=True)
         except OSError as problem:
             raise KeytailError(
-                f"the directory for Spark's temporary files cannot be made: {problem.strerror}",
+                f"the directory for Spark's temporary files cannot be created: {problem.strerror}",
                 path=parent,
-                remedy="Set SPARK_LOCAL_DIRS to directories that this user may write to",
+                remedy="Set SPARK_LOCAL_DIRS to directories to which this user may write",
+                slug="unusable-spark-local-dir",
             ) from problem
     return parents
 

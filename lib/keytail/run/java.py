@@ -20,19 +20,22 @@ def require_java() -> str:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not os.access(java or "", os.X_OK):
         raise UsageProblem(
-            f"JAVA_HOME is {home}, but there is no program {java}",
-            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer, or unset it",
+            f"JAVA_HOME is {home}, but there is no executable file {java}",
+            remedy=f"Set JAVA_HOME to the directory of a JDK {OLDEST_JAVA} or newer, or unset it",
+            slug="invalid-java-home",
         )
     if java is None:
         raise UsageProblem(
-            "No Java was found: JAVA_HOME is not set and there is no `java` on PATH",
-            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the folder of one",
+            "Java was not found: JAVA_HOME is not set, and there is no `java` on PATH",
+            remedy=f"Install a JDK {OLDEST_JAVA} or newer, or set JAVA_HOME to the directory of one",
+            slug="java-not-found",
         )
     version = java_version(java)
     if version is not None and version[0] < OLDEST_JAVA:
         raise UsageProblem(
             f"{java} is Java {version[0]}, but Spark needs {OLDEST_JAVA} or newer",
-            remedy=f"Set JAVA_HOME to the folder of a JDK {OLDEST_JAVA} or newer",
+            remedy=f"Set JAVA_HOME to the directory of a JDK {OLDEST_JAVA} or newer",
+            slug="unsupported-java-version",
         )
     return java
 
@@ -51,7 +54,9 @@ def java_version(java: str) -> tuple[int, ...] | None:
                 command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=give_back
             )
         except (OSError, subprocess.TimeoutExpired) as problem:
-            raise UsageProblem(f"{java} cannot be run: {problem}", remedy="Check JAVA_HOME") from problem
+            raise UsageProblem(
+                f"{java} cannot be run: {problem}", remedy="Check JAVA_HOME", slug="java-not-runnable"
+            ) from problem
         text = answer.stderr + answer.stdout
     found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+(?:\.\d+)*)', text)
     return numbers(found.group(1)) if found else None

@@ -215,7 +215,7 @@ def _stop(spark: Any) -> None:
         try:
             spark.stop()
         except Exception:
-            _log.info("Spark's JVM has ended before its session", exc_info=True)
+            _log.info("Spark's JVM ended before its session", exc_info=True)
 
 
 def end_jobs(spark: Any, is_one_alive: Callable[[], bool]) -> None:
@@ -264,7 +264,8 @@ def _build(app_name: str, settings: dict[str, str], master: str | None) -> Any:
     except Exception as problem:
         raise KeytailError(
             f"Spark did not start: {first_line(problem)}",
-            remedy="Spark's own messages stand above. Check JAVA_HOME, --master and free memory",
+            remedy="Read Spark's messages above, and check JAVA_HOME, --master and free memory",
+            slug="spark-not-started",
         ) from problem
 
 

@@ -18,7 +18,7 @@ _LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "nilfs2", "reiserfs"}
     | {"tmpfs", "ramfs", "overlay", "aufs"}
 )
-_SHARED_REMEDY = "Make sure that no broker can reach it, then state so with --shared-storage"
+_SHARED_REMEDY = "Make sure that no broker can reach it, then pass --shared-storage"
 
 
 def is_local(kind: str) -> bool:
@@ -35,12 +35,13 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
     for log_dir in log_dirs:
         kind = fs.file_system_type(log_dir)
         if not is_local(kind):
-            where = f" for host {for_host}" if for_host else ""
+            where = f" on host {for_host}" if for_host else ""
             raise Refused(
                 f"the log dir is on a file system that is not known to be local ({kind or 'unknown type'}){where}: a "
-                "broker on another host could have it open, and its lock would not be seen here",
+                "broker on another host could have it open, and the lock of that broker would have no effect here",
                 path=log_dir,
                 remedy=_SHARED_REMEDY,
+                slug="shared-storage",
             )
 
 
@@ -102,13 +103,15 @@ class ScratchSpace:
         free = self.fs.free_bytes(path)
         if self.limit_bytes is not None and need > self.limit_bytes:
             return Refused(
-                f"{what} needs up to {need} bytes of scratch space, and --max-scratch-bytes "
-                f"is {self.limit_bytes} (free: {free})",
+                f"{what} needs up to {need} bytes of scratch space, but --max-scratch-bytes "
+                f"is {self.limit_bytes} ({free} are free)",
                 path=path,
                 remedy=f"Raise --max-scratch-bytes to {need} or more",
+                slug="scratch-limit-too-low",
             )
         return Refused(
-            f"{what} needs up to {need} bytes of scratch space, and {free} are free",
+            f"{what} needs up to {need} bytes of scratch space, but {free} are free",
             path=path,
-            remedy=f"Free {max(need - free, 1)} bytes more on this file system",
+            remedy=f"Free {max(need - free, 1)} more bytes on this file system",
+            slug="not-enough-space",
         )

@@ -174,16 +174,19 @@ def explained(surprise: Exception) -> KeytailError:
         return of_system(surprise, f" on host {os.uname().nodename}")
     if isinstance(surprise, MemoryError):
         return out_of_memory()
-    return KeytailError(f"internal error: {type(surprise).__name__}: {surprise}", remedy=REPORT_IT)
+    return KeytailError(
+        f"internal error: {type(surprise).__name__}: {surprise}", remedy=REPORT_IT, slug="internal-error"
+    )
 
 
 def _gone(stopped: bool) -> KeytailError:
     if stopped:
-        return KeytailError("interrupted")
+        return KeytailError("interrupted", slug="run-interrupted")
     return KeytailError(
-        "the worker process that had this partition was killed, twice",
-        remedy="Mostly for want of memory (see the kernel's log): lower --map-memory, or run fewer tasks "
+        "the worker process of this partition was killed twice",
+        remedy="Check the kernel's log: the usual cause is a lack of memory. Lower --map-memory, or run fewer tasks "
         "at a time with --master 'local[1]'",
+        slug="worker-killed",
     )
 
 
@@ -195,6 +198,8 @@ def lost(problem: Exception) -> KeytailError:
     reason = next((line for line in lines if "SparkException" in line or "Exception:" in line), None)
     reason = (reason or (lines[0] if lines else type(problem).__name__)).strip()
     return KeytailError(
-        f"Spark lost the job of this partition, twice: {reason[:500]}",
-        remedy="See Spark's own log of the executors; mostly memory: lower --map-memory or the tasks at a time",
+        f"the Spark job of this partition failed twice: {reason[:500]}",
+        remedy="Check the logs of Spark's executors: the usual cause is a lack of memory. Lower --map-memory, or run "
+        "fewer tasks at a time",
+        slug="spark-job-failed",
     )

@@ -44,7 +44,7 @@ def workers_of_run(
     each task in seconds; `extra` are settings for a session that is started."""
     if not submitted and master is None and not needs_spark and not is_worth_spark(each_s, cores()):
         seconds = run_seconds(each_s, cores())
-        reporter.note(f"about {seconds:.0f} s of work, without Spark" if seconds >= 1 else "a short run, without Spark")
+        reporter.note(f"running without Spark: {f'about {seconds:.0f} s of work' if seconds >= 1 else 'a short run'}")
         workers: Any = run.enter_context(Processes(cores()))
     else:
         if not submitted:

@@ -131,18 +131,32 @@ def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([target, log_dir]) in (target, log_dir):
             raise UsageProblem(
-                "--to is inside of a log dir, or holds one",
+                "--to is inside a log dir or contains one",
                 path=target,
-                remedy="Give a directory elsewhere: a broker does not start on a log dir with other directories in it",
+                remedy="Give a directory elsewhere: a broker does not start on a log dir that contains other "
+                "directories",
+                slug="overlaps-log-dir",
             )
     refuse_unwritable(target, "--to")
     if fs.exists(target):
         if not fs.stat(target).is_dir:
-            raise UsageProblem("--to is no directory", path=target)
+            raise UsageProblem(
+                "--to is not a directory", path=target, remedy="Give another --to", slug="not-a-directory"
+            )
         if fs.scan(target):
-            raise UsageProblem("--to is not empty", path=target, remedy="Give an empty directory, or a new name")
+            raise UsageProblem(
+                "--to is not empty",
+                path=target,
+                remedy="Give an empty directory, or a new name",
+                slug="directory-not-empty",
+            )
     elif not fs.exists(os.path.dirname(target)):
-        raise UsageProblem("the directory that --to is to be made in does not exist", path=os.path.dirname(target))
+        raise UsageProblem(
+            "the parent directory of --to does not exist",
+            path=os.path.dirname(target),
+            remedy="Create it, or give another --to",
+            slug="no-parent-directory",
+        )
 
 
 def _one(
@@ -160,9 +174,10 @@ def _one(
 
     if is_held(log_dir.path, fs):
         raise Refused(
-            "the log dir is in use, or its lock cannot be asked for",
+            "the log dir is in use, or its lock cannot be checked",
             path=log_dir.path,
-            remedy="Stop the broker, or copy the log dir while it is stopped",
+            remedy="Stop the broker, or salvage from a copy of the log dir that was made while it was stopped",
+            slug="log-dir-in-use",
         )
     values = configuration.of(entry.topic).values()
     settings = Settings(
@@ -247,16 +262,18 @@ def print_table(rows: Sequence[SalvageRow], title: str) -> None:
     for row in rows:
         lines = [*map(_loss_line, row.losses), *map(_transaction_line, row.transactions), *row.notes]
         if row.gaps:
-            lines.append(f"{row.gap_offsets:,} offsets in {row.gaps:,} gaps between good batches: as compaction leaves")
+            lines.append(
+                f"{row.gap_offsets:,} offsets missing in {row.gaps:,} gaps between good batches, as after compaction"
+            )
         if row.last_batch_end is not None and row.last_batch_end != row.log_end_offset:
             lines.append(
-                f"the last good batch ends before offset {row.last_batch_end}; an empty segment makes the log end at "
-                f"{row.log_end_offset} as it did, so that no offset is given twice"
+                f"the last good batch ends before offset {row.last_batch_end}; an empty segment keeps the log end "
+                f"offset at {row.log_end_offset}, so that no offset is assigned twice"
             )
         for line in lines[:_MOST_LINES]:
             console.print(f"{escape(row.name)}: {escape(line)}", soft_wrap=True)
         if len(lines) > _MOST_LINES:
-            console.print(f"{escape(row.name)}: {len(lines) - _MOST_LINES} more lines; --output json has all")
+            console.print(f"{escape(row.name)}: {len(lines) - _MOST_LINES} more lines; --output json shows all")
     counts = Counter(row.status for row in rows)
     found = ", ".join(f"{number} {show.styled(status)}" for status, number in counts.most_common())
     console.print(f"\n{len(rows)} partition{'s' if len(rows) != 1 else ''}: {found or 'none'}.", soft_wrap=True)
@@ -271,7 +288,7 @@ def _loss_line(loss: Loss) -> str:
         offsets = f"offsets from {loss.first_offset} on"
     elif loss.end_offset > loss.first_offset:
         offsets = f"offsets {loss.first_offset} to {loss.end_offset - 1}"
-    word = "lost" if loss.certain else "not lost as far as is known"
+    word = "lost" if loss.certain else "not known to be lost"
     return f"{word}: {offsets} ({loss.kind}{where}: {loss.why})"
 
 
@@ -287,26 +304,26 @@ def next_steps(rows: Sequence[SalvageRow], execute: bool) -> str:
     """Return what the operator should do next; SALVAGE.md has the reasons."""
     done = [row for row in rows if row.status == "salvaged"]
     if not execute:
-        return "This was a dry run: nothing was written. Another replica, if one is intact, is better than what is "\
-            "left here; to write it, run the same command with --execute."
+        return "This was a dry run: nothing was written. If another replica is intact, use that one. To write the "\
+            "good batches of this one, run the same command with --execute."
     if not done:
         return ""
     lines = [
         "What to do now. If another replica is intact, use that one: delete this partition's directory and let the "
-        "broker fetch it again. Else, with the broker stopped:"
+        "broker fetch it again. Otherwise, with the broker stopped:"
     ]
     for row in done:
         lines.append(f"  1. move {os.path.join(row.log_dir, row.name)} out of its log dir, and keep it")
-        lines.append(f"  2. move {row.to} to {os.path.join(row.log_dir, row.name)}, owner and mode as before")
+        lines.append(f"  2. move {row.to} to {os.path.join(row.log_dir, row.name)}, with owner and mode as before")
     lines += [
-        "  3. leave the checkpoints of the log dir as they are: log start and log end are as they were, unless a line "
-        "above says otherwise",
-        "  4. keytail verify, then start the broker",
+        "  3. do not change the checkpoints of the log dir: log start and log end are as before, unless a line above "
+        "reports a change",
+        "  4. run keytail verify, then start the broker",
     ]
     if any(one.at_offset is None for row in done for one in row.transactions):
         lines.append(
-            "  5. end the transactions that are open at the end of a log and whose producer is gone, or no "
-            "read_committed consumer gets past them: kafka-transactions.sh abort --topic T --partition P "
+            "  5. end the transactions that are open at the end of a log and whose producer no longer exists; "
+            "otherwise no read_committed consumer gets past them: kafka-transactions.sh abort --topic T --partition P "
             "--start-offset FIRST"
         )
     return "\n".join(lines)

@@ -115,7 +115,9 @@ def salvage_partition(
     for number in range(len(sources.logs)):
         story.take(number)
     if story.last_offset < 0 and not any(log.size_bytes == 0 for log in sources.logs):
-        raise KeytailError("no good batch was found", path=entry.path, remedy="Take the partition from a replica")
+        raise KeytailError(
+            "no good batch was found", path=entry.path, remedy="Use another replica", slug="no-good-batch"
+        )
     key = (entry.topic, entry.partition)
     known_end = _known_end(fs, log_dir, entry, sources)
     story.end(log_dir.log_starts.get(key), known_end)
@@ -167,11 +169,13 @@ class _Story:
         result.left_out += scan.left_out + scan.gave_up
         if scan.left_out:
             result.notes.append(
-                f"{source.name}: {scan.left_out} batches whose checksum is right are left out; the losses say why"
+                f"{source.name}: {scan.left_out} batches with a valid checksum are left out, for the reasons given "
+                "with the losses"
             )
         if scan.gave_up:
             result.notes.append(
-                f"{source.name}: so much looks like batches and is none that the search ended before the file did"
+                f"{source.name}: the search ended before the end of the file, since too many bytes look like batches "
+                "but are not"
             )
         self._count(scan.table, low)
         limit = following[0].base_offset if following else None
@@ -193,14 +197,14 @@ class _Story:
         behind = max(self.last_offset + 1, self._last_base) if self._last_base >= 0 else -1
         lost = [one for one in self._sources.lost_bases if behind <= one < base]
         for one, end in itertools.pairwise([*lost, base]):
-            why = "of this segment only index files are left"
+            why = "only index files of this segment exist"
             if one in self._sources.not_taken:
-                why = "its log is no regular file, and is not taken"
+                why = "its log is not a regular file, and is not used"
             result.losses.append(Loss("missing-segment", names.segment_file(one, names.LOG), 0, 0, one, end, True, why))
             self._follow(np.empty(0, BATCH_TABLE), [one])
         tail_is_lost = bool(result.losses) and result.losses[-1].end_offset == base
         if 0 <= behind < base and not lost and not tail_is_lost:
-            why = "no batch between two segments has these offsets: compacted away, or a segment is missing"
+            why = "no batch between two segments has these offsets: removed by compaction, or a segment is missing"
             result.losses.append(Loss("gap", "", 0, 0, behind, base, False, why))
 
     def _loss(self, source: LogFile, hole: Hole, limit: int | None) -> Loss:
@@ -256,13 +260,13 @@ class _Story:
         result.last_batch_end = end = max(self.last_offset + 1, self._last_base)
         first = result.log_start_offset
         if log_start is not None and first is not None and log_start < first and not _begins_with_loss(result):
-            why = "the log start offset lies below the first segment that is there"
+            why = "the log start offset is below the first segment"
             result.losses.insert(0, Loss("head", "", 0, 0, log_start, first, True, why))
         began = max(self._sources.logs[0].base_offset, log_start or 0)
         if first is not None and first > began:
             result.notes.append(
-                f"the log began at offset {began} and begins at {first} now: groups that are below begin where "
-                "auto.offset.reset says"
+                f"the log started at offset {began} and now starts at {first}: consumer groups with lower offsets "
+                "begin according to auto.offset.reset"
             )
         for number, loss in enumerate(result.losses):
             if loss.end_offset is None:
@@ -274,7 +278,7 @@ class _Story:
                 )
         reached = max([end, *(log.base_offset for log in self._sources.logs[-1:])])
         if known_end > reached and not any(loss.end_offset == known_end and loss.certain for loss in result.losses):
-            why = "a checkpoint or a snapshot knows of a log end up to here"
+            why = "a checkpoint, a leader epoch or a snapshot implies that the log ended here"
             result.losses.append(Loss("tail", "", 0, 0, reached, known_end, True, why))
         if self._last_base < 0 or known_end > end:
             result.segments_kept += 1

@@ -38,14 +38,14 @@ _HEADER_TEXTS = {
     header_kernels.SIZE_TOO_SMALL: "no batch begins here",
     header_kernels.INVALID_MAGIC: "invalid magic byte",
     header_kernels.TOO_SHORT_FOR_V2: "batch is shorter than its header",
-    header_kernels.CRC_MISMATCH: "batch checksum does not match its bytes",
+    header_kernels.CRC_MISMATCH: "batch has an invalid CRC",
     header_kernels.NEGATIVE_COUNT: "negative record count",
     header_kernels.NEGATIVE_SPAN: "negative offset or span",
     header_kernels.OFFSETS_GO_BACK: "negative offset",
 }
 _CUT = "the file ends within a batch"
-_REST = "bytes that are no batch"
-_OLD = "message checksum or fields are wrong"
+_REST = "bytes that are not a batch"
+_OLD = "message has an invalid CRC or invalid fields"
 _REPEATED = "repeats a batch"
 UNREADABLE = "cannot be read"
 ZEROS = "all zeros"
@@ -223,7 +223,7 @@ def _kept(
         at = min(int(np.searchsorted(kept["base_offset"], row["base_offset"])), len(kept) - 1)
         position, text = int(row["position"]), _REPEATED
         if any(kept[at][name] != row[name] for name in ("base_offset", "last_offset", "crc", "size_bytes")):
-            text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or others' too"
+            text = f"offsets {row['base_offset']} to {row['last_offset']} are out of order, or in another batch too"
         elif position < kept["position"][at] and (at == 0 or position > kept["position"][at - 1]):
             position = int(kept["position"][at])  # of two equal batches the first is kept
             kept[at] = row
@@ -270,10 +270,10 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
             why[int(row)] = text
     unreadable = (table["attributes"] & CONTROL != 0) & (table["record_count"] > 0) & (table["control_type"] < 0)
     for row in np.flatnonzero((bad != 0) | (unreadable & ~is_old)):
-        text = "its records are not what its header says"
+        text = "its records contradict its header"
         if outside[row]:
-            text = f"offsets {table['base_offset'][row]} to {table['last_offset'][row]} are not this segment's"
-            text = "an unknown codec" if codecs[row] > _MOST_CODEC else text
+            text = f"offsets {table['base_offset'][row]} to {table['last_offset'][row]} do not belong to this segment"
+            text = "unknown codec" if codecs[row] > _MOST_CODEC else text
         why.setdefault(int(row), text)
     return why
 
@@ -292,7 +292,7 @@ def _packed_problem(raw: np.ndarray, row: np.void) -> str:
         return ""
     except ValueError as problem:
         return f"its records cannot be decompressed: {problem}"
-    return "" if code in (0, RECORD_TIMESTAMP, MAX_TIMESTAMP_OFF) else "its records are not what its header says"
+    return "" if code in (0, RECORD_TIMESTAMP, MAX_TIMESTAMP_OFF) else "its records contradict its header"
 
 
 def _holes(

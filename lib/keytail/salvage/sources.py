@@ -46,11 +46,11 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
     for entry in sorted(fs.scan(path), key=lambda entry: entry.name):
         name = names.parse_file_name(entry.name)
         if name.kind == "fatal":
-            notes.append(f"{entry.name} is a name that no broker writes; not taken")
+            notes.append(f"{entry.name} is not used: no broker writes files of this name")
         elif name.base_offset is None:
             continue
         elif name.suffix == names.LOG and not entry.is_regular:
-            notes.append(f"{entry.name} is no regular file; not taken")
+            notes.append(f"{entry.name} is not used: it is not a regular file")
             if name.kind == "live":
                 not_taken.add(name.base_offset)
         else:
@@ -59,11 +59,11 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
     logs = {base: entry for base, entry in found["live", names.LOG].items() if base not in swaps}
     for low, high in _replaced(fs, path, swaps, {*found["live", names.LOG], *found["deleted", names.LOG]}):
         for base in [base for base in logs if low <= base < high]:
-            notes.append(f"{logs.pop(base).name} is replaced by a .swap file, as a broker would do; not taken")
+            notes.append(f"{logs.pop(base).name} is not used: a .swap file replaces it, as when a broker starts")
     logs |= swaps
     for base, entry in sorted(found["deleted", names.LOG].items()):
         if base not in logs:
-            notes.append(f"{entry.name} is one that a broker removes; not taken")
+            notes.append(f"{entry.name} is not used: a broker removes it")
     known = {base for kind in ("live", "swap", "deleted") for base in found[kind, names.LOG]}
     indexed = {base for suffix in (names.INDEX, names.TIME_INDEX) for base in found["live", suffix]}
     return Sources(
@@ -82,7 +82,7 @@ def _swaps_that_count(found: dict[tuple[str, str], dict[int, DirEntry]], notes: 
     swaps = {base: entry for base, entry in found["swap", names.LOG].items() if base < voids_from}
     for base, entry in found["swap", names.LOG].items():
         if base not in swaps:
-            notes.append(f"{entry.name} belongs to a replacement that was never finished; not taken")
+            notes.append(f"{entry.name} is not used: it belongs to an unfinished replacement")
     return swaps
 
 

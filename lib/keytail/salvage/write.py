@@ -48,7 +48,12 @@ class NewPartition:
         if self._is_made:
             return
         if self._fs.exists(self.final_path):
-            raise Refused("there is such a partition already", path=self.final_path, remedy="Give an empty --to")
+            raise Refused(
+                "--to already contains this partition",
+                path=self.final_path,
+                remedy="Give an empty directory to --to",
+                slug="partition-exists-in-target",
+            )
         like = self._like(self._fs.stat(self._source.path)) or self._fs.stat(self._directory)
         self._fs.mkdir(self.path, like)
         self._is_made = True
@@ -96,9 +101,11 @@ class NewPartition:
         for result in results:
             if result.damage is not None:
                 raise KeytailError(
-                    f"what was written is not what was read: {result.damage}",
+                    f"the written segment is damaged: {result.damage}",
                     path=self.path,
-                    remedy="Mostly a disk that changes bytes: see the kernel's log, and write elsewhere",
+                    remedy="The likely cause is a disk that changes bytes: check the kernel log, and give --to a "
+                    "directory on another disk",
+                    slug="damaged-output",
                 )
         notes += self._put_epochs(results)
         settled = settle(self._fs, plan, results)
@@ -138,10 +145,11 @@ class NewPartition:
             why = f"{names.PARTITION_METADATA} cannot be read ({problem})"
         if self._topic_id is not None:
             self._fs.write_file(target, f"version: 0\ntopic_id: {self._topic_id}".encode(), like)
-            return [f"{why}; made anew with the topic id of the metadata log"]
+            return [f"{why}; it was created with the topic ID from the metadata log"]
         return [
-            f"{why}: the new directory has none, and a broker sets it aside as stray. Write it with the topic id that "
-            "kafka-topics.sh --describe shows: 'version: 0', a new line, 'topic_id: ' and the id, without a new line"
+            f"{why}: the new directory has none, so a broker treats it as stray. Create the file with the topic ID "
+            "that kafka-topics.sh --describe shows: 'version: 0', a line feed, 'topic_id: ' and the ID, without a line "
+            "feed at the end"
         ]
 
     def _copy_snapshots(self, snapshots: Sequence[int]) -> None:
@@ -181,7 +189,9 @@ class NewPartition:
         put_snapshot(self._fs, self.path, log_end_offset, data, like=like, run_id=self._run_id, attempt="end")
         if snapshots:
             return []
-        return [f"no snapshot is left: the producers at the log end are the {len(producers.states)} that the log shows"]
+        return [
+            f"no valid snapshot exists: the producers at the log end are the {len(producers.states)} found in the log"
+        ]
 
     def _put_epochs(self, results: Sequence[SegmentResult]) -> list[str]:
         """Write the source's leader epochs, unless the log contradicts them. Newer ones are added later."""
@@ -193,7 +203,7 @@ class NewPartition:
         except (KeytailError, OSError) as error:
             entries, problem = [], str(error)
         if problem:
-            return [f"{names.LEADER_EPOCHS} is made anew from the log: {problem}"]
+            return [f"{names.LEADER_EPOCHS} is rebuilt from the log: {problem}"]
         if entries:
             like = self._like(self._fs.stat(path))
             write_epochs(self._fs, os.path.join(self.path, names.LEADER_EPOCHS), entries, like)

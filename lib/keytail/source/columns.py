@@ -100,10 +100,11 @@ def _micros(times_ms: np.ndarray, offsets: np.ndarray, piece: Piece) -> np.ndarr
     if len(beyond):
         at = int(beyond[0])
         raise CorruptLog(
-            f"timestamp {times_ms[at]} is beyond what a timestamp of Spark holds",
+            f"timestamp {times_ms[at]} is out of range for Spark's timestamp type",
             path=piece.slice.path,
             offset=int(offsets[at]),
-            remedy="Leave the timestamp out by option columns",
+            remedy="To read without this timestamp, set option columns to the other columns",
+            slug="timestamp-out-of-range",
         )
     return times_ms.astype(np.int64) * 1000
 

@@ -75,13 +75,16 @@ def parse_options(given: Mapping[str, str], *, records: bool = True) -> SourceOp
     log_dirs = _list(options.get("logDirs"))
     if not log_dirs:
         raise UsageProblem(
-            "option logDirs is missing", remedy='Give .option("logDirs", "/data/kafka-logs"), several with commas'
+            "option logDirs is missing",
+            remedy='Give .option("logDirs", "/data/kafka-logs"), and separate several log dirs by commas',
+            slug="missing-option",
         )
     kinds = [name for name in ("topic", "topicPattern", "assign") if name in options]
     if len(kinds) != 1:
         raise UsageProblem(
-            f"one of topic, topicPattern and assign is needed, and there are {len(kinds)}",
+            f"exactly one of the options topic, topicPattern and assign is required, but {len(kinds)} are given",
             remedy='Give .option("topic", "a,b"), or .option("topicPattern", ".*") for all topics',
+            slug="invalid-topic-selection",
         )
     return SourceOptions(
         log_dirs=log_dirs,
@@ -112,13 +115,20 @@ def _by_name(given: Mapping[str, str], records: bool) -> dict[str, str]:
                 continue  # settings of a Kafka client, which is not used
             near = get_close_matches(name.lower(), spelled, n=1)
             raise UsageProblem(
-                f"there is no option {name}",
+                f"unknown option {name}",
                 remedy=f"Did you mean {spelled[near[0]]}?" if near else f"The options are: {', '.join(NAMES)}",
+                slug="unknown-option",
             )
         if not records and known in _OF_RECORDS:
-            raise UsageProblem(f"kafka-log-batches has no option {name}: it gives all batches as they are on disk")
+            raise UsageProblem(
+                f"kafka-log-batches has no option {name}: it returns all batches as they are on disk",
+                remedy="Remove the option, or use kafka-log",
+                slug="unsupported-option",
+            )
         if known in options:
-            raise UsageProblem(f"option {known} is given twice, by two of its names")
+            raise UsageProblem(
+                f"option {known} is given twice, under two names", remedy="Remove one of them", slug="duplicate-option"
+            )
         options[known] = value
     return options
 
@@ -130,7 +140,9 @@ def _list(text: str | None) -> tuple[str, ...]:
 def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
     topics = _list(options.get("topic"))
     if "topic" in options and not topics:
-        raise UsageProblem("option topic names no topic")
+        raise UsageProblem(
+            "option topic contains no topic name", remedy="Give names, separated by commas", slug="empty-option"
+        )
     return topics
 
 
@@ -139,7 +151,9 @@ def _pattern(text: str | None) -> str | None:
         try:
             re.compile(text)
         except re.error as error:
-            raise UsageProblem(f"option topicPattern: {text} is no regular expression: {error}") from error
+            raise UsageProblem(
+                f"option topicPattern: invalid regular expression '{text}': {error}", slug="invalid-topic-pattern"
+            ) from error
     return text
 
 
@@ -147,7 +161,11 @@ def _one_of(options: Mapping[str, str], name: str, values: tuple[str, ...]) -> s
     """Return the value of an option, of which the first of `values` is the default."""
     value = options.get(name, values[0]).lower()
     if value not in values:
-        raise UsageProblem(f"option {name} is {options[name]}", remedy=f"Give {' or '.join(values)}")
+        raise UsageProblem(
+            f"invalid value '{options[name]}' of option {name}",
+            remedy=f"Give {' or '.join(values)}",
+            slug="invalid-option-value",
+        )
     return value
 
 
@@ -155,9 +173,13 @@ def _number(name: str, text: Any, *, at_least: int) -> int:
     try:
         number = int(str(text))
     except ValueError:
-        raise UsageProblem(f"option {name}: {text} is no whole number") from None
+        raise UsageProblem(
+            f"invalid value '{text}' of option {name}: expected a whole number", slug="invalid-option-value"
+        ) from None
     if number < at_least:
-        raise UsageProblem(f"option {name}: {number} is below {at_least}")
+        raise UsageProblem(
+            f"invalid value {number} of option {name}: the minimum is {at_least}", slug="invalid-option-value"
+        )
     return number
 
 
@@ -167,7 +189,11 @@ def _assigned(options: Mapping[str, str]) -> frozenset[TopicPartition]:
     found = _json("assign", options["assign"])
     lists = all(isinstance(numbers, list) for numbers in found.values())
     if not lists or not any(found.values()):
-        raise UsageProblem("option assign names no partitions", remedy='Give JSON such as {"a": [0, 1], "b": [2]}')
+        raise UsageProblem(
+            "option assign must list the partitions of each topic, and at least one partition",
+            remedy='Give JSON such as {"a": [0, 1], "b": [2]}',
+            slug="invalid-option-value",
+        )
     return frozenset((topic, _number("assign", one, at_least=0)) for topic, ones in found.items() for one in ones)
 
 
@@ -175,7 +201,7 @@ def _json(name: str, text: str) -> dict[str, Any]:
     try:
         return parse_object(text)
     except ValueError as error:
-        raise UsageProblem(f"option {name} is no JSON object: {error}") from error
+        raise UsageProblem(f"option {name} is not a JSON object: {error}", slug="invalid-option-value") from error
 
 
 def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
@@ -191,21 +217,27 @@ def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
     words = {"earliest": EARLIEST} if which == "starting" else {"latest": LATEST}
     if text.lower() in ("earliest", "latest"):
         if text.lower() not in words:
-            raise UsageProblem(f"option {name} cannot be {text}: nothing lies there", remedy=f"Give {', '.join(words)}")
+            raise UsageProblem(
+                f"option {name} cannot be {text}: nothing would be read",
+                remedy=f"Give {', '.join(words)}, or offsets as JSON",
+                slug="invalid-option-value",
+            )
         return Bound(False, words[text.lower()])
     if not text:
         return Bound(False, default)
     if not text.startswith("{"):
         raise UsageProblem(
-            f"option {name}: {text} is none of {', '.join(words)} and JSON",
-            remedy='JSON is such as {"topic": {"0": 23, "1": -2}}, where -2 is the earliest and -1 the latest offset',
+            f"invalid value '{text}' of option {name}: expected {', '.join(words)} or JSON",
+            remedy='Give JSON such as {"topic": {"0": 23, "1": 42}}, where -2 is the earliest and -1 the latest offset',
+            slug="invalid-option-value",
         )
     of = _of_partitions(name, text, at_least=EARLIEST)
     beyond = next((one for one, offset in of.items() if offset < 0 and offset != default), None)
     if beyond is not None:
         raise UsageProblem(
             f"option {name} cannot have {of[beyond]} for {beyond[0]}-{beyond[1]}",
-            remedy=f"{default} stands for the {next(iter(words))} offset there",
+            remedy=f"Use {default} for the {next(iter(words))} offset",
+            slug="invalid-option-value",
         )
     return Bound(False, of=of)
 
@@ -214,9 +246,11 @@ def _of_partitions(name: str, text: str, *, at_least: int) -> dict[TopicPartitio
     of: dict[TopicPartition, int] = {}
     for topic, values in _json(name, text).items():
         if not isinstance(values, dict):
-            raise UsageProblem(f"option {name}: {topic} has no object of partitions")
+            raise UsageProblem(
+                f"option {name}: the value of topic {topic} is not an object of partitions", slug="invalid-option-value"
+            )
         for partition, value in values.items():
             of[topic, _number(name, partition, at_least=0)] = _number(name, value, at_least=at_least)
     if not of:
-        raise UsageProblem(f"option {name} names no partition")
+        raise UsageProblem(f"option {name} contains no partition", slug="empty-option")
     return of

@@ -73,18 +73,24 @@ def _check_named(options: SourceOptions, chosen: Sequence[PartitionEntry], surve
     lacking += [f"{topic}-{number}" for topic, number in sorted(options.partitions - found)]
     if lacking or not found:
         there = sorted({entry.topic for facts in surveyed for entry in facts.partitions})
-        what = f"{', '.join(lacking)} in none of the log dirs" if lacking else "no topic matches topicPattern"
+        what = f"{', '.join(lacking)} not found" if lacking else "no topic matches topicPattern"
         shown = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
-        raise UsageProblem(f"{what} {', '.join(options.log_dirs)}", remedy=f"The topics there are: {shown}")
+        raise UsageProblem(
+            f"{what} in the log dirs {', '.join(options.log_dirs)}",
+            remedy=f"Check the names; the topics there are: {shown}",
+            slug="unknown-topic-or-partition",
+        )
     for which, bound in (("starting", options.start), ("ending", options.end)):
         if bound.of and bound.of.keys() != found:
             different = sorted(bound.of.keys() ^ found)
             topic, number = different[0]
             verb = "names" if different[0] in bound.of else "does not name"
             raise UsageProblem(
-                f"the option of {which} offsets {verb} {topic}-{number}, and all partitions that are read have to be "
-                "named in it, and no others",
-                remedy=f"Use {EARLIEST} for the earliest and {LATEST} for the latest offset",
+                f"the option of {which} offsets {verb} {topic}-{number}, but it must name exactly the partitions that "
+                "are read",
+                remedy=f"Name them all and no others, with {EARLIEST} for the earliest and {LATEST} for the latest "
+                "offset",
+                slug="offsets-partition-mismatch",
             )
 
 
@@ -105,7 +111,8 @@ def _plan(fs: FileSystem, options: SourceOptions, facts: PartitionFacts) -> list
         raise Refused(
             "; ".join(facts.problems),
             path=facts.path,
-            remedy="`keytail verify` lists what is wrong with the partition",
+            remedy="Run `keytail verify`, which lists what is wrong with the partition",
+            slug="unexpected-partition-state",
         )
     now_ms = time.time_ns() // 1_000_000
     limit = readable(fs, facts, committed=options.committed, log_end=options.log_end, now_ms=now_ms)
@@ -127,19 +134,21 @@ def _start(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit:
         found = _offset_of(fs, facts, asked, limit)
         if found is None and options.start_without_match == "error":
             raise UsageProblem(
-                f"no record of {facts.topic}-{facts.partition} is at or after the starting time {asked}",
+                f"{facts.topic}-{facts.partition} has no record at or after the starting time {asked}",
                 path=facts.path,
-                remedy="Set startingOffsetsByTimestampStrategy to latest to read nothing of such a partition",
+                remedy="To read nothing of such a partition, set startingOffsetsByTimestampStrategy to latest",
+                slug="no-record-at-time",
             )
         return limit.end_offset if found is None else found
     if asked == EARLIEST:
         return facts.log_start_offset
     if asked < facts.log_start_offset and options.fail_on_data_loss:
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} begins at offset {facts.log_start_offset}, behind the starting offset "
-            f"{asked}: what lay between is gone",
+            f"{facts.topic}-{facts.partition} starts at offset {facts.log_start_offset}, after the starting offset "
+            f"{asked}: the records between them have been removed",
             path=facts.path,
-            remedy="Begin there, or set failOnDataLoss to false to read what is left",
+            remedy="Start there, or set failOnDataLoss to false to read the records that are left",
+            slug="offset-before-log-start",
         )
     return max(asked, facts.log_start_offset)
 
@@ -154,10 +163,11 @@ def _end(fs: FileSystem, options: SourceOptions, facts: PartitionFacts, limit: R
     if asked > limit.end_offset and options.fail_on_data_loss:
         why = "".join(f"; {note}" for note in limit.notes)
         raise UsageProblem(
-            f"{facts.topic}-{facts.partition} can be read up to offset {limit.end_offset}, before the ending offset "
-            f"{asked}{why}",
+            f"{facts.topic}-{facts.partition} can be read only up to offset {limit.end_offset}, before the ending "
+            f"offset {asked}{why}",
             path=facts.path,
-            remedy="End there, or set failOnDataLoss to false to read what there is",
+            remedy="End there, or set failOnDataLoss to false to read the records that exist",
+            slug="offset-after-readable-end",
         )
     return min(asked, limit.end_offset)
 

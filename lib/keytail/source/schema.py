@@ -59,9 +59,11 @@ def schema_of(columns: Mapping[str, T.DataType], wanted: Sequence[str] | None, *
             remedy = f"The columns are: {', '.join(there)}"
             if name in columns:
                 remedy = "Set includeHeaders to true"
-            raise UsageProblem(f"option columns: there is no column {name}", remedy=remedy)
+            raise UsageProblem(f"option columns: there is no column {name}", remedy=remedy, slug="unknown-column")
     if not names:
-        raise UsageProblem("option columns names no column")
+        raise UsageProblem(
+            "option columns contains no column name", remedy="Give names, separated by commas", slug="empty-option"
+        )
     return T.StructType([T.StructField(name, there[name]) for name in names])
 
 
@@ -70,7 +72,11 @@ def check_asked(columns: Mapping[str, T.DataType], schema: T.StructType) -> None
     for field in schema:
         wanted = columns.get(field.name)
         if wanted is None:
-            raise UsageProblem(f"there is no column {field.name}", remedy=f"The columns are: {', '.join(columns)}")
+            raise UsageProblem(
+                f"there is no column {field.name}",
+                remedy=f"The columns are: {', '.join(columns)}",
+                slug="unknown-column",
+            )
         if wanted != field.dataType:
             both = (wanted.simpleString(), field.dataType.simpleString())
-            raise UsageProblem("column {} has type {}, not {}".format(field.name, *both))
+            raise UsageProblem("column {} has type {}, not {}".format(field.name, *both), slug="column-type-mismatch")

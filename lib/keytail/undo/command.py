@@ -156,9 +156,10 @@ def _entries(fs: FileSystem, request: Request) -> list[Entry]:
         return entries(fs, originals)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageProblem(
-            "--originals is no directory",
+            "--originals is not a directory",
             path=request.originals,
-            remedy="Give the directory that --keep-originals was given",
+            remedy="Give the directory that was given to --keep-originals",
+            slug="not-a-directory",
         ) from error
 
 
@@ -167,12 +168,18 @@ def _chosen(request: Request, found: Sequence[Entry]) -> list[Entry]:
     if not of_run:
         runs = ", ".join(dict.fromkeys(entry.run_id for entry in found)) or "none"
         raise UsageProblem(
-            f"of run {request.run_id} nothing is kept here", path=request.originals, remedy=f"Kept are runs: {runs}"
+            f"no backup of run {request.run_id} was found",
+            path=request.originals,
+            remedy=f"Choose a run that has a backup here ({runs})",
+            slug="no-backup-of-run",
         )
     for name in request.partitions:
         if name not in {entry.name for entry in of_run}:
             raise UsageProblem(
-                f"--partitions names {name}, of which run {request.run_id} kept nothing", path=request.originals
+                f"--partitions names {name}, but the backup of run {request.run_id} does not contain it",
+                path=request.originals,
+                remedy="Choose partitions of this run, which `keytail undo --originals DIR` lists",
+                slug="no-backup-of-partition",
             )
     return [entry for entry in of_run if not request.partitions or entry.name in request.partitions]
 
@@ -204,7 +211,7 @@ def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
 
 def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
     rows = [replace(_row(entry), status="would-forget")]
-    with _explained(rows, "run again to forget the rest"):
+    with _explained(rows, "run again to remove the rest of the backup"):
         refuse_foreign(fs, entry.path)
         if execute:
             forget(fs, entry.path)
@@ -214,7 +221,7 @@ def _forget(fs: FileSystem, entry: Entry, execute: bool) -> UndoRow:
 
 def _undo(fs: FileSystem, entry: Entry, places: Places, execute: bool) -> UndoRow:
     rows = [replace(_row(entry), start_ms=time.time_ns() // 1_000_000)]
-    with _explained(rows, "safe to start the broker; run again to go on"):
+    with _explained(rows, "the broker can be started safely; run again to continue"):
         rows[-1] = _undone(fs, entry, rows[-1], places, execute, rows.append)
     return replace(rows[-1], end_ms=time.time_ns() // 1_000_000)
 
@@ -229,7 +236,7 @@ def _undone(
 ) -> UndoRow:
     manifest = _manifest(entry)
     if manifest.undone_ms is not None:
-        return replace(row, error=f"nothing to do: it was undone on {time_text(manifest.undone_ms)}")
+        return replace(row, error=f"nothing to do: the partition was undone on {time_text(manifest.undone_ms)}")
     notes = _resolve(fs, manifest, places, execute)
     found = look(fs, manifest)
     decision = decide(manifest, found)
@@ -239,7 +246,7 @@ def _undone(
         return replace(
             row,
             status="refused",
-            error=f"the partition is not as run {manifest.run_id} left it: {'; '.join(decision.differences)}",
+            error=f"the partition has changed since run {manifest.run_id}: {'; '.join(decision.differences)}",
             differences=decision.differences,
         )
     check_originals(fs, manifest, entry.path, decision.parts)
@@ -248,7 +255,7 @@ def _undone(
     row = replace(
         row,
         status="clean" if decision.is_done else "would-undo",
-        error="nothing to do: it is as it was before the run" if decision.is_done else "",
+        error="nothing to do: the partition is as before the run" if decision.is_done else "",
         segments_before=len(logs),
         bytes_before=sum(logs.values()),
         segments_after=len(before),
@@ -266,15 +273,20 @@ def _undone(
 
 def _manifest(entry: Entry) -> Manifest:
     if entry.problem:
-        raise CorruptLog(entry.problem)
+        raise CorruptLog(entry.problem, slug="unusable-backup")
     if entry.manifest is None:
         raise Refused(
-            "keeping its originals was not finished, or forgetting them was begun",
+            "the backup is incomplete: its creation or its removal was interrupted",
             path=entry.path,
-            remedy="Where keeping was not finished nothing was replaced; --forget removes what is there",
+            remedy="Remove what remains of it with --forget. If its creation was interrupted, the run replaced nothing",
+            slug="incomplete-backup",
         )
     if entry.manifest.run_id != entry.run_id or entry.manifest.name != entry.name:
-        raise CorruptLog(f"the manifest is of run {entry.manifest.run_id}, {entry.manifest.name}", path=entry.path)
+        raise CorruptLog(
+            f"the backup manifest belongs to run {entry.manifest.run_id}, partition {entry.manifest.name}",
+            path=entry.path,
+            slug="manifest-of-another-run",
+        )
     return entry.manifest
 
 
@@ -282,29 +294,31 @@ def _resolve(fs: FileSystem, manifest: Manifest, places: Places, execute: bool) 
     """Resolve leftovers of an interrupted run. Returns notes; raises Refused if the partition must not be changed."""
     if (manifest.log_dir, manifest.name) not in places:
         raise Refused(
-            "the partition is not there any more",
+            "the partition no longer exists in the log dir that it had in the run",
             path=manifest.partition_path,
-            remedy="If it was moved to another log dir, say with --log-dirs where it is",
+            remedy="If it was moved to another log dir, give that log dir with --log-dirs",
+            slug="partition-not-in-log-dir",
         )
     listing, place = places[manifest.log_dir, manifest.name]
     if place.problems:
-        raise Refused("; ".join(place.problems))
+        raise Refused("; ".join(place.problems), slug="unexpected-partition-state")
     done: list[str] = []
     facts = survey_partition(fs, listing, place)
     if facts.leftovers and execute:
         done = recover(fs, manifest.partition_path)
         facts = survey_partition(fs, listing, place)
     if facts.problems:
-        raise Refused("; ".join(facts.problems))
+        raise Refused("; ".join(facts.problems), slug="unexpected-partition-state")
     return done
 
 
 def _check_room(fs: FileSystem, manifest: Manifest, needed: int) -> None:
     if needed and needed > (free := fs.free_bytes(manifest.partition_path)):
         raise Refused(
-            f"copying the originals back needs {needed} bytes, and {free} are free",
+            f"restoring the backup needs {needed} bytes, but {free} are free",
             path=manifest.partition_path,
-            remedy=f"Free {needed - free} bytes more on this file system",
+            remedy=f"Free {needed - free} more bytes on this file system",
+            slug="not-enough-space",
         )
 
 

@@ -132,9 +132,10 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
         version = fields.pop("version")
         if version != _VERSION:
             raise Refused(
-                f"the manifest has version {version}, and this keytail knows {_VERSION}",
+                f"the backup manifest has version {version}, but this keytail supports only version {_VERSION}",
                 path=file,
-                remedy="Use the keytail that made it",
+                remedy="Use the version of keytail that created it",
+                slug="unsupported-manifest-version",
             )
         fields["files"] = tuple(KeptFile(**kept) for kept in fields["files"])
         fields["parts"] = tuple(
@@ -147,9 +148,11 @@ def read_manifest(fs: FileSystem, path: str) -> Manifest:
         return manifest
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLog(
-            f"the manifest of kept originals cannot be read: {error}",
+            f"invalid backup manifest: {error}",
             path=file,
-            remedy="Nothing was changed; the files beside it are what the run replaced",
+            remedy="Nothing was changed. To restore the partition by hand, use the files beside the manifest: they are "
+            "those that the run replaced",
+            slug="invalid-manifest",
         ) from error
 
 
@@ -160,14 +163,14 @@ def _check(manifest: Manifest, path: str) -> None:
     """
     run, name = os.path.split(path)
     if (manifest.name, manifest.run_id) != (name, os.path.basename(run)):
-        raise ValueError("it is of another partition or run than its directory")
+        raise ValueError("its run or partition is not that of its directory")
     if not isinstance(manifest.topic, str) or not os.path.isabs(manifest.log_dir) or "\0" in manifest.log_dir:
-        raise ValueError("it names no topic or log dir")
+        raise ValueError("it has no valid topic or log dir")
     files: list[KeptFile | LeftFile] = [*manifest.files, *(left for part in manifest.parts for left in part.left)]
     for file in files:
         parsed = names.parse_file_name(file.name)
         if parsed.kind != "live" or parsed.base_offset is None:
-            raise ValueError("it names a file that is none of a segment")
+            raise ValueError("it lists a file that does not belong to a segment")
     os.fsencode(manifest.log_dir)  # a ValueError for characters that no path can have
     optional = (manifest.cleaner_checkpoint, manifest.log_start_checkpoint, manifest.undone_ms)
     numbers = [manifest.partition, manifest.kept_ms, manifest.end_offset, manifest.next_checkpoint]
@@ -178,11 +181,11 @@ def _check(manifest: Manifest, path: str) -> None:
     numbers += [*sizes, *(number for kept in manifest.files for number in (kept.mtime_ns, kept.mode))]
     known = all(isinstance(number, int) and abs(number) <= names.MAX_OFFSET for number in numbers)
     if not known or min(sizes, default=0) < 0:
-        raise ValueError("it has a number that no file or offset has")
+        raise ValueError("it has an impossible size, offset or other number")
     if any(not 0 <= time_ms <= _LATEST_MS for time_ms in (manifest.kept_ms, manifest.undone_ms or 0)):
-        raise ValueError("it has a time that no run has")
+        raise ValueError("it has an impossible time")
     for part in manifest.parts:
         if part.left and not any(left.name.endswith(names.LOG) for left in part.left):
-            raise ValueError("it has a part that leaves no segment")
+            raise ValueError("one of its parts has new files, but no new segment")
         if any(base >= manifest.end_offset for base in part.source_bases):
-            raise ValueError("it has a part behind the end of what the run replaced")
+            raise ValueError("one of its parts is above the offsets that the run replaced")

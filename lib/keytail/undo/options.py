@@ -25,7 +25,11 @@ def originals_of(
     file system, unless `copies`."""
     if directory is None:
         if copies:
-            raise UsageProblem("--copy-originals says how originals are kept, and --keep-originals where: give both")
+            raise UsageProblem(
+                "--copy-originals requires --keep-originals",
+                remedy="Add --keep-originals DIR, the directory for the backup, or omit --copy-originals",
+                slug="missing-flag",
+            )
         return None
     from keytail.undo.originals import Originals, other_file_system  # noqa: PLC0415 (brings in the kernels)
 
@@ -35,10 +39,17 @@ def originals_of(
     refuse_unwritable(path, "--keep-originals")
     parent = os.path.dirname(path)
     if not fs.exists(parent):
-        raise UsageProblem("the directory that --keep-originals is to be made in does not exist", path=parent)
+        raise UsageProblem(
+            "the parent directory of --keep-originals does not exist",
+            path=parent,
+            remedy="Create it, or give another directory",
+            slug="no-parent-directory",
+        )
     is_there = fs.exists(path)
     if is_there and not fs.stat(path).is_dir:
-        raise UsageProblem("--keep-originals is no directory", path=path)
+        raise UsageProblem(
+            "--keep-originals is not a directory", path=path, remedy="Give a directory", slug="not-a-directory"
+        )
     device = fs.stat(path if is_there else parent).device
     if not copies and any(fs.stat(log_dir).device != device for log_dir in log_dirs):
         raise other_file_system(path)
@@ -54,24 +65,25 @@ def make_directory(fs: FileSystem, originals: Originals, log_dir: str) -> None:
 
 
 def tell(originals: Originals) -> None:
-    """Print to standard error where a run would keep originals."""
-    _say(originals, "Originals would be", "ID")
+    """Print to standard error where a run would keep its backup."""
+    _say(originals, "A backup would be", "ID")
     if not originals.copies:
-        text = "So a partition that is replaced in rounds (--max-scratch-bytes, or for want of space) frees nothing "
-        text += "between them: it needs room for all that is written of it, whatever --max-scratch-bytes is."
+        text = "So a partition that is replaced in several passes (because of --max-scratch-bytes, or for lack of "
+        text += "space) frees nothing between them: it needs space for all its new files, regardless of "
+        text += "--max-scratch-bytes."
         show.tell(escape(text))
 
 
 def tell_kept(fs: FileSystem, originals: Originals, run_id: str) -> None:
-    """Print to standard error where the run has kept originals, if any."""
+    """Print to standard error where the run has kept a backup, if any."""
     if fs.exists(os.path.join(originals.directory, run_id)):
-        _say(originals, f"The originals of run {run_id} are", run_id)
+        _say(originals, f"The backup of run {run_id} is", run_id)
 
 
 def _say(originals: Originals, which: str, run_id: str) -> None:
-    how = "copied to" if originals.copies else "kept as hard links in"
-    frees = "the copies take room" if originals.copies else "nothing that was replaced frees its space"
+    how = "kept as copies in" if originals.copies else "kept as hard links in"
+    frees = "the copies take space until" if originals.copies else "replaced files free no space until"
     undo = f"keytail undo --originals {originals.directory} --run {run_id}"
-    text = f"{which} {how} {originals.directory}: {frees} until `{undo} --forget --execute`. Without --forget that "
-    text += "puts them back."
+    text = f"{which} {how} {originals.directory}: {frees} it is removed by `{undo} --forget --execute`. Without "
+    text += "--forget, this command restores it."
     show.tell(escape(text))

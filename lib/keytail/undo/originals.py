@@ -131,9 +131,10 @@ def _refuse_without_indexes(partition_path: str, source_bases: Iterable[int], fi
             name = names.segment_file(base, suffix)
             if name not in files:
                 raise Refused(
-                    "of a segment without this file the original cannot be put back, and so it is not kept",
+                    "a segment without this file could not be restored, so its backup is refused",
                     path=os.path.join(partition_path, name),
-                    remedy="keytail rebuild-index --execute makes it; then run again",
+                    remedy="Rebuild the file with `keytail rebuild-index --execute`, then run again",
+                    slug="segment-without-index",
                 )
 
 
@@ -169,28 +170,30 @@ def _keep_file(fs: FileSystem, originals: Originals, partition_path: str, path: 
                 raise other_file_system(originals.directory) from error
             if error.errno in NO_LINKS:
                 raise Refused(
-                    f"the file cannot have a hard link in the directory for originals: {error.strerror}",
+                    f"cannot create a hard link to the file in the --keep-originals directory: {error.strerror}",
                     path=source,
                     remedy="Add --copy-originals",
+                    slug="no-hard-links",
                 ) from error
             raise
         # Synced, since the file loses the name under which its writer made it durable, if it did.
         size_bytes, digest_hex = digest_file(fs, source, sync=True)
     if size_bytes != facts.size_bytes:
         raise Refused(
-            f"the file has {size_bytes} bytes, and had {facts.size_bytes} a moment ago",
+            f"the file changed during the run: it has {size_bytes} bytes, and had {facts.size_bytes}",
             path=source,
-            remedy="Something else writes to the directory; stop it and run again",
+            remedy="Another process writes to this directory; stop it and run again",
+            slug="file-changed",
         )
     return KeptFile(name, size_bytes, digest_hex, facts.mtime_ns, facts.uid, facts.gid, facts.mode)
 
 
 def other_file_system(directory: str) -> Refused:
     return Refused(
-        "hard links cannot lead to another file system, and the directory for originals is on another one than the "
-        "log dir",
+        "the --keep-originals directory is not on the file system of the log dir, so hard links are impossible",
         path=directory,
-        remedy="Give --keep-originals a directory on the log dir's file system, or add --copy-originals",
+        remedy="Give --keep-originals a directory on the file system of the log dir, or add --copy-originals",
+        slug="backup-on-other-file-system",
     )
 
 
@@ -275,19 +278,21 @@ def refuse_foreign(fs: FileSystem, path: str) -> None:
     _refuse_below_log_dir(fs, path)
     if not _has_marker(fs, os.path.dirname(path)) and not _has_own_manifest(fs, path):
         raise Refused(
-            f"keytail did not make this backup: there is neither the file {MARKER} in the directory of the run nor a "
-            f"{MANIFEST} of this run and partition",
+            f"the directory is not a backup created by keytail: there is neither the file {MARKER} in the directory of "
+            f"the run nor a {MANIFEST} of this run and partition",
             path=path,
-            remedy="Nothing was removed. Give the directory that --keep-originals was given; if this is an unfinished "
-            "backup of an older keytail, remove it yourself",
+            remedy="Nothing was removed. Give the directory that was given to --keep-originals; if this is an "
+            "incomplete backup by an older version of keytail, remove it yourself",
+            slug="not-a-backup",
         )
     for file in fs.scan(path):
         known = file.name in (MANIFEST, MANIFEST + names.TEMPORARY)
         if not file.is_regular or not (known or names.parse_file_name(file.name).kind == "live"):
             raise Refused(
-                "not a file that keytail keeps",
+                "unexpected file in a backup",
                 path=os.path.join(path, file.name),
                 remedy="Move it away, then run again; nothing was removed",
+                slug="unexpected-file-in-backup",
             )
 
 
@@ -296,9 +301,10 @@ def _refuse_below_log_dir(fs: FileSystem, path: str) -> None:
     while above != os.path.dirname(above):
         if fs.exists(os.path.join(above, names.META_PROPERTIES)):
             raise Refused(
-                f"{above} is a log dir, by its {names.META_PROPERTIES}, and no backup is kept there",
+                f"{above} is a log dir, since it contains {names.META_PROPERTIES}, and cannot contain a backup",
                 path=path,
-                remedy="Nothing was removed. Give the directory that --keep-originals was given",
+                remedy="Nothing was removed. Give the directory that was given to --keep-originals",
+                slug="backup-in-log-dir",
             )
         above = os.path.dirname(above)
 

@@ -90,7 +90,7 @@ def decide(manifest: Manifest, found: Found) -> Decision:
         else:
             differences += _differences(there, left if part.left else before)
             expected |= there.keys()
-    differences += [f"{name} is there now" for name in sorted(found.files.keys() - expected)]
+    differences += [f"{name} was added" for name in sorted(found.files.keys() - expected)]
     target = _checkpoint_before(manifest)
     differences += _of_checkpoints(manifest, found, target)
     return Decision(tuple(reversed(todo)), tuple(differences), target, found.cleaner_checkpoint != target)
@@ -165,14 +165,14 @@ def _differences(there: Mapping[str, LiveFile], wanted: Mapping[str, KeptFile | 
     found = []
     for name in sorted({*there, *wanted}):
         if name not in wanted:
-            found.append(f"{name} is there now")
+            found.append(f"{name} was added")
         elif name not in there:
             if not _is_snapshot(name):
-                found.append(f"{name} is gone")
+                found.append(f"{name} is missing")
         elif there[name].size_bytes != wanted[name].size_bytes:
-            found.append(f"{name} has {there[name].size_bytes} bytes now, the run left {wanted[name].size_bytes}")
+            found.append(f"{name} has {there[name].size_bytes} bytes, and had {wanted[name].size_bytes} after the run")
         elif not there[name].holds(wanted[name]):
-            found.append(f"{name} has other contents now than the run left")
+            found.append(f"{name} has other contents than after the run")
     return found
 
 
@@ -187,27 +187,28 @@ def _of_checkpoints(manifest: Manifest, found: Found, target: int | None) -> lis
     differences = []
     if found.cleaner_checkpoint not in (target, manifest.cleaner_checkpoint, manifest.next_checkpoint):
         differences.append(
-            f"{names.CLEANER_CHECKPOINT} has {_entry(found.cleaner_checkpoint)} now, "
-            f"the run left {manifest.next_checkpoint}"
+            f"{names.CLEANER_CHECKPOINT} has {_entry(found.cleaner_checkpoint)}, "
+            f"and had offset {manifest.next_checkpoint} after the run"
         )
     first = min((_base(kept.name) for kept in manifest.files), default=0)
     was, now = (max(entry or 0, first) for entry in (manifest.log_start_checkpoint, found.log_start_checkpoint))
     if was != now:
-        differences.append(f"the log start offset is {now} now, and was {was} ({names.LOG_START_CHECKPOINT})")
+        text = f"the log start offset is {now}, and was {was} before the run ({names.LOG_START_CHECKPOINT})"
+        differences.append(text)
     if found.leader_epochs != manifest.leader_epochs:
         differences.append(
-            f"{names.LEADER_EPOCHS} has {_epochs(found.leader_epochs)} below offset {manifest.end_offset} now, and had "
-            f"{_epochs(manifest.leader_epochs)}"
+            f"{names.LEADER_EPOCHS} has {_epochs(found.leader_epochs)} below offset {manifest.end_offset}, and had "
+            f"{_epochs(manifest.leader_epochs)} before the run"
         )
     return differences
 
 
 def _entry(offset: int | None) -> str:
-    return "no entry" if offset is None else str(offset)
+    return "no entry" if offset is None else f"offset {offset}"
 
 
 def _epochs(entries: Sequence[tuple[int, int]]) -> str:
-    return ", ".join(f"epoch {epoch} from {start}" for epoch, start in entries) or "nothing"
+    return ", ".join(f"epoch {epoch} from offset {start}" for epoch, start in entries) or "no epochs"
 
 
 def look(fs: FileSystem, manifest: Manifest) -> Found:
@@ -226,7 +227,12 @@ def look(fs: FileSystem, manifest: Manifest) -> Found:
             continue  # a broker creates and removes those where no segment begins
         where = os.path.join(path, entry.name)
         if not entry.is_regular:
-            raise Refused("not a regular file", path=where, remedy="Move it away, then run again; nothing was changed")
+            raise Refused(
+                "not a regular file",
+                path=where,
+                remedy="Move it away, then run again; nothing was changed",
+                slug="not-a-regular-file",
+            )
         digest_hex = digest_file(fs, where)[1] if entry.size_bytes in known.get(entry.name, ()) else ""
         files[entry.name] = LiveFile(entry.size_bytes, digest_hex, entry.mtime_ns)
     return Found(
@@ -244,11 +250,16 @@ def check_originals(fs: FileSystem, manifest: Manifest, entry: str, parts: Itera
             path = os.path.join(entry, kept.name)
             wrong = ""
             if not fs.exists(path):
-                wrong = "a kept original is gone"
+                wrong = "a file of the backup is missing"
             elif digest_file(fs, path) != (kept.size_bytes, kept.digest_hex):
-                wrong = "a kept original has other contents than the file that was replaced"
+                wrong = "a file of the backup differs from the file that was replaced"
             if wrong:
-                raise CorruptLog(wrong, path=path, remedy="Nothing was changed; the run cannot be undone")
+                raise CorruptLog(
+                    wrong,
+                    path=path,
+                    remedy="Nothing was changed; the run cannot be undone unless you restore this file",
+                    slug="damaged-backup",
+                )
 
 
 def bytes_to_copy(fs: FileSystem, manifest: Manifest, entry: str, parts: Iterable[Part]) -> int:
@@ -319,7 +330,9 @@ def _make_scratch(fs: FileSystem, source: str, target: str, kept: KeptFile, part
     like = replace(facts, path=source, mtime_ns=kept.mtime_ns, mode=kept.mode)
     if copy_file(fs, source, target, like) != (kept.size_bytes, kept.digest_hex):
         fs.unlink(target)
-        raise CorruptLog("a kept original has changed while it was copied", path=source, remedy=WRITTEN_TO)
+        raise CorruptLog(
+            "a file of the backup changed while it was copied", path=source, remedy=WRITTEN_TO, slug="backup-changed"
+        )
 
 
 def _may_link(kept: KeptFile, facts: FileStat, partition: FileStat) -> bool:

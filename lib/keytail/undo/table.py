@@ -37,7 +37,7 @@ def print_table(rows: Sequence[UndoRow], title: str) -> None:
     reasons = [(row.name, row.status, row.error) for row in rows if row.error and not row.differences]
     for row in rows:
         if row.differences:
-            reasons.append((row.name, row.status, f"the partition is not as run {row.run_id} left it:"))
+            reasons.append((row.name, row.status, f"the partition has changed since run {row.run_id}:"))
     show.print_reasons(reasons)
     for row in rows:
         for difference in row.differences[:_MOST_LINES]:
@@ -53,10 +53,8 @@ def print_table(rows: Sequence[UndoRow], title: str) -> None:
 
 def print_runs(runs: Sequence[KeptRun], directory: str) -> None:
     console = show.output_console()
-    table = Table(
-        title=f"Originals kept in {directory}", title_justify="left", title_style="bold", box=None, pad_edge=False
-    )
-    for name in ("run", "kept", "state", "held", "partitions"):
+    table = Table(title=f"Backups in {directory}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("run", "created", "state", "held", "partitions"):
         table.add_column(name, overflow="fold")
     for run in runs:
         kept = "" if run.kept_ms is None else time_text(run.kept_ms)
@@ -81,8 +79,8 @@ def next_step(rows: Sequence[UndoRow], request: Request) -> str:
         stop = "" if request.forget else "stop the broker, and "
         return f"This was a dry run. To do it: {stop}run the same command with --execute."
     if statuses & set(BAD):
-        return "What was not done is as it was; the reasons are given above."
+        return "What was not done is unchanged; the reasons are given above."
     if "undone" in statuses:
-        return "Next: `keytail verify`, then start the broker. `--forget` removes what is kept of the run."
+        return "Next, run `keytail verify`, then start the broker. `--forget` removes the backup of the run."
     return ""
 

@@ -213,10 +213,10 @@ def print_table(rows: Sequence[VerifyRow]) -> None:
         for finding in row.findings:
             console.print(f"\n{escape(row.name)} {finding_text(finding)}", soft_wrap=True)
     if any(row.live for row in rows):
-        console.print("\nIn use: a broker runs there. The end of an active segment was not judged.", soft_wrap=True)
+        console.print("\nIn use: a broker runs there. The end of an active segment was not checked.", soft_wrap=True)
     bad = sum(row.status != "sound" for row in rows)
     size = show.human_bytes(sum(row.bytes for row in rows))
-    verdict = f"{bad} with findings" if bad else "nothing wrong found"
+    verdict = f"{bad} with findings" if bad else "no problems found"
     count = sum(row.topic is not None for row in rows)
     console.print(f"\n{count} partition{'s' if count != 1 else ''}, {size}: {verdict}.")
     if text := next_step(rows):
@@ -240,5 +240,5 @@ def finding_text(finding: dict[str, Any]) -> str:
     if finding.get("broker"):
         text += f". A broker: {finding['broker']}"
     if finding.get("start_loses"):
-        text += ". Its start loses records"
+        text += ". Starting the broker loses records"
     return escape(text + (f". {finding['remedy']}" if finding.get("remedy") else ""))

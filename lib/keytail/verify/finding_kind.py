@@ -36,6 +36,6 @@ class Kind:
 
 
 REFETCH = (
-    "Restore the segment from a replica or a backup; or, where other replicas are in sync, remove the partition's "
-    "directory, so that the broker fetches it anew"
+    "Restore the segment from a replica or a backup; or, if other replicas are in sync, stop the broker and move the "
+    "partition's directory out of the log dir, so that the broker fetches it again when it starts"
 )

@@ -8,19 +8,19 @@ from __future__ import annotations
 from keytail.verify.finding_kind import REFETCH, Kind, Recovery, Severity, StartLoses
 from keytail.verify.finding_kinds_whole import WHOLE_KINDS
 
-_REBUILD = "`keytail rebuild-index` writes the indexes of the segment anew"
-_CLEANER_STOPS = "Serves what comes before it; its cleaner gives the partition up until a restart"
+_REBUILD = "Run `keytail rebuild-index`, which rebuilds the indexes of the segment"
+_CLEANER_STOPS = "Serves the data before it; its cleaner marks the partition as uncleanable until a restart"
 _SERVED_TWICE = "Serves records twice or out of order"
-_WRONG_FETCH = "Trusts it: fetches and lookups start at a wrong place"
-_WRONG_TIME = "Trusts it: lookups by time and time retention go wrong"
-_OF_1970 = "Takes the segment for one of 1970: time retention deletes it at once"
-_FROM_START = "Trusts it: every lookup reads the segment from its start"
+_WRONG_FETCH = "Uses it: fetches and lookups start at a wrong position"
+_WRONG_TIME = "Uses it: lookups by time and retention by time give wrong results"
+_OF_1970 = "Treats the segment as one of 1970: retention by time deletes it at once"
+_FROM_START = "Uses it: every lookup reads the segment from its start"
 _CUT_HERE = Recovery(
     "error",
-    "Recovers the segment when it starts: cuts the log here and removes the segments behind it",
+    "Recovers the segment when it starts: truncates the log here and removes the segments after it",
     start_loses=True,
 )
-_REINDEXED = Recovery("warning", "Recovers the segment when it starts, which writes its indexes anew")
+_REINDEXED = Recovery("warning", "Recovers the segment when it starts, which rebuilds its indexes")
 
 
 def _log(what: str, broker: str, start_loses: StartLoses = "no") -> Kind:
@@ -33,35 +33,39 @@ def _index(severity: Severity, what: str, broker: str, start_loses: StartLoses =
 
 
 _BATCHES = {
-    "cut": _log("the file ends inside a batch: {left} bytes are no whole batch", _CLEANER_STOPS),
+    "cut": _log("the file ends inside a batch: its last {left} bytes are not a complete batch", _CLEANER_STOPS),
     "cut-active": Kind(
         "warning",
-        "the active segment ends inside a batch: {left} bytes are no whole batch",
-        "Appends behind them: what it writes from then on cannot be read",
-        "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, cuts them off",
-        Recovery("warning", "Cuts them off when it starts"),
+        "the active segment ends inside a batch: its last {left} bytes are not a complete batch",
+        "Appends after them: the data that it then writes cannot be read",
+        "Remove .kafka_cleanshutdown: then the broker, or `keytail rebuild-index --truncate`, truncates them",
+        Recovery("warning", "Truncates them when it starts"),
         start_loses="yes",
     ),
     "size": _log(
-        "a batch states the impossible size {size}; {left} bytes from here on cannot be read",
+        "a batch has the invalid size {size}; {left} bytes from here on cannot be read",
         "Fails fetches that reach it",
         "at-end",
     ),
-    "zeros": _log("{left} zero bytes where a batch should begin", "Fails fetches that reach them"),
+    "zeros": _log("there are {left} zero bytes where a batch should begin", "Fails fetches that reach them"),
     "magic": _log(
-        "a batch of the unknown format {magic}; {left} bytes from here on cannot be read",
-        "Takes it for a batch of version 2, or of an old format, and fails fetches that reach it",
+        "a batch has the unknown magic {magic}; {left} bytes from here on cannot be read",
+        "Treats it as a batch of version 2, or of an old format, and fails fetches that reach it",
     ),
     "checksum": _log(
-        "a batch's checksum differs from its bytes",
-        "Serves it, and consumers fail on it; its cleaner may give it a right checksum",
+        "a batch has an invalid CRC",
+        "Serves it, and consumers fail on it; its cleaner may write it with a valid CRC",
     ),
     "offset-order": Kind(
-        "error", "a batch's offsets do not follow those before it", _SERVED_TWICE, REFETCH, start_loses="at-end"
+        "error",
+        "a batch's offsets are invalid, or are not above those of the batches before it",
+        _SERVED_TWICE,
+        REFETCH,
+        start_loses="at-end",
     ),
     "offset-range": Kind(
         "error",
-        "a batch's offsets do not belong to this segment, or are too far from its base",
+        "a batch's offsets are outside this segment, or too far from its base offset",
         "Splits the segment, or does not find the batch",
         REFETCH,
         Recovery("error", "Splits the segment when it starts, or empties it", start_loses=True),
@@ -69,49 +73,49 @@ _BATCHES = {
     ),
     "overlap": Kind(
         "error",
-        "a batch's last offset is not below the next segment's base",
+        "a batch's last offset is not below the next segment's base offset",
         _SERVED_TWICE,
-        "Find out which copy is right: a replacement of segments was cut short, or files were mixed",
+        "Find out which copy is correct: a replacement of segments was interrupted, or files were mixed",
     ),
-    "codec": Kind("error", "a batch names an unknown compression codec", _CLEANER_STOPS, REFETCH),
+    "codec": Kind("error", "a batch has an unknown compression codec", _CLEANER_STOPS, REFETCH),
     "decompress": Kind("error", "a batch cannot be decompressed: {reason}", _CLEANER_STOPS, REFETCH),
     "not-opened": Kind(
         "warning",
-        "the records of a batch were not looked at, for want of memory: {reason}",
-        "Serves it; its cleaner holds a record of it at a time",
+        "the records of a batch were not checked, because that needs too much memory: {reason}",
+        "Serves it; its cleaner reads it one record at a time",
         "Run again with a larger --max-record-bytes",
     ),
-    "legacy": Kind("error", "a message of an old format is wrong inside: {reason}", _CLEANER_STOPS, REFETCH),
-    "record-count": Kind("error", "a batch's record count is not the number of its records", _CLEANER_STOPS, REFETCH),
+    "legacy": Kind("error", "a message of an old format has invalid content: {reason}", _CLEANER_STOPS, REFETCH),
+    "record-count": Kind("error", "a batch has more or fewer records than its record count", _CLEANER_STOPS, REFETCH),
     "record": Kind("error", "a record cannot be parsed", _CLEANER_STOPS, REFETCH),
     "record-offset": Kind("error", "a record's offset is out of order or outside its batch", _CLEANER_STOPS, REFETCH),
     "record-timestamp": Kind(
         "warning",
         "a record has the timestamp {timestamp}, below -1",
-        "Serves it; its cleaner gives the partition up if it has to rewrite the batch",
-        "Let it be, or overwrite its key",
+        "Serves it; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
+        "Leave it, or produce a new record with its key",
     ),
     "max-timestamp": Kind(
         "error",
-        "the header's max timestamp is {stated}, but the latest record's is {timestamp}",
-        "Believes the header: lookups by time miss records, and time retention comes early or late",
-        "Let `keytail compact --execute` or the broker's cleaner rewrite the batch, if the topic is compacted",
+        "the header's max timestamp is {stated}, but the largest timestamp of its records is {timestamp}",
+        "Uses the header: lookups by time miss records, and retention by time deletes too early or too late",
+        "If the topic is compacted, rewrite the batch by `keytail compact --execute` or by the broker's cleaner",
     ),
     "producer": Kind(
         "error",
-        "producer id, epoch and sequence of a batch contradict its attributes",
-        "Serves it; its cleaner gives the partition up if it has to rewrite the batch",
+        "a batch's producer id, epoch and sequence contradict its attributes",
+        "Serves it; its cleaner marks the partition as uncleanable if it has to rewrite the batch",
         REFETCH,
     ),
     "control": Kind(
         "error",
-        "a marker of a producer that neither commits nor aborts a transaction",
+        "a control batch of a producer is neither a COMMIT nor an ABORT marker",
         "Fails to load the partition when it has to replay it",
         REFETCH,
     ),
     "transaction": Kind(
         "error",
-        "a batch outside a transaction, while one of its producer {producer} is open since offset {first}",
+        "a batch is not transactional, but its producer {producer} has had an open transaction since offset {first}",
         "Fails to load the partition when it has to replay it",
         REFETCH,
     ),
@@ -119,19 +123,23 @@ _BATCHES = {
 
 _OFFSET_INDEX = {
     "index-missing": _index(
-        "warning", "the offset index is missing", "Recovers the segment when it starts, which takes a while"
+        "warning", "the offset index is missing", "Recovers the segment when it starts, which takes time"
     ),
-    "index-zeros": _index("warning", "the offset index holds {count} entries of zeros and nothing else", _FROM_START),
-    "index-untrimmed": _index("warning", "{count} entries of zeros end the offset index", _FROM_START),
+    "index-zeros": _index("warning", "the offset index consists of {count} entries of zeros", _FROM_START),
+    "index-untrimmed": _index("warning", "the offset index ends with {count} entries of zeros", _FROM_START),
     "index-empty": _index("warning", "the offset index of a segment of {size} bytes is empty", _FROM_START),
-    "index-size": _index("warning", "{size} bytes are no multiple of the entry size {entry}", "Ignores the last bytes"),
-    "index-order": _index("error", "entries do not rise from here on", _WRONG_FETCH, "at-end"),
+    "index-size": _index(
+        "warning",
+        "the size of the file, {size} bytes, is not a multiple of the entry size {entry}",
+        "Ignores the last bytes",
+    ),
+    "index-order": _index("error", "entries are not in ascending order from here on", _WRONG_FETCH, "at-end"),
     "index-position": _index(
-        "error", "an entry points to byte {position}, where no batch begins", _WRONG_FETCH, "at-end"
+        "error", "an entry points to byte position {position}, where no batch begins", _WRONG_FETCH, "at-end"
     ),
     "index-offset": _index(
         "error",
-        "no batch from byte {position} to the next entry ends with the entry's offset",
+        "no batch from byte position {position} to that of the next entry ends with the entry's offset",
         _WRONG_FETCH,
         "at-end",
     ),
@@ -141,58 +149,56 @@ _TIME_INDEX = {
     "time-index-missing": _index(
         "error",
         "the time index is missing",
-        "Creates an empty one: the segment's age becomes that of its file, and lookups by time miss it",
+        "Creates an empty one: the segment's age is then that of its file, and lookups by time miss the segment",
     ),
-    "time-index-zeros": _index(
-        "error", "the time index holds {count} entries of zeros and nothing else", _OF_1970, "yes"
-    ),
-    "time-index-untrimmed": _index("error", "{count} entries of zeros end the time index", _OF_1970, "yes"),
-    "time-order": _index("error", "entries do not rise from here on", _WRONG_TIME, "yes"),
+    "time-index-zeros": _index("error", "the time index consists of {count} entries of zeros", _OF_1970, "yes"),
+    "time-index-untrimmed": _index("error", "the time index ends with {count} entries of zeros", _OF_1970, "yes"),
+    "time-order": _index("error", "entries are not in ascending order from here on", _WRONG_TIME, "yes"),
     "time-offset": _index(
         "error",
-        "no batch ends with the offset of the entry for timestamp {timestamp}, nor has a record there that timestamp",
+        "no batch ends with the entry's offset, and no record at that offset has the entry's timestamp {timestamp}",
         _WRONG_TIME,
     ),
     "time-entry": _index(
         "error",
-        "{timestamp} is not the segment's largest timestamp so far, first reached by this batch",
+        "{timestamp} is not the segment's largest timestamp up to this batch, or an earlier batch has it too",
         _WRONG_TIME,
     ),
     "time-incomplete": _index(
-        "error", "the segment's largest timestamp {timestamp} has no entry", _WRONG_TIME, "yes"
+        "error", "the time index has no entry for the segment's largest timestamp {timestamp}", _WRONG_TIME, "yes"
     ),
 }
 
 _TXN_INDEX = {
     "txn-entry": _index(
         "error",
-        "an entry has an unknown version, or its offsets do not rise",
+        "an entry has an unknown version, or its offsets are not in ascending order",
         "Recovers the segment when it starts, or serves aborted records",
         "yes",
     ),
     "txn-no-marker": _index(
         "error",
         "producer {producer} has no ABORT marker at the entry's last offset",
-        "Trusts it: tells read_committed consumers to drop records that were not aborted",
+        "Uses it: read_committed consumers skip records that were not aborted",
         "yes",
     ),
     "txn-no-entry": _index(
         "error",
-        "no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
-        "Serves its records to read_committed consumers; its cleaner takes them for committed",
+        "there is no entry for the transaction that producer {producer} aborted, with data from offset {first} on",
+        "Serves its records to read_committed consumers; its cleaner treats them as committed",
         "yes",
     ),
     "txn-first-offset": _index(
         "error",
         "the entry begins at offset {stated}, but the transaction has data from offset {first} on",
-        "Serves the records before it to read_committed consumers; its cleaner takes them for committed",
+        "Serves the records before it to read_committed consumers; its cleaner treats them as committed",
         "yes",
     ),
     "txn-stable-offset": _index(
         "error",
-        "the last stable offset {stated} is above offset {most}, where a later aborted transaction has data, "
-        "or where its own marker ends",
-        "Stops searching there: serves records of aborted transactions to read_committed consumers",
+        "the last stable offset {stated} is above offset {most}: a later aborted transaction has data there, "
+        "or its own marker ends there",
+        "Stops its search at this entry, and serves records of aborted transactions to read_committed consumers",
         "yes",
     ),
 }

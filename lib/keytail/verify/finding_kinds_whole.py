@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from keytail.verify.finding_kind import REFETCH, Kind
 
-_REBUILD_EPOCHS = "`keytail rebuild-index` adds missing epochs and drops those beyond the log"
-_RESOLVE = "`keytail compact --execute` finishes or undoes it; so does a broker that starts"
+_REBUILD_EPOCHS = "Run `keytail rebuild-index`, which adds missing epochs and removes those beyond the log"
+_RESOLVE = "Run `keytail compact --execute`, which completes or undoes the replacement, as a starting broker does"
 _MOVE = "Move it out of the directory"
-_OWN = "chown and chmod it as the files beside it"
+_OWN = "Give it the owner and mode of the files beside it (chown, chmod)"
 _DELETED = "Deletes it when it starts"
 _OFFLINE = "Takes the whole log dir offline when it starts"
-_FORGETS = "Deletes it when it starts, and replays the log from the newest snapshot before it"
+_FORGETS = "Deletes it when it starts, and replays the log from the latest snapshot before it"
 
 _FILES = {
     "fatal-name": Kind(
         "error",
-        "a name with a suffix that brokers know, but no 20-digit offset before it",
-        "Does not start, or makes an empty file beside it or in the place of a segment",
+        "the file name has a suffix that brokers use, but no 20-digit offset before it",
+        "Does not start, or creates an empty file beside it or in place of a segment",
         _MOVE,
         start_loses="yes",
     ),
     "not-regular": Kind(
         "error",
         "not a regular file",
-        "Follows a link, and takes anything else for missing; keytail touches neither",
-        "Put the file itself in its place",
+        "Follows a link, and treats anything else as missing; keytail uses neither",
+        "Replace it with the file itself",
     ),
     "too-large": Kind(
         "error",
-        "a segment of {size} bytes; none may pass 2147483647",
+        "the segment has {size} bytes, more than the maximum of 2147483647",
         "Does not load the partition",
         REFETCH,
     ),
@@ -37,7 +37,7 @@ _FILES = {
     ),
     "segment-missing": Kind(
         "error",
-        "a segment began at the offset in this file's name and is not there: offsets {first} to {last} have no batch",
+        "the segment at the offset in this file's name is missing: offsets {first} to {last} have no batch",
         "Starts without the segment and deletes this file; consumers skip the offsets, and followers that fetch them "
         "get the gap too",
         f"Look for the segment's files and put them back. {REFETCH}",
@@ -47,62 +47,64 @@ _FILES = {
         "segments may be missing before this one: offsets {first} to {last} have no batch, and nothing else shows that "
         "the log was ever compacted",
         "Starts without them; consumers skip the offsets, and followers that fetch them get the gap too",
-        "If the topic was never compacted, and nothing was salvaged here: look for the segment's files and put them "
-        f"back. {REFETCH}",
+        "If the topic was never compacted, and the partition was never salvaged: look for the segment's files and put "
+        f"them back. {REFETCH}",
     ),
     "no-segment": Kind(
         "warning",
-        "the directory holds no segment",
-        "Makes an empty log that begins at the log start offset of the checkpoint, or 0",
-        "Restore it, if it ever held records",
+        "the directory contains no segment",
+        "Creates an empty log that begins at the log start offset of the checkpoint, or at 0",
+        "Restore its segments, if the partition ever contained records",
         start_loses="yes",
     ),
     "leftover-cleaned": Kind(
         "warning",
-        "left by a cleaning, or by the begin of a replacement, that was cut short",
+        "a file of a cleaning, or of the beginning of a replacement of segments, that was interrupted",
         _DELETED,
         _RESOLVE,
     ),
     "leftover-swap": Kind(
         "warning",
-        "left by a replacement of segments that was cut short",
-        "Puts it in the place of the segments that it covers when it starts",
+        "a file of a replacement of segments that was interrupted",
+        "Replaces the segments that it covers with it when it starts",
         _RESOLVE,
     ),
     "leftover-swap-void": Kind(
         "warning",
-        "left by a replacement of segments that was cut short; a .cleaned of base {guard} makes it void",
+        "a file of a replacement of segments that was interrupted; the .cleaned file of base offset {guard} makes it "
+        "invalid",
         _DELETED,
         _RESOLVE,
     ),
     "leftover-swap-gone": Kind(
         "error",
-        "the segments that this would replace are gone, and a .cleaned of base {guard} makes it void",
+        "the segments that this file would replace are missing, and the .cleaned file of base offset {guard} makes it "
+        "invalid",
         "Deletes it when it starts: the records in it are lost",
-        "Do not start the broker: keep a copy of the directory, remove the .cleaned, then run "
+        "Do not start the broker: keep a copy of the directory, remove the .cleaned file, then run "
         "`keytail compact --execute`",
         start_loses="yes",
     ),
-    "leftover-deleted": Kind("warning", "waits to be deleted", _DELETED, "Nothing needs to be done"),
+    "leftover-deleted": Kind("warning", "the file is marked for deletion", _DELETED, "No action is needed"),
     "leftover-scratch": Kind(
         "warning",
-        "scratch of a keytail run that was cut short",
+        "a scratch file of a keytail run that was interrupted",
         "Ignores it",
-        "The next `keytail compact --execute` removes it",
+        "No action is needed: the next `keytail compact --execute` removes it",
     ),
     "unreadable": Kind(
         "error", "the file cannot be read: {reason}", _OFFLINE, "Check the disk, and the file's owner and mode"
     ),
     "access": Kind(
         "error",
-        "{owner}, mode {mode}: the directory's owner, {user}, cannot read and write it",
+        "the file belongs to {owner} and has mode {mode}: the directory's owner, {user}, cannot read and write it",
         "Takes the log dir offline, if it runs as that user",
         _OWN,
     ),
     "owner": Kind(
         "warning",
-        "it belongs to {owner}, the directory to {user}",
-        "Cannot change its owner or mode; fails on it where the group's rights do not reach",
+        "the file belongs to {owner}, but its directory to {user}",
+        "Cannot change its owner or mode; fails on it if the group's permissions are not sufficient",
         _OWN,
     ),
     "shrunk": Kind(
@@ -116,38 +118,38 @@ _FILES = {
 
 _PRODUCERS = {
     "snapshot": Kind(
-        "error", "the producer snapshot cannot be believed: {reason}", _FORGETS,
-        "Remove it; `keytail rebuild-index` makes it anew where the log still tells",
+        "error", "the producer snapshot is invalid: {reason}", _FORGETS,
+        "Remove it; then `keytail rebuild-index` rebuilds it if the log still has the necessary batches",
     ),
     "snapshot-beyond": Kind(
         "error",
         "the producer snapshot is above the log end offset {end}",
-        "Deletes it when it starts, and before it the snapshot at the log end",
-        "Remove it, if the log has its right end",
+        "Deletes it when it starts, and before that the snapshot at the log end offset",
+        "Remove it, if the log end offset is correct",
     ),
     "snapshot-entry": Kind(
         "error",
         "producer {producer}: {reason}",
-        "Believes it: refuses good batches of the producer, accepts repeated ones, or shows what is not committed",
-        "Remove the snapshot; `keytail rebuild-index` makes it anew where the log still tells",
+        "Uses it: rejects valid batches of the producer, accepts duplicate ones, or serves uncommitted records",
+        "Remove the snapshot; then `keytail rebuild-index` rebuilds it if the log still has the necessary batches",
         start_loses="yes",
     ),
     "snapshots-missing": Kind(
         "warning",
         "the log has batches of producers, but there is no producer snapshot",
-        "Starts with no producers: repeated sends are accepted, open transactions count as none",
+        "Starts without producer state: duplicate batches are accepted, and open transactions count as ended",
         "Restore the snapshots, or remove .kafka_cleanshutdown so that the broker replays the log",
         start_loses="yes",
     ),
 }  # fmt: skip
 
 _EPOCHS = {
-    "epochs-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line; or remove the file, then "
-                              "`keytail rebuild-index` makes it anew"),
+    "epochs-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line; or remove the file and "
+                              "run `keytail rebuild-index`, which rebuilds it"),
     "epochs-order": Kind(
         "error",
-        "line {line}: epochs and start offsets must rise, epoch {epoch} at offset {start} does not",
-        "Drops entries when it loads them: followers truncate at wrong offsets",
+        "line {line}: epochs and start offsets must be ascending; epoch {epoch} at offset {start} is not",
+        "Drops entries when it loads the file: followers truncate at wrong offsets",
         _REBUILD_EPOCHS,
     ),
     "epochs-beyond": Kind(
@@ -158,19 +160,19 @@ _EPOCHS = {
     ),
     "epochs-missing": Kind(
         "warning",
-        "there is no entry, but the log has batches of leader epochs up to {epoch} from offset {first} on",
-        "Tells followers that it knows no epoch: they truncate to the high watermark",
+        "the file has no entry, but the log has batches of leader epochs up to {epoch} from offset {first} on",
+        "Reports no epoch to followers, which then truncate to the high watermark",
         _REBUILD_EPOCHS,
     ),
     "epochs-wrong": Kind(
         "error",
-        "by this file offset {first} is of leader epoch {stated}, but its batch is of epoch {epoch}",
-        "Believes the file: followers truncate at wrong offsets",
+        "the file has leader epoch {stated} for offset {first}, but the batch there has epoch {epoch}",
+        "Uses the file: followers truncate at wrong offsets",
         _REBUILD_EPOCHS,
     ),
     "leader-epoch": Kind(
         "error",
-        "a batch of leader epoch {epoch} among those of epoch {stated} (no checksum covers this field)",
+        "a batch has leader epoch {epoch} where epoch {stated} is expected (the CRC does not cover this field)",
         "Serves it; after a recovery followers truncate at wrong offsets",
         REFETCH,
     ),
@@ -179,43 +181,44 @@ _EPOCHS = {
 _CLAIMS = {
     "log-start": Kind(
         "error",
-        "{checkpoint} has {value}, above the log end offset {end}",
+        "the offset in {checkpoint}, {value}, is above the log end offset {end}",
         "Deletes all segments when it starts",
-        "Find out whether segments are missing; else correct the entry before the broker starts",
+        "Find out whether segments are missing; if none is, correct the entry before the broker starts",
         start_loses="yes",
     ),
     "recovery-point": Kind(
         "warning",
-        "{checkpoint} has {value}, above the log end offset {end}: records that were on disk are gone",
-        "Goes on from the log end; recovers nothing",
-        "Restore the log's end from a replica or a backup, if it must not be lost",
+        "the offset in {checkpoint}, {value}, is above the log end offset {end}: records that were on disk are missing",
+        "Continues from the log end offset; recovers nothing",
+        "If the missing records must not be lost, restore the end of the log from a replica or a backup",
         start_loses="yes",
     ),
     "high-watermark": Kind(
         "warning",
-        "{checkpoint} has {value}, above the log end offset {end}: records that consumers saw are gone",
-        "Goes on from the log end",
-        "Restore the log's end from a replica or a backup, if it must not be lost",
+        "the offset in {checkpoint}, {value}, is above the log end offset {end}: records that consumers could read are "
+        "missing",
+        "Continues from the log end offset",
+        "If the missing records must not be lost, restore the end of the log from a replica or a backup",
         start_loses="yes",
     ),
     "cleaner-checkpoint": Kind(
         "warning",
-        "{checkpoint} has {value}, above the log end offset {end}",
-        "Cleans from the log start again",
-        "Nothing needs to be done; `keytail compact --execute` sets it right",
+        "the offset in {checkpoint}, {value}, is above the log end offset {end}",
+        "Cleans from the log start offset again",
+        "No action is needed; `keytail compact --execute` corrects the entry",
     ),
 }
 
 _LOG_DIR = {
-    "checkpoint-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line that is named"),
+    "checkpoint-unreadable": Kind("error", "{reason}", _OFFLINE, "Repair the line that the message names"),
     "foreign-directory": Kind(
-        "error", "a directory whose name is no partition's", "Does not start", "Move it out of the log dir"
+        "error", "a directory whose name is not that of a partition", "Does not start", "Move it out of the log dir"
     ),
     "two-homes": Kind(
         "error",
         "the partition is in two log dirs",
         "Does not start",
-        "Find out which one is in use, and move the other out of the log dir",
+        "Find out which copy is in use, and move the other one out of its log dir",
     ),
 }
 

@@ -108,7 +108,7 @@ class ProducerChecks:
         for still_open in map(int, np.flatnonzero(opened >= 0)):
             producer = self._ids[still_open]
             if producer not in known:
-                reason = f"it has no entry, but a transaction of it is open since offset {opened[still_open]}"
+                reason = f"it has no entry, but in the log its transaction is open since offset {opened[still_open]}"
                 self._scope.findings.add("snapshot-entry", file, None, at, producer=producer, reason=reason)
 
     def _read_snapshot(self, at: int) -> list[ProducerEntry] | None:
@@ -266,14 +266,14 @@ def _contradiction(entry: ProducerEntry, state: np.ndarray) -> str:
         return f"its last offset is {entry.last_offset}, but the log has data up to offset {last}"
     if 0 <= last == entry.last_offset and (entry.last_sequence, entry.offset_delta) != (sequence, delta):
         return (
-            f"its last batch has last sequence {entry.last_sequence} and offset delta {entry.offset_delta}, in the log "
-            f"{sequence} and {delta}"
+            f"its last batch has last sequence {entry.last_sequence} and offset delta {entry.offset_delta}, but in "
+            f"the log they are {sequence} and {delta}"
         )
     current = entry.current_txn_first_offset
     if opened >= 0 and current < 0:
         return f"it has no open transaction, but in the log one is open since offset {opened}"
     if opened >= 0 and current > opened:
-        return f"its open transaction begins at offset {current}, in the log at {opened} or before"
+        return f"its open transaction begins at offset {current}, but in the log at offset {opened} or before"
     if 0 <= current < marker:
-        return f"a transaction is open since offset {current}, but in the log it ended at offset {marker}"
+        return f"its transaction is open since offset {current}, but in the log it ended at offset {marker}"
     return ""

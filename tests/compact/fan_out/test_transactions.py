@@ -98,9 +98,9 @@ def test_what_stays_of_the_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lost", "text"),
     [
-        (0, "a batch holds data of an aborted transaction"),
+        (0, "a batch has data of an aborted transaction"),
         (5, "the marker of a transaction that had data is not in the output"),
-        (1, "newest record of its key is not in the output"),
+        (1, "latest record of its key is not in the output"),
     ],
 )
 def test_the_proof_of_parts_finds_what_is_lost(
@@ -133,5 +133,5 @@ def test_a_stage_that_loses_a_survivor_is_found_out_by_the_proof(
         return load(fs, replace(part, bits=part.bits[:1]), attempt)
 
     monkeypatch.setattr(stages, "write", forgetful)
-    with pytest.raises(KeytailError, match="newest record of its key is not in the output"):
+    with pytest.raises(KeytailError, match="latest record of its key is not in the output"):
         fan_out(LOCAL, task, InProcess(tmp_path / "cells"), ONE_BATCH)

@@ -82,7 +82,7 @@ def test_it_equals_a_compaction_in_place_of_a_copy(run: Run, tmp_path: Path) -> 
         numbers = [key for key in row if key not in ("log_dir", "start_ms", "end_ms", "error")]
         assert {key: rows[name][key] for key in numbers} == {key: row[key] for key in numbers}, name
         if row["status"] != "compacted":
-            assert rows[name]["error"] == f"copied as it is: {row['error']}"
+            assert rows[name]["error"] == f"copied unchanged: {row['error']}"
     assert run("verify", "--log-dirs", out).exit_code == 0
 
 
@@ -97,7 +97,7 @@ def test_only_what_changed_is_written_again(run: Run, log_dir: Path, tmp_path: P
     assert {row["status"] for row in again.values()} == {"clean"}
     assert all(row["error"].startswith("unchanged since ") for row in again.values())
     assert again["orders-0"]["bytes_after"] == first["orders-0"]["bytes_after"] < first["orders-0"]["bytes_before"]
-    assert "copied as it is" in again["users-0"]["error"]
+    assert "copied unchanged" in again["users-0"]["error"]
     assert snapshot(out) == whole, "nothing is touched"
 
     append(log_dir / "users-0")
@@ -128,7 +128,7 @@ def test_what_has_become_due_is_written_again(run: Run, log_dir: Path, tmp_path:
     lag = ("--topic-config", f"orders:min.compaction.lag.ms={10**15}")
     rows = place(run, log_dir, out, *CONFIG, *lag)
     assert rows["orders-0"]["status"] == "skipped"
-    assert "copied as it is" in rows["orders-0"]["error"]
+    assert "copied unchanged" in rows["orders-0"]["error"]
     rows = place(run, log_dir, out)
     assert rows["orders-0"]["status"] == "compacted"
     rows = place(run, log_dir, out, *CONFIG, "--from-log-start")
@@ -141,7 +141,7 @@ def test_unknown_settings_are_no_reason_to_lack_a_partition(run: Run, log_dir: P
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG[:3], status=3)
     assert rows["users-0"]["status"] == "refused"
-    assert rows["users-0"]["error"].startswith("copied as it is: topic config unknown")
+    assert rows["users-0"]["error"].startswith("copied unchanged: topic config unknown")
     assert records_of(out / "users-0") == records_of(log_dir / "users-0")
     assert all((out / name).exists() for name in ROOT_FILES), "nothing is lacking"
     rows = place(run, log_dir, out, *CONFIG[:3], status=3)
@@ -155,7 +155,7 @@ def test_keyless_records_are_a_reason_to_copy(run: Run, tmp_path: Path) -> None:
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     rows = place(run, source, out, status=1)
     assert rows["orders-0"]["status"] == "refused"
-    assert rows["orders-0"]["error"].startswith("copied as it is: ")
+    assert rows["orders-0"]["error"].startswith("copied unchanged: ")
     assert "--drop-keyless" in rows["orders-0"]["error"]
     assert files_of(out) == files_of(source)
     rows = place(run, source, out, *CONFIG, "--drop-keyless")
@@ -176,7 +176,7 @@ def test_a_corrupt_partition_is_lacking_and_no_broker_may_start(run: Run, log_di
         "orders-0": "clean", "orders-1": "corrupt", "users-0": "clean"
     }  # fmt: skip
     assert str(damaged) in rows["orders-1"]["error"]
-    assert "no broker may start on the target" in told() and "orders-1" in told()
+    assert "do not start a broker on the target" in told() and "orders-1" in told()
     assert not any((out / name).exists() for name in ROOT_FILES)
     assert files_of(out) == before, "what it had before is still there"
     assert not list(out.rglob("*.clean"))
@@ -223,7 +223,7 @@ def test_what_the_source_has_no_more_is_left_and_told(run: Run, log_dir: Path, t
     place(run, log_dir, out)
     shutil.rmtree(log_dir / "users-0")
     place(run, log_dir, out)
-    assert f"{out / 'users-0'} is left: the source has no users-0 any more" in told()
+    assert f"{out / 'users-0'} is still there, but the source no longer has users-0" in told()
     assert (out / "users-0").exists()
     assert not any("users" in line for line in checkpoint(out / "replication-offset-checkpoint"))
 
@@ -242,7 +242,7 @@ def test_an_unclean_source_is_copied_with_its_torn_tail(run: Run, tmp_path: Path
     assert snapshot(source) == before
     assert rows["orders-0"]["status"] == "compacted"
     assert rows["orders-0"]["end_dirty_offset"] == 200
-    assert "orders-0: no high watermark is known of it, and the log end" in told()
+    assert "orders-0: its high watermark is unknown, so the log end offset" in told()
     for base in (200, 300):
         for suffix in ("log", "index", "timeindex"):
             name = f"orders-0/{base:020d}.{suffix}"
@@ -255,7 +255,7 @@ def test_a_deadline_leaves_the_rest_for_the_next_run(run: Run, log_dir: Path, tm
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--deadline", "0")
     assert {row["status"] for row in rows.values()} == {"skipped"}
-    assert "no broker may start" in told() and not list(out.glob(f"*/{RECORD}"))
+    assert "do not start a broker" in told() and not list(out.glob(f"*/{RECORD}"))
     rows = place(run, log_dir, out)
     assert rows["orders-0"]["status"] == "compacted" and (out / "meta.properties").exists()
 
@@ -265,7 +265,7 @@ def test_other_replicas_hold_tombstones_back(run: Run, log_dir: Path, tmp_path: 
     rows = place(run, log_dir, tmp_path / "out", *CONFIG, "--replica", f"b={other}")
     assert (rows["orders-0"]["removal_limit_offset"], rows["orders-0"]["removal_limit_replica"]) == (0, "b")
     assert rows["orders-1"]["removal_limit_replica"] is None
-    assert "orders-1: no --replica hosts it" in told()
+    assert "no --replica hosts orders-1: " in told()
 
 
 def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_leftovers_of_the_source(run: Run, log_dir: Path, tmp_path: Path) -> Non
     rows = place(run, log_dir, out, status=3)
     assert rows["orders-0"]["status"] == "compacted"
     assert rows["orders-1"]["status"] == "refused"
-    assert f"`keytail compact --log-dirs {log_dir} --partitions orders-1 --execute` finishes it" in (
+    assert f"`keytail compact --log-dirs {log_dir} --partitions orders-1 --execute`" in (
         rows["orders-1"]["error"]
     )
     assert snapshot(log_dir) == before
@@ -309,7 +309,7 @@ def test_what_a_broker_changed_in_the_target_is_not_replaced(run: Run, log_dir: 
     changed = files_of(out)
     rows = place(run, log_dir, out, status=3)
     assert rows["orders-0"]["status"] == "refused"
-    assert "not what keytail wrote: 00000000000000000300.log" in rows["orders-0"]["error"]
+    assert "not those that keytail wrote: 00000000000000000300.log" in rows["orders-0"]["error"]
     assert files_of(out) == changed
     assert not (out / "meta.properties").exists()
 
@@ -343,7 +343,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(
     out = tmp_path / "out"
     rows = place(run, log_dir, out, *CONFIG, "--partitions", "orders-0", status=1)
     assert rows["orders-0"]["status"] == "refused"
-    assert "the source changed since it was planned: other names, sizes or times of leader-epoch-checkpoint" in (
+    assert "the source has changed since it was planned: changed names, sizes or times of leader-epoch-checkpoint" in (
         rows["orders-0"]["error"]
     )
     assert list((out / "orders-0").iterdir()) == []
@@ -363,7 +363,7 @@ def test_a_target_with_other_things_in_it_is_refused(run: Run, log_dir: Path, tm
         (out / "meta.properties").write_text("version=1\nnode.id=7\n")
     before = snapshot(out)
     assert place(run, log_dir, out, status=1) == {}
-    assert "holds what keytail has not written" in told()
+    assert "has files that keytail did not write" in told()
     assert snapshot(out) == before
 
 
@@ -386,8 +386,8 @@ def test_a_dry_run_says_what_would_be_where_and_makes_nothing(run: Run, log_dir:
     assert done.exit_code == 0, done.output
     rows = rows_of(done)
     assert rows["orders-0"]["status"] == "would-compact"
-    assert rows["users-0"]["error"].startswith("would be copied as it is: ")
-    assert f"to {out}: 2 partitions would be compacted, 1 copied as they are" in done.stderr
+    assert rows["users-0"]["error"].startswith("would be copied unchanged: ")
+    assert f"to {out}: 2 partitions would be compacted, 1 copied unchanged" in done.stderr
     assert not out.exists()
     place(run, log_dir, out)
     done = run("compact", "--log-dirs", log_dir, "--output-dir", out, *CONFIG, "--output", "json")
@@ -406,22 +406,22 @@ def test_flags_that_do_not_go_together(run: Run, log_dir: Path, tmp_path: Path) 
         ((out, "--ledger", tmp_path / "ledger"), "--ledger"),
         ((out, "--max-scratch-bytes", "1g"), "--max-scratch-bytes"),
         ((out, "--scratch-dir", tmp_path), "--scratch-dir"),
-        ((f"{out},{out}",), "names 2 directories, and there are 1 log dirs"),
-        ((log_dir,), "inside of a log dir, or holds one"),
-        ((inside,), "inside of a log dir, or holds one"),
-        ((tmp_path,), "inside of a log dir, or holds one"),
+        ((f"{out},{out}",), "names 2 directories, but there are 1 log dirs"),
+        ((log_dir,), "inside a log dir or contains one"),
+        ((inside,), "inside a log dir or contains one"),
+        ((tmp_path,), "inside a log dir or contains one"),
         ((other / "new",), "which is a log dir"),
         ((tmp_path / "no" / "such",), "does not exist"),
-        ((tmp_path / "file",), "is no directory"),
+        ((tmp_path / "file",), "is not a directory"),
         (("nosuch://bucket/prefix",), "cannot be reached"),
-        ((there, "--rows-file", there / "rows"), "--rows-file lies in a log dir"),
-        ((there, "--quarantine-report", there / "bad"), "--quarantine-report lies in a log dir"),
+        ((there, "--rows-file", there / "rows"), "--rows-file is inside a log dir"),
+        ((there, "--quarantine-report", there / "bad"), "--quarantine-report is inside a log dir"),
     ]:
         done = run("compact", "--log-dirs", log_dir, "--output-dir", *flags, *CONFIG)
         assert done.exit_code == 2, (flags, done.output)
         assert what in " ".join(done.output.split()), done.output
     done = run("compact", "--log-dirs", f"{log_dir},{other}", "--output-dir", f"{out},{out / 'in'}", *CONFIG)
-    assert done.exit_code == 2 and "one in another" in done.output
+    assert done.exit_code == 2 and "one inside another" in done.output
     done = run("compact", "--log-dirs", log_dir, "--scratch-dir", tmp_path, *CONFIG)
     assert done.exit_code == 2
     assert not out.exists()

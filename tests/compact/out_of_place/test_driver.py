@@ -112,7 +112,7 @@ def test_keyless_records_are_copied_by_many_tasks_too(
     source, out = write_log_dir(tmp_path / "logs", {"orders-0": records}), tmp_path / "out"
     [row] = run(spark, monkeypatch, source, out, fan_out="always").values()
     assert row.status == "refused"
-    assert row.error.startswith("copied as it is: ") and "--drop-keyless" in row.error
+    assert row.error.startswith("copied unchanged: ") and "--drop-keyless" in row.error
     assert files_of(out) == files_of(source)
     assert (out / "meta.properties").exists()
 

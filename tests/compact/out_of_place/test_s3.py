@@ -106,7 +106,7 @@ def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     _, errors = place(server, source, server.uri_with_keys("nosuchbucket/here"), scratch, status=2)
-    assert "there is no bucket nosuchbucket (s3://nosuchbucket/here)" in errors
+    assert "the bucket nosuchbucket does not exist (s3://nosuchbucket/here)" in errors
     server.client().put_object(Bucket="backups", Key="other/orders-0/00000000000000000000.log", Body=b"somebody's")
     _, errors = place(server, source, server.uri("backups/other"), scratch, status=1)
     assert "holds what keytail has not written: orders-0" in errors
@@ -151,6 +151,6 @@ def test_what_fails_is_tried_again(failures: int, monkeypatch: pytest.MonkeyPatc
     if failures < 4:
         store.delete("x")
     else:
-        with pytest.raises(StoreProblem, match=r"the object store failed \(x\): AWS Error: slow down, \.\.\."):
+        with pytest.raises(StoreProblem, match=r"store reported an error \(x\): AWS Error: slow down, \.\.\."):
             store.delete("x")
     assert remote.calls == 4

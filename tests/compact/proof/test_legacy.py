@@ -248,7 +248,7 @@ def test_a_tombstone_goes_by_the_time_of_its_file(tmp_path):
     assert not _holding(case, b"x")
     case.prove(tmp_path)
     case.segments[1] = replace(segments[1], mtime_ms=NOW - 5001 + RETENTION)
-    with pytest.raises(KeytailError, match="newest record of its key") as caught:
+    with pytest.raises(KeytailError, match="latest record of its key") as caught:
         case.prove(tmp_path)
     assert (caught.value.offset, caught.value.byte_position) == (0, 0)
     later = Case(case.segments, first_dirty=20)
@@ -259,7 +259,7 @@ def test_a_tombstone_goes_by_the_time_of_its_file(tmp_path):
 def test_corrupt_messages_are_named_as_such(tmp_path):
     good = encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1)
     bad = {
-        "checksum": good[:-1] + bytes([good[-1] ^ 1]),
+        "invalid CRC": good[:-1] + bytes([good[-1] ^ 1]),
         "do not increase": encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1, inner_offsets=[1, 1]),
         "no messages": encode_wrapper(_records(0, (b"a", b"1")), 1, inner=b""),
         "below": encode_wrapper(_records(5, (b"a", b"1")), 1, offset=3, inner_offsets=[5]),
@@ -416,7 +416,7 @@ def test_a_wrapper_around_another_magic_must_be_rebuilt(tmp_path):
     case.prove(tmp_path)
     [output] = case.outputs
     output.batches = [mixed]
-    with pytest.raises(KeytailError, match="do not fit the message"):
+    with pytest.raises(KeytailError, match="magics or offsets inside it do not fit"):
         case.prove(tmp_path)
 
 

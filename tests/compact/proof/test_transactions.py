@@ -371,7 +371,7 @@ def test_a_marker_above_the_cleaned_range_is_read_there(tmp_path):
     case.prove(tmp_path)
     active = case.segments[-1]
     case.segments[-1] = replace(active, log=active.log.replace(abort(41, 8), commit(41, 8)))
-    with pytest.raises(KeytailError, match="newest record of its key") as caught:
+    with pytest.raises(KeytailError, match="latest record of its key") as caught:
         case.prove(tmp_path)
     assert caught.value.offset == 16
     case.segments[-1] = replace(active, log=active.log.replace(abort(41, 8), b""))
@@ -429,7 +429,7 @@ def test_an_output_must_not_reach_past_the_base_of_the_next(tmp_path):
     case = _example()
     case.split(0, [3])
     assert struct.unpack_from(">q", case.outputs[0].batches[-1])[0] == 2
-    with pytest.raises(KeytailError, match="do not fit its segment"):
+    with pytest.raises(KeytailError, match="are outside its segment"):
         case.prove(tmp_path)
 
 

@@ -144,12 +144,12 @@ def _take(survivors: Survivors, row: np.void, block: np.ndarray) -> None:
     if row["kind"] == NULLS:
         start = survivors.batch_start[k] + int(row["first"])
         if start + row["count"] > survivors.batches:
-            raise IndexError("bits of more batches than there are")
+            raise IndexError("bits for more batches than the segments have")
         kernels.copy_bits(block, int(row["count"]), start, survivors.null_bits)
         return
     numbers = block.view("<u4")
     if len(numbers) and int(numbers[-1]) >= survivors.segment_records[k]:
-        raise IndexError("bits of more records than there are")
+        raise IndexError("bits for more records than the segment has")
     kernels.set_bits(numbers, survivors.record_start[k], survivors.bits)
 
 
@@ -173,7 +173,8 @@ def _block(fs: FileSystem, fd: int, path: str, row: np.void) -> np.ndarray:
 
 def _differs(path: str) -> KeytailError:
     return KeytailError(
-        "what one stage of a fan-out left for another is not what it wrote",
+        "a scratch file of an earlier stage of the fan-out has changed since it was written",
         path=path,
-        remedy="Nothing more was replaced; run again, and check the disk and the memory of the hosts",
+        remedy="Nothing more was replaced. Check the disk and the memory of the hosts, and run again",
+        slug="scratch-file-changed",
     )

@@ -245,8 +245,9 @@ def _columns(data: bytearray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def _too_small(task: CleaningTask, offset_map: OffsetMap) -> KeytailError:
     return KeytailError(
-        f"a shard has more than the {int(len(offset_map.slots) * LOAD_FACTOR)} keys that {task.map_memory_bytes} bytes "
-        "of memory take",
+        f"a shard has more than the {int(len(offset_map.slots) * LOAD_FACTOR)} keys that fit into "
+        f"{task.map_memory_bytes} bytes of memory",
         path=task.partition_path,
-        remedy="Nothing was replaced; give the run more --map-memory",
+        remedy="Nothing was replaced. Raise --map-memory",
+        slug="too-many-keys",
     )

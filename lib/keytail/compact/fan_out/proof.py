@@ -85,7 +85,8 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
         raise KeytailError(
             f"the markers of transactions need more than {limit_bytes} bytes of memory",
             path=task.partition_path,
-            remedy="Nothing was replaced; give the run more --map-memory",
+            remedy="Nothing was replaced. Raise --map-memory",
+            slug="proof-memory-exceeded",
         )
     cursor = np.zeros(marker_kernels.CURSOR_SIZE, np.int64)
     window = Window(fs)
@@ -105,7 +106,13 @@ def markers_of(fs: FileSystem, task: CleaningTask, attempt: str) -> CleanFile:
                     if segment is task.segments[-1]:
                         break
                     at = window.position + int(cursor[marker_kernels.FROM])
-                    raise CorruptLog("no batch begins here", path=path, byte_position=at, remedy=SOURCE_REMEDY)
+                    raise CorruptLog(
+                        "no batch begins here",
+                        path=path,
+                        byte_position=at,
+                        remedy=SOURCE_REMEDY,
+                        slug="invalid-batch",
+                    )
     finally:
         window.close()
     return hand_on(fs, replace(task, attempt=attempt), names.PROOF, markers)
@@ -192,7 +199,8 @@ class _Table:
                 raise KeytailError(
                     f"a shard of the proof needs more than its {self._memory_bytes} bytes of memory",
                     path=self._path,
-                    remedy="Nothing was replaced; give the run more --map-memory",
+                    remedy="Nothing was replaced. Raise --map-memory",
+                    slug="proof-memory-exceeded",
                 )
             larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
             kernels.rehash_entries(self.slots, larger)

@@ -143,9 +143,10 @@ def bounds(fs: FileSystem, task: CleaningTask, piece: Slice) -> tuple[int, int]:
     end = segment.log_bytes if piece.part + 1 == piece.parts else int(found[1])
     if not 0 <= start <= end <= segment.log_bytes:
         raise CorruptLog(
-            "the offset index does not ascend",
+            "the entries of the offset index are not in ascending order",
             path=task.path(segment.base_offset, names.INDEX),
             remedy=CORRUPT_REMEDY,
+            slug="unsorted-offset-index",
         )
     return start, end
 
@@ -244,6 +245,7 @@ def _behind(task: CleaningTask, slices: list[SliceFacts], facts: SliceFacts) -> 
             byte_position=facts.start,
             offset=facts.first_offset,
             remedy=CORRUPT_REMEDY,
+            slug="invalid-batch",
         )
     return replace(
         facts,

@@ -63,7 +63,7 @@ def plan(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
             fates = Counter(one.fate for one in judged if one.log_dir == log_dir)
             say(
                 f"keytail: from {log_dir} to {target.tree(log_dir)}: {fates['clean']} partitions would be compacted, "
-                f"{fates['copy']} copied as they are, {fates['keep']} are there unchanged, {fates['leave']} left out"
+                f"{fates['copy']} copied unchanged, {fates['keep']} are there unchanged, {fates['leave']} left out"
             )
         tell_unhosted([one.name for one in judged if one.is_unhosted])
         say_how_old_messages_become(configuration, (one.topic for one in judged if one.fate == "clean"))
@@ -81,7 +81,10 @@ def compact(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         _refuse_in_use(fs, request.choice.log_dirs)
         spark = session_of_run(run, request.master, submitted=request.submitted) if request.submitted else None
         if spark is not None and is_named_by(spark):
-            say("keytail: a run out of place replaces nothing, and the ledger that the conf names hears nothing of it")
+            say(
+                "keytail: a run with --output-dir replaces nothing, and is not recorded in the ledger that the Spark "
+                "conf names"
+            )
         target.make()
         if not target.is_store:
             if not request.shared_storage:
@@ -224,7 +227,7 @@ class _Driver:
                     continue
                 if name in hosted:
                     place = root.tree.place_of(name)
-                    root.lacking[name] = f"moved to {hosted[name].facts.path}, and still in {place}: remove it"
+                    root.lacking[name] = f"moved to {hosted[name].facts.path}, but still in {place}: remove it there"
 
     def is_outdated(self, roots: Sequence[Root]) -> bool:
         from keytail.compact.out_of_place.output_root import contents, is_outdated  # noqa: PLC0415 (brings in the kernels)
@@ -249,12 +252,12 @@ class _Driver:
         for root in roots:
             gone = sorted(self.known[root.facts.path].keys() - root.records.keys() - root.lacking.keys())
             for name in gone:
-                self.reporter.note(f"{root.tree.place_of(name)} is left: the source has no {name} any more")
+                self.reporter.note(f"{root.tree.place_of(name)} is still there, but the source no longer has {name}")
         if lacking:
             listed = ", ".join(lacking[:20]) + (f" and {len(lacking) - 20} more" if len(lacking) > 20 else "")
             self.reporter.note(
-                f"no broker may start on the target, and without meta.properties none does: of the source it lacks "
-                f"{listed}; a broker would take them for empty"
+                f"do not start a broker on the target (without meta.properties, none starts): it lacks partitions of "
+                f"the source, which a broker would treat as empty: {listed}"
             )
 
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:
@@ -274,9 +277,10 @@ def _refuse_in_use(fs: FileSystem, log_dirs: Sequence[str]) -> None:
     for log_dir in log_dirs:
         if is_held(log_dir, fs):
             raise Refused(
-                "the log dir is in use, by a running broker or another keytail run, or its lock cannot be asked about",
+                "the log dir is in use by a broker or another keytail run, or its lock cannot be checked",
                 path=log_dir,
-                remedy="Stop the broker, or take a snapshot of its log dirs and give that; then run again",
+                remedy="Stop the broker, or take a snapshot of its log dirs and give its directories; then run again",
+                slug="log-dir-in-use",
             )
 
 

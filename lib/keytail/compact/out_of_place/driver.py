@@ -85,7 +85,9 @@ class Placing:
         if result.placed is None:
             outcome = self.finish(self.task, result)
             if outcome.problem is not None or outcome.value is None:
-                raise outcome.problem or KeytailError("internal error: a task gave no answer", remedy=REPORT_IT)
+                raise outcome.problem or KeytailError(
+                    "internal error: a task returned no result", remedy=REPORT_IT, slug="task-without-result"
+                )
             result = outcome.value
             refuse_unseen(self.fs, self.task.scratch_path, sorted(written(result)), outcome.host)
         if is_stopped():
@@ -120,9 +122,9 @@ class Placing:
         """Return the row of a partition that has been placed."""
         assert self._result is not None and self.task.out_of_place is not None
         if self._result.refusal:
-            row = self.row.unchanged("refused", f"copied as it is: {self._result.refusal}")
+            row = self.row.unchanged("refused", f"copied unchanged: {self._result.refusal}")
         elif self.task.out_of_place.only_copies:
-            row = replace(self.intended.row, error=f"copied as it is: {self.intended.row.error}")
+            row = replace(self.intended.row, error=f"copied unchanged: {self.intended.row.error}")
         else:
             result = self._result
             detail = detail_of_result(self.task, result, result.sources, result.phases_s, result.key_counts)
@@ -140,9 +142,9 @@ class Placing:
         remove_lost_scratch(self.fs, self.task)
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         assert self.task.out_of_place is not None
-        left = "the source is as it was; the target has of it what it had before"
+        left = "the source and its copy in the target, if there is one, are unchanged"
         if self._begun or self.task.out_of_place.is_local:
-            left = "the source is as it was; in the target it may be unfinished, and the next run writes it anew"
+            left = "the source is unchanged; the copy in the target may be incomplete, and the next run writes it again"
         self.row = replace(self.row.unchanged(status, f"{problem}. Not placed: {left}"), problem=problem)
 
 
@@ -219,7 +221,7 @@ def finish_by(
     """Return `Placing.finish`, run by tasks of `spark`; `run` is `run_bundle`."""
 
     def finish(task: CleaningTask, result: CleaningResult) -> Outcome[CleaningResult]:
-        name = f"take over the rest of {os.path.basename(task.partition_path)}"
+        name = f"copy the rest of {os.path.basename(task.partition_path)}"
         [outcome] = run(spark, [(task, result)], worker.finish, name=name)
         answer: Outcome[CleaningResult] = outcome
         return answer

@@ -73,7 +73,9 @@ class Store:
             raise UsageProblem(
                 f"the target cannot be reached: {self.without_secrets(str(problem))}",
                 path=str(self),
-                remedy="Give a path, or a URI that pyarrow knows, such as s3://bucket/prefix; keys by the environment",
+                remedy="Give a path, or a URI that pyarrow supports, such as s3://bucket/prefix; set credentials in "
+                "the environment",
+                slug="target-unreachable",
             ) from None
         return fs, "/".join(filter(None, (path.rstrip("/"), self.folder)))
 
@@ -130,9 +132,10 @@ class Store:
         sent = self._tried(name, once)
         if sent.size_bytes != wanted.size_bytes or wanted.digest_hex not in ("", sent.digest_hex):
             raise Refused(
-                f"the file has {sent.size_bytes} bytes and not those {wanted.size_bytes} that were to be sent",
+                f"the file has changed: it has {sent.size_bytes} bytes, and {wanted.size_bytes} bytes were to be sent",
                 path=source,
-                remedy="Something else writes to the directory; stop it and run again",
+                remedy="Stop the process that writes to the directory, and run again",
+                slug="file-changed",
             )
         self._check_size(name, sent.size_bytes)
         return sent
@@ -141,9 +144,9 @@ class Store:
         there = self._tried(name, _size)
         if there != size_bytes:
             raise StoreProblem(
-                f"the object has {there} bytes in the store, and {size_bytes} were sent",
+                f"the object has {there} bytes in the store, but {size_bytes} were sent",
                 path=str(self.below(name)),
-                remedy="Run again: the partition is unfinished, and is sent anew",
+                remedy="Run again: the partition is incomplete, and is sent again",
             )
 
     def put(self, name: str, data: bytes) -> None:
@@ -186,7 +189,12 @@ class Store:
             if not found and remote.type_name in _WITH_BUCKETS:
                 bucket = path.partition("/")[0]
                 if remote.get_file_info(bucket).type == pyarrow.fs.FileType.NotFound:
-                    raise UsageProblem(f"there is no bucket {bucket}", path=str(self), remedy="Make it, then run again")
+                    raise UsageProblem(
+                        f"the bucket {bucket} does not exist",
+                        path=str(self),
+                        remedy="Create it, then run again",
+                        slug="no-such-bucket",
+                    )
             files = [info for info in found if info.type == pyarrow.fs.FileType.File]
             return {info.path[len(path) :].lstrip("/"): info.size for info in files}
 
@@ -228,17 +236,18 @@ def _told(store: Store, what: str) -> Iterator[None]:
         if missing.filename is not None:
             raise
         raise Refused(  # not retried
-            f"there is no such bucket, folder or object: {store.without_secrets(str(missing))}",
+            f"no such bucket, folder or object: {store.without_secrets(str(missing))}",
             path=str(store),
-            remedy="Make the bucket, or mend the name, and run again",
+            remedy="Create the bucket, or correct the name, and run again",
+            slug="no-such-object",
         ) from None
     except OSError as problem:
         if problem.filename is not None:
             raise
         raise StoreProblem(
-            f"the object store failed ({what}): {store.without_secrets(str(problem))[:500]}",
+            f"the object store reported an error ({what}): {store.without_secrets(str(problem))[:500]}",
             path=str(store),
-            remedy="Mend that, and run again: what is done is kept",
+            remedy="Correct the cause, and run again: finished partitions are kept",
         ) from None
 
 
@@ -305,9 +314,9 @@ class StoreTree:
         for name, size_bytes in wanted.items():
             if sizes.get(name) != size_bytes:
                 raise StoreProblem(
-                    f"the object has {sizes.get(name, 'no')} bytes in the store, and {size_bytes} were sent",
+                    f"the object has {sizes.get(name, 'no')} bytes in the store, but {size_bytes} were sent",
                     path=str(store.below(name)),
-                    remedy="Run again: the partition is unfinished, and is sent anew",
+                    remedy="Run again: the partition is incomplete, and is sent again",
                 )
         for name in sorted(sizes.keys() - {*wanted, names.OUTPUT_RECORD}):
             store.delete(name)

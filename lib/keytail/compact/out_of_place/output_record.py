@@ -91,9 +91,10 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
         version = fields.pop("version")
         if version != _VERSION:
             raise Refused(
-                f"what is known of this output has version {version}, and this keytail knows {_VERSION}",
+                f"the record of this output has version {version}, but this keytail supports only {_VERSION}",
                 path=where,
-                remedy="Use the keytail that made it, or another --output-dir",
+                remedy="Use the keytail version that wrote it, or another --output-dir",
+                slug="unsupported-output-version",
             )
         fields["source_files"] = tuple(SeenFile(*file) for file in fields["source_files"])
         fields["source_entries"] = Entries(*fields["source_entries"])
@@ -103,13 +104,14 @@ def decode_record(data: bytes, where: str) -> OutputRecord:
         )
         seen: tuple[SeenFile | PlacedFile, ...] = (*fields["source_files"], *fields["files"])
         if any(os.path.basename(file.name) != file.name for file in seen):
-            raise ValueError("it names a file of another directory")
+            raise ValueError("it names a file in another directory")
         return OutputRecord(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptLog(
-            f"what is known of this output cannot be read: {error}",
+            f"the record of this output cannot be read: {error}",
             path=where,
-            remedy="Remove the partition's directory in the target, and run again: it is written anew",
+            remedy="Remove the partition's directory in the target, and run again: it is then written again",
+            slug="invalid-output-record",
         ) from error
 
 

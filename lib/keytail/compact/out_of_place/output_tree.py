@@ -160,9 +160,12 @@ class MountedTree:
         for file in placed:
             if sizes.get(file.scratch_name) != file.size_bytes:
                 raise KeytailError(
-                    f"the output has {sizes.get(file.scratch_name, 'no')} bytes here, its task wrote {file.size_bytes}",
+                    f"the output has {sizes.get(file.scratch_name, 'no')} bytes on the driver, but its task "
+                    f"wrote {file.size_bytes}",
                     path=os.path.join(path, file.scratch_name),
-                    remedy="Is the target mounted alike on driver and executors? What was there is as it was",
+                    remedy="Mount the target at the same path on the driver and all executors. The files that were "
+                    "there are unchanged",
+                    slug="output-size-differs",
                 )
 
     def _put_record(self, path: str, record: OutputRecord) -> None:

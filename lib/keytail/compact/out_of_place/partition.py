@@ -118,14 +118,15 @@ def refuse_other_files(fs: FileSystem, task: CleaningTask) -> None:
     if here == there:
         return
     differ = sorted({file.name for file in {*here} ^ {*there}})
-    raise changed(task, f"other names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
+    raise changed(task, f"changed names, sizes or times of {', '.join(differ[:5])}{' ...' if len(differ) > 5 else ''}")
 
 
 def changed(task: CleaningTask, how: str) -> Refused:
     return Refused(
-        f"the source changed since it was planned: {how} on host {os.uname().nodename}",
+        f"the source has changed since it was planned: {how} on host {os.uname().nodename}",
         path=task.partition_path,
-        remedy="Make sure that nothing writes to the directory and every host sees the same files, and run again",
+        remedy="Make sure that nothing writes to the directory and that every host sees the same files, and run again",
+        slug="source-changed",
     )
 
 

@@ -58,7 +58,7 @@ class Judged:
 
     def planned_row(self, map_memory_bytes: int, *, in_detail: bool = False) -> ResultRow:
         if self.fate == "copy":
-            row = replace(self.row, error=f"would be copied as it is: {self.row.error}")
+            row = replace(self.row, error=f"would be copied unchanged: {self.row.error}")
         elif self.fate == "clean" and self.planned is not None:
             row = self.planned.planned_row(map_memory_bytes)
         else:
@@ -107,9 +107,9 @@ class Judged:
             mended = self.planned.mended_checkpoint
             if self.fate == "clean" and self.planned.facts.high_watermark is None:
                 notes.append(
-                    f"{self.name}: no high watermark is known of it, and the log end, "
-                    f"{self.planned.facts.log_end_offset}, was taken for it: what replicas did not have may have "
-                    "removed what they had"
+                    f"{self.name}: its high watermark is unknown, so the log end offset "
+                    f"{self.planned.facts.log_end_offset} was used instead: records that other replicas did not have "
+                    "may have removed records that they had"
                 )
         return Intended(target.tree(self.log_dir), self.row, self.entries or Entries(), mended, tuple(notes))
 
@@ -167,10 +167,9 @@ def _told(planned: Planned, log_dir: LogDirFacts, name: str) -> str:
     if not waiting:
         return f"not placed: {'; '.join(planned.facts.problems) or planned.row().error}"
     return (
-        f"not placed: an interrupted replacement of segments waits to be finished "
-        f"({os.path.join(planned.facts.path, waiting[0])}), and out of place nothing of the source is touched: "
-        f"`keytail compact --log-dirs {log_dir.path} --partitions {name} --execute` finishes it, and so does a broker "
-        "that starts"
+        f"not placed: an interrupted replacement of segments is not finished "
+        f"({os.path.join(planned.facts.path, waiting[0])}), and --output-dir does not change the source: finish it "
+        f"with `keytail compact --log-dirs {log_dir.path} --partitions {name} --execute`, or by starting the broker"
     )
 
 
@@ -180,9 +179,10 @@ def _unusable(there: Found) -> KeytailError | None:
         return there.problem
     if there.is_done and (differs := there.other_than_written()):
         return Refused(
-            f"what the target has of it is not what keytail wrote: {differs}",
-            remedy="A broker that has started on the target changes it: give another --output-dir, or remove the "
-            "partition's directory there",
+            f"the target's files of this partition are not those that keytail wrote: {differs}",
+            remedy="Give another --output-dir, or remove the partition's directory there: a broker that starts on the "
+            "target changes its files",
+            slug="target-changed",
         )
     return None
 
@@ -218,11 +218,11 @@ def _keep(
     row = planned.row()
     logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
-    text = f"unchanged since {since} UTC, when the target got it"
+    text = f"unchanged since {since} UTC, when it was written to the target"
     status = row.status
     if status in ("clean", "skipped"):
         status = "clean"
-        text += f", copied as it is: {record.copied_for}" if record.copied_for else ""
+        text += f", copied unchanged: {record.copied_for}" if record.copied_for else ""
     else:
         text += f"; {row.error}"
     row = replace(row, status=status, error=text, segments_after=len(logs), bytes_after=sum(logs), records_after=None)
@@ -271,4 +271,4 @@ def not_chosen(
         record = _unchanged(at, there, facts.clean_shutdown)
     except OSError as problem:
         return None, str(problem)
-    return (record, "") if record is not None else (None, "not chosen, and changed since the target got it")
+    return (record, "") if record is not None else (None, "not chosen, and changed since it was written to the target")

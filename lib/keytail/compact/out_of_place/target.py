@@ -72,8 +72,9 @@ class Target:
             [outcome] = one.run([self])
         if outcome is None or outcome.value is None:
             raise (outcome and outcome.problem) or KeytailError(
-                "the process that listed the target was killed, twice",
-                remedy="Mostly for want of memory (see the kernel's log)",
+                "the process that listed the target was killed twice",
+                remedy="See the kernel's log: the usual cause is a lack of memory",
+                slug="listing-process-killed",
             )
         known: dict[str, dict[str, Found]] = outcome.value
         return known
@@ -93,10 +94,11 @@ class Target:
                 foreign = [names.META_PROPERTIES]
         if foreign:
             raise Refused(
-                f"the target holds what keytail has not written: {', '.join(foreign[:5])}"
+                f"the target has files that keytail did not write: {', '.join(foreign[:5])}"
                 f"{' ...' if len(foreign) > 5 else ''}",
                 path=str(tree),
                 remedy="Give an empty directory, or one that --output-dir has written and no broker has started on",
+                slug="unknown-files-in-target",
             )
 
     def scratch(self, at_end: contextlib.ExitStack) -> str | None:
@@ -111,36 +113,47 @@ def target_of(fs: FileSystem, request: Request) -> Target:
     """Return the target. UsageProblem for conflicting flags, and for a place that cannot contain a log dir."""
     given, log_dirs = request.output_dirs, request.choice.log_dirs
     if not given:
-        raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")
+        raise UsageProblem(
+            "--scratch-dir needs an --output-dir in an object store", slug="scratch-dir-without-object-store"
+        )
     for flag, is_given in (
         ("--keep-originals", request.keep_originals is not None or request.copy_originals),
         ("--max-scratch-bytes", request.max_scratch_bytes is not None),
         ("--ledger", request.ledger.path is not None),
     ):
         if is_given:
-            raise UsageProblem(f"{flag} is about files that are replaced, and with --output-dir none are: leave it out")
+            raise UsageProblem(
+                f"{flag} is for files that are replaced, and --output-dir replaces none",
+                remedy="Omit one of these flags",
+                slug="conflicting-flags",
+            )
     if len(given) != len(log_dirs):
         raise UsageProblem(
-            f"--output-dir names {len(given)} director{'y' if len(given) == 1 else 'ies'}, and there are "
+            f"--output-dir names {len(given)} director{'y' if len(given) == 1 else 'ies'}, but there are "
             f"{len(log_dirs)} log dirs",
-            remedy=f"Give one for each, in this order: {', '.join(log_dirs)}",
+            remedy=f"Give one for each log dir, in this order: {', '.join(log_dirs)}",
+            slug="output-dir-count-differs",
         )
     from keytail.compact.out_of_place.object_store import Store, is_store  # noqa: PLC0415 (brings in the kernels)
 
     kinds = {is_store(one) for one in given}
     if len(kinds) > 1:
-        raise UsageProblem("--output-dir names both paths and object stores: give one kind")
+        raise UsageProblem("--output-dir names both paths and object stores: give one kind", slug="mixed-output-dirs")
     if kinds == {True}:
         stores = tuple(map(Store, given))
         _refuse_nested([f"{store}/" for store in stores])
         if request.scratch_dir is not None:
             with as_caller():
                 if not os.path.isdir(request.scratch_dir):
-                    raise UsageProblem("--scratch-dir is no directory", path=request.scratch_dir)
+                    raise UsageProblem(
+                        "--scratch-dir is not a directory", path=request.scratch_dir, slug="not-a-directory"
+                    )
             refuse_unwritable(request.scratch_dir, "--scratch-dir")
         return Target(fs, log_dirs, tuple(map(str, stores)), stores, request.scratch_dir)
     if request.scratch_dir is not None:
-        raise UsageProblem("--scratch-dir is of use with an --output-dir in an object store only")
+        raise UsageProblem(
+            "--scratch-dir needs an --output-dir in an object store", slug="scratch-dir-without-object-store"
+        )
     with as_caller():
         places = tuple(os.path.realpath(_path_of(one)) for one in given)
     _refuse_nested([os.path.join(place, "") for place in places])
@@ -157,17 +170,25 @@ def _refuse_nested(places: Sequence[str]) -> None:
     for one in range(len(places)):
         for other in range(len(places)):
             if one != other and places[one].startswith(places[other]):
-                raise UsageProblem("--output-dir names the same directory twice, or one in another", path=places[one])
+                raise UsageProblem(
+                    "--output-dir names the same directory twice, or one inside another",
+                    path=places[one],
+                    slug="overlapping-output-dirs",
+                )
 
 
 def _check_place(fs: FileSystem, place: str, log_dirs: Sequence[str]) -> None:
     for log_dir in map(os.path.realpath, log_dirs):
         if os.path.commonpath([place, log_dir]) in (place, log_dir):
-            raise UsageProblem("--output-dir is inside of a log dir, or holds one", path=place)
+            raise UsageProblem(
+                "--output-dir is inside a log dir or contains one", path=place, slug="overlaps-log-dir"
+            )
     parent = os.path.dirname(place)
     refuse_below_log_dir(fs, parent, "--output-dir")
     refuse_unwritable(place, "--output-dir")
     if not fs.exists(parent):
-        raise UsageProblem("the directory that --output-dir is to be made in does not exist", path=parent)
+        raise UsageProblem(
+            "the parent directory of --output-dir does not exist", path=parent, slug="no-parent-directory"
+        )
     if fs.exists(place) and not fs.stat(place).is_dir:
-        raise UsageProblem("--output-dir is no directory", path=place)
+        raise UsageProblem("--output-dir is not a directory", path=place, slug="not-a-directory")

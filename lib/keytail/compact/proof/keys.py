@@ -154,7 +154,8 @@ class Keys:
     def fail_for_memory(self) -> NoReturn:
         raise KeytailError(
             f"the proof needs more than its {self._memory_bytes} bytes of memory, {SLOT_BYTES} for each key",
-            remedy="Nothing was replaced; give the run more --map-memory, or fewer concurrent tasks",
+            remedy="Nothing was replaced. Raise --map-memory, or run fewer tasks at a time",
+            slug="proof-memory-exceeded",
         )
 
 

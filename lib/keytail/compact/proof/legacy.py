@@ -25,6 +25,8 @@ _MOST_BLOCK_BYTES = 2**31 - 1  # the writer refuses far smaller ones
 _LZ4 = 3
 _LZ4_HEADER_V0 = bytes.fromhex("04224d1860401a")  # with the checksum of old writers (LEGACY.md 3)
 
+INVALID_CRC = "a message has an invalid CRC"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -59,17 +61,17 @@ def read_message(data: bytes) -> Message:
         record = Record(outer_offset, timestamp_ms, key, value)
         return _checked(Message(magic, True, outer_offset, outer_offset, attributes, timestamp_ms, (record,)))
     if codec > _LZ4 or value is None:
-        raise ValueError("a compressed message without anything to decompress")
+        raise ValueError("a compressed message has nothing to decompress")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=magic == 0)
     found = list(_messages(bytes(inner), whole=False))
     if not found:
-        raise ValueError("a compressed message with no messages inside")
+        raise ValueError("a compressed message contains no messages")
     if any(m[2] & 7 for m in found):
-        raise ValueError("a message inside a compressed one is compressed itself")
+        raise ValueError("a message inside a compressed message is also compressed")
     shift, last_offset = 0, outer_offset
     if outer_offset < found[-1][0]:
         if not magic or outer_offset:
-            raise ValueError("a compressed message's offset is below that of its last one inside")
+            raise ValueError("the offset of a compressed message is below that of the last message in it")
         last_offset = found[-1][0]
     elif magic and outer_offset:
         shift = outer_offset - found[-1][0]
@@ -84,9 +86,9 @@ def read_message(data: bytes) -> Message:
 def _checked(message: Message) -> Message:
     offsets = [record.offset for record in message.records]
     if offsets[0] < 0 or message.last_offset - offsets[0] > 2**31 - 1:
-        raise ValueError("impossible offsets")
+        raise ValueError("a message has impossible offsets")
     if any(b <= a for a, b in itertools.pairwise(offsets)):
-        raise ValueError("offsets do not increase inside a compressed message")
+        raise ValueError("the offsets in a compressed message do not increase")
     return message
 
 
@@ -99,13 +101,13 @@ def _messages(data: bytes, *, whole: bool) -> Iterator[tuple[int, int, int, int,
         if end > len(data) and not whole:
             return
         if size < 14 or end > len(data):
-            raise ValueError("a message states an impossible size")
+            raise ValueError("a message has an impossible size")
         body = data[at + 16 : end]
         if zlib.crc32(body) != int.from_bytes(data[at + 12 : at + 16], "big"):
-            raise ValueError("a message's checksum differs from its bytes")
+            raise ValueError(INVALID_CRC)
         magic, attributes = body[0], body[1]
         if magic > 1 or len(body) < (18 if magic else 10):
-            raise ValueError("a message is too short, or of no known magic")
+            raise ValueError("a message is too short or has an unknown magic")
         timestamp_ms = int.from_bytes(body[2:10], "big", signed=True) if magic else -1
         key, then = _sized(body, 10 if magic else 2)
         value, then = _sized(body, then)
@@ -132,26 +134,26 @@ def kept_offsets(message: Message, batch: bytes, horizon_ms: int) -> set[int]:
         _HEADER.unpack_from(batch)
     )
     if epoch != -1 or producer != [-1, -1, -1]:
-        raise ValueError("has a leader epoch or a producer, which its message had not")
+        raise ValueError("the batch has a leader epoch or a producer, but its message has neither")
     if attributes & ~_HORIZON != message.attributes:
-        raise ValueError("has other attributes than its message")
+        raise ValueError("the batch has other attributes than its message")
     kept = _records(batch, attributes & 7, base, base_time, count)
     by_offset = {record.offset: record for record in message.records}
     if not kept or any(by_offset.get(record.offset) != record for record in kept):
-        raise ValueError("holds a record that its message does not")
+        raise ValueError("the output has a record that its message does not have")
     offsets = [record.offset for record in kept]
     if len(set(offsets)) < len(offsets) or offsets != sorted(offsets):
-        raise ValueError("holds records out of order")
+        raise ValueError("the batch has records out of order")
     if base != offsets[0] or last_delta != offsets[-1] - base:
-        raise ValueError("does not span the offsets of its records")
+        raise ValueError("the offset range of the batch is not that of its records")
     needs_horizon = horizon_ms >= 0 and any(record.value is None for record in kept)
     if bool(attributes & _HORIZON) != needs_horizon:
-        raise ValueError("has a delete horizon that should not be there, or has none")
+        raise ValueError("the batch's delete horizon is missing or should not be there")
     if base_time != (horizon_ms if needs_horizon else kept[0].timestamp_ms):
-        raise ValueError("has a wrong base timestamp")
+        raise ValueError("the batch has a wrong base timestamp")
     newest = max(record.timestamp_ms for record in kept)
     if max_time != (message.timestamp_ms if attributes & _APPEND_TIME else newest):
-        raise ValueError("has a wrong max timestamp")
+        raise ValueError("the batch has a wrong max timestamp")
     return set(offsets)
 
 
@@ -163,32 +165,32 @@ def kept_in_message(message: Message, source: bytes, output: bytes) -> set[int]:
     every = {record.offset for record in message.records}
     if output == source:
         if not message.is_uniform:
-            raise ValueError("is copied, although magics or offsets inside do not fit the message around them")
+            raise ValueError("the message was copied, although magics or offsets inside it do not fit it")
         return every
     codec = message.attributes & 7
     if not codec or output[16] != message.magic:
-        raise ValueError("is neither the source's bytes nor a compressed message of its magic")
+        raise ValueError("the output is neither the source's bytes nor a compressed message of its magic")
     kept = {record.offset for record in read_message(output).records}
     if not kept <= every:
-        raise ValueError("holds a record that its message does not")
+        raise ValueError("the output has a record that its message does not have")
     if kept == every and message.is_uniform:
-        raise ValueError("is not the source's bytes, although nothing was removed")
+        raise ValueError("the message differs from the source's bytes, although nothing was removed")
     _, _, attributes, time, key, value = next(_messages(output, whole=True))
     records = [record for record in message.records if record.offset in kept]
     append_time = message.timestamp_ms if message.attributes & _APPEND_TIME else None
     newest = max(record.timestamp_ms for record in records) if append_time is None else append_time
     if int.from_bytes(output[:8], "big", signed=True) != records[-1].offset:
-        raise ValueError("has another offset than the last record inside")
+        raise ValueError("the message has another offset than the last record in it")
     if attributes != message.attributes or key is not None or (message.magic and time != newest):
-        raise ValueError("has a wrong timestamp, key or attributes")
+        raise ValueError("the message has a wrong timestamp, key or attributes")
     assert value is not None
     if len(output) != (34 if message.magic else 26) + len(value):
-        raise ValueError("has bytes behind its value")
+        raise ValueError("the message has bytes after its value")
     if message.magic == 0 and codec == _LZ4 and not value.startswith(_LZ4_HEADER_V0):
-        raise ValueError("has an lz4 header that clients before 0.10 refuse")
+        raise ValueError("the message has an lz4 header that clients before 0.10 reject")
     inner = decompress(codec, value, limit_bytes=_MOST_BLOCK_BYTES, skip_header_checksum=message.magic == 0)
     if bytes(inner) != b"".join(_inner_message(message, record, records[0].offset) for record in records):
-        raise ValueError("holds other messages than its source")
+        raise ValueError("the message contains other messages than its source")
     return kept
 
 
@@ -207,10 +209,10 @@ def _inner_message(message: Message, record: Record, first_offset: int) -> bytes
 def _records(batch: bytes, codec: int, base: int, base_time: int, count: int) -> Sequence[Record]:
     block = np.frombuffer(decompress(codec, batch[_HEADER.size :], limit_bytes=_MOST_BLOCK_BYTES), np.uint8)
     if not 0 <= count <= len(block):
-        raise ValueError("has an impossible record count")
+        raise ValueError("the batch has an impossible record count")
     spans = np.empty((count, 6), np.int64)
     if not read_records(block, spans):
-        raise ValueError("has a record that cannot be parsed, or another record count")
+        raise ValueError("the batch has a record that cannot be parsed, or a wrong record count")
     data = block.tobytes()
     return [
         Record(

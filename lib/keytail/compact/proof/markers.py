@@ -24,11 +24,12 @@ _FIRST_ROWS = 1 << 10
 _ENTRY = np.dtype([("version", ">i2"), ("producer", ">i8"), ("first", ">i8"), ("last", ">i8"), ("stable", ">i8")])
 _PROBLEMS = {
     kernels.CUT: "a batch is cut off by the end of the file",
-    kernels.BAD_SIZE: "a batch states an impossible size",
-    kernels.BAD_CRC: "a control batch's checksum differs from its bytes",
-    kernels.BAD_ORDER: "a batch's offsets do not follow those before it",
-    kernels.BAD_MAGIC: "a batch is of no known format",
+    kernels.BAD_SIZE: "a batch has an impossible size",
+    kernels.BAD_CRC: "a control batch has an invalid CRC",
+    kernels.BAD_ORDER: "a batch's offsets do not follow those of the batch before it",
+    kernels.BAD_MAGIC: "a batch has an unknown format",
 }
+_SLUGS = {kernels.CUT: "incomplete-batch", kernels.BAD_CRC: "invalid-crc"}
 
 
 def collect_markers(
@@ -65,7 +66,8 @@ def collect_markers(
                         _PROBLEMS[code],
                         path=path,
                         byte_position=window.position + int(cursor[kernels.FROM]),
-                        remedy="Nothing was replaced; `keytail verify` lists what is wrong with the partition",
+                        remedy="Nothing was replaced. Run `keytail verify`, which lists the errors of the partition",
+                        slug=_SLUGS.get(code, "invalid-batch"),
                     )
     finally:
         window.close()
@@ -80,7 +82,13 @@ def check_txn_index(
     """Check the transaction index of output number `output` against the ABORT markers that it keeps."""
     if len(data) % _ENTRY.itemsize:
         at = len(data) // _ENTRY.itemsize * _ENTRY.itemsize
-        raise KeytailError("the transaction index ends within an entry", path=path, byte_position=at, remedy=remedy)
+        raise KeytailError(
+            "the transaction index ends within an entry",
+            path=path,
+            byte_position=at,
+            remedy=remedy,
+            slug="invalid-output-index",
+        )
     entries = np.frombuffer(data, dtype=_ENTRY)
     listed = set()
     before = -1
@@ -94,6 +102,7 @@ def check_txn_index(
                 byte_position=number * _ENTRY.itemsize,
                 offset=max(last, 0),
                 remedy=remedy,
+                slug="invalid-output-index",
             )
         listed.add((int(entry["producer"]), last))
         before = last
@@ -107,6 +116,7 @@ def check_txn_index(
                 byte_position=len(data),
                 offset=int(marker[kernels.OFFSET]),
                 remedy=remedy,
+                slug="invalid-output-index",
             )
 
 
@@ -114,18 +124,18 @@ def _problem(entry: np.void, before: int, markers: np.ndarray, output: int) -> s
     """Return the error of an entry after one whose transaction ended at `before`; empty if there is none."""
     first, last = int(entry["first"]), int(entry["last"])
     if entry["version"] != 0:
-        return f"has the version {int(entry['version'])}"
+        return f"has the unknown version {int(entry['version'])}"
     if last <= before:
-        return "does not follow the one before it"
+        return "does not follow the entry before it"
     row = int(kernels.marker_at(markers, int(entry["producer"]), last))
     if row < 0 or markers[row, kernels.KIND] != kernels.ABORT or markers[row, kernels.OUTPUT] != output:
-        return "stands for no ABORT marker of its segment"
+        return "has no ABORT marker in its segment"
     if not 0 <= first <= last or not 0 <= int(entry["stable"]) <= last + 1:
         return "has impossible offsets"
     data = int(markers[row, kernels.FIRST_DATA])
     if data >= 0 and first > data:
-        return "begins behind the first data of its transaction"
+        return "begins after the first data of its transaction"
     has_before = row > 0 and markers[row - 1, kernels.PRODUCER] == entry["producer"]
     if has_before and first <= markers[row - 1, kernels.OFFSET]:
-        return "begins before the end of the transaction before it"
+        return "begins before the end of the previous transaction"
     return ""

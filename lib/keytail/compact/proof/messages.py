@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from keytail.compact.proof.legacy import Message, kept_in_message, kept_offsets, read_message
+from keytail.compact.proof.legacy import INVALID_CRC, Message, kept_in_message, kept_offsets, read_message
 from keytail.compact.proof.output import finish_output, start_output
 from keytail.compact.proof.state import REMEDY, SOURCE, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError
@@ -28,7 +28,7 @@ def prove_message(proof: Proof) -> None:
         q_size = int.from_bytes(window.bytes[q + 8 : q + 12].tobytes(), "big") + 12
         try:
             if base < message.first_offset:
-                raise ValueError("is none of the source at this place")
+                raise ValueError("the source has no message with this base offset at this place")
             batch = window.bytes[q : q + q_size].tobytes()
             if state[kernels.KEEP_MAGIC]:
                 kept = kept_in_message(message, source, batch)
@@ -36,11 +36,12 @@ def prove_message(proof: Proof) -> None:
                 kept = kept_offsets(message, batch, int(state[kernels.HORIZON_MS]))
         except ValueError as problem:
             raise KeytailError(
-                f"a batch in the place of a message of magic 0 or 1 {problem}",
+                f"the output for a message of magic 0 or 1 is wrong: {problem}",
                 path=window.path,
                 byte_position=window.position + q,
                 offset=base,
                 remedy=REMEDY,
+                slug="invalid-output-batch",
             ) from problem
         state[kernels.OUTPUT_FROM] += q_size
         state[kernels.OUTPUT_CHECKED] = 0
@@ -92,7 +93,10 @@ def _next_message(proof: Proof) -> tuple[Message, bytes]:
             raise ValueError(SOURCE[kernels.SOURCE_ORDER])
     except ValueError as problem:
         position = source.position + p
-        raise CorruptLog(str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY) from problem
+        slug = "invalid-crc" if str(problem) == INVALID_CRC else "invalid-message"
+        raise CorruptLog(
+            str(problem), path=source.path, byte_position=position, remedy=SOURCE_REMEDY, slug=slug
+        ) from problem
     return message, data
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keytail.compact.proof.markers import check_txn_index
 from keytail.compact.proof.state import REMEDY, Output, Proof
-from keytail.errors import KeytailError, Refused
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import TooLarge, decompress
 from keytail.kernels import proof as kernels
@@ -44,6 +44,7 @@ def start_output(proof: Proof) -> None:
                 path=output.paths[suffix],
                 byte_position=proof.segment_index_bytes,
                 remedy=REMEDY,
+                slug="invalid-output-index",
             )
     state = proof.state
     state[kernels.OUTPUT_NUMBER] += 1
@@ -67,7 +68,7 @@ def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> No
     found = proof.fs.stat(path).size_bytes
     if found != size_bytes:
         what = f"the file has {found} bytes instead of {size_bytes}"
-        raise KeytailError(what, path=path, remedy=REMEDY)
+        raise KeytailError(what, path=path, remedy=REMEDY, slug="file-size-differs")
     window.open(path, size_bytes)
 
 
@@ -76,7 +77,7 @@ def _read_index(proof: Proof, file: CleanFile) -> bytes:
     data = proof.fs.read_bytes(path)
     if len(data) != file.size_bytes:
         what = f"the file has {len(data)} bytes instead of {file.size_bytes}"
-        raise KeytailError(what, path=path, remedy=REMEDY)
+        raise KeytailError(what, path=path, remedy=REMEDY, slug="file-size-differs")
     return data
 
 
@@ -100,10 +101,11 @@ def finish_output(proof: Proof) -> None:
     for suffix, data, at in ends:
         if state[at] != len(data):
             raise KeytailError(
-                "the index has more bytes than the segment earns",
+                "the index has more bytes than the entries of its segment need",
                 path=output.paths[suffix],
                 byte_position=int(state[at]),
                 remedy=REMEDY,
+                slug="invalid-output-index",
             )
     if output.txn_index:
         proof.know_markers()
@@ -143,13 +145,17 @@ def not_opened(
     window: Window, at: int, kind: type[KeytailError], remedy: str, problem: ValueError | KeytailError
 ) -> KeytailError:
     """Return the error for a batch whose block a codec rejects, or which has too large a record."""
-    what = f"a batch cannot be decompressed: {problem}"
+    what, slug = f"a batch cannot be decompressed: {problem}", "invalid-output-batch"
+    if kind is CorruptLog:
+        slug = "decompression-failed"
     if isinstance(problem, KeytailError):
         kind, what, remedy = Refused, f"a batch is not opened: {problem.what}", problem.remedy or remedy
+        slug = problem.slug or slug
     return kind(
         what,
         path=window.path,
         byte_position=window.position + at,
         offset=int.from_bytes(window.bytes[at : at + 8].tobytes(), "big", signed=True),
         remedy=remedy,
+        slug=slug,
     )

@@ -169,24 +169,35 @@ def _check_groups(
     expected = [segment.base_offset for segment in mine]
     covered = [base for group in groups for base in group.source_bases]
     if covered != expected:
-        raise KeytailError(f"the groups cover the segments {covered} instead of {expected}", path=path, remedy=REMEDY)
+        raise KeytailError(
+            f"the groups cover the segments {covered} instead of {expected}",
+            path=path,
+            remedy=REMEDY,
+            slug="invalid-output-segments",
+        )
     needed = {names.LOG, names.INDEX, names.TIME_INDEX}
     following = [segment.base_offset for segment in segments if mine and segment.base_offset > expected[-1]]
     before = -1
     for group in groups:
         bases = [segment.base_offset for segment in group.segments]
         if not group.source_bases or not bases or bases[0] != group.source_bases[0]:
-            what = f"a group of {group.source_bases} has outputs of the bases {bases}"
-            raise KeytailError(what, path=path, remedy=REMEDY)
+            what = f"the group of segments {group.source_bases} has the output segments {bases}"
+            raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
         for segment in group.segments:
             base = segment.base_offset
             if base <= before or (following and base >= following[0]):
-                raise KeytailError(f"an output has the base {base}", path=path, offset=base, remedy=REMEDY)
+                raise KeytailError(
+                    f"an output segment has the wrong base offset {base}",
+                    path=path,
+                    offset=base,
+                    remedy=REMEDY,
+                    slug="invalid-output-segments",
+                )
             before = base
             suffixes = sorted(file.suffix for file in segment.files)
             if len(set(suffixes)) < len(suffixes) or not needed <= set(suffixes) <= {*needed, names.TXN_INDEX}:
-                what = f"the output of base {base} has the files {suffixes}"
-                raise KeytailError(what, path=path, remedy=REMEDY)
+                what = f"the output segment {base} has the files {suffixes}"
+                raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
 
 
 def _prove_source(proof: Proof, segment: SegmentFacts) -> None:
@@ -276,7 +287,7 @@ def refuse_unjustified(
         return
     segment = [s for s in segments if s.base_offset <= offset][-1]
     path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
-    what = "the newest record of its key is not in the output"
+    what = "the latest record of its key is not in the output"
     if outlived:
         what = "a tombstone was removed before an older record of its key"
     raise KeytailError(
@@ -285,6 +296,7 @@ def refuse_unjustified(
         byte_position=_find_batch(fs, path, segment.log_bytes, offset),
         offset=int(offset),
         remedy=REMEDY,
+        slug="missing-in-output",
     )
 
 

@@ -28,12 +28,18 @@ _BLOCK_BYTES = 1 << 20  # of a decompressed batch: larger ones are opened one by
 
 SOURCE = {
     kernels.SOURCE_CUT: "a batch is cut off by the end of the file",
-    kernels.SOURCE_SIZE: "a batch states an impossible size",
+    kernels.SOURCE_SIZE: "a batch has an impossible size",
     kernels.SOURCE_MAGIC: "a batch is not of format v2",
-    kernels.SOURCE_CRC: "a batch's checksum differs from its bytes",
-    kernels.SOURCE_ORDER: "a batch's offsets do not follow those before it",
+    kernels.SOURCE_CRC: "a batch has an invalid CRC",
+    kernels.SOURCE_ORDER: "a batch's offsets do not follow those of the batch before it",
     kernels.SOURCE_RECORD: "a record cannot be parsed, or its offset does not follow the one before it",
     kernels.SOURCE_COUNT: "a batch's record count is not the number of its records",
+}
+_SOURCE_SLUGS = {
+    kernels.SOURCE_CUT: "incomplete-batch",
+    kernels.SOURCE_CRC: "invalid-crc",
+    kernels.SOURCE_RECORD: "invalid-record",
+    kernels.SOURCE_COUNT: "invalid-record",
 }
 _LOST = {
     kernels.LOST_LAST_BATCH: "the batch that ends the cleaned range is not in the output",
@@ -43,40 +49,40 @@ _LOST = {
     kernels.LOST_OPEN: "data of a transaction that has not ended is not in the output",
     kernels.LOST_MARKER: "the marker of a transaction that had data is not in the output",
     kernels.LOST_MARKER_EARLY: "a marker was removed before its delete horizon",
-    kernels.LOST_MARKER_HELD: "a marker was removed that another replica has not been cleaned past",
+    kernels.LOST_MARKER_HELD: "a marker was removed above the offset to which another replica has been cleaned",
 }
 _OUTPUT = {
     kernels.OUTPUT_CUT: "a batch is cut off by the end of the file",
-    kernels.OUTPUT_SIZE: "a batch states an impossible size",
+    kernels.OUTPUT_SIZE: "a batch has an impossible size",
     kernels.OUTPUT_MAGIC: "a batch is not of format v2",
-    kernels.OUTPUT_CRC: "a batch's checksum differs from its bytes",
-    kernels.OUTPUT_ORDER: "a batch's offsets do not follow those before it",
-    kernels.OUTPUT_RANGE: "a batch's offsets do not fit its segment",
+    kernels.OUTPUT_CRC: "a batch has an invalid CRC",
+    kernels.OUTPUT_ORDER: "a batch's offsets do not follow those of the batch before it",
+    kernels.OUTPUT_RANGE: "a batch's offsets are outside its segment",
     kernels.OUTPUT_UNKNOWN: "no batch of the source has this base offset at this place",
-    kernels.OUTPUT_LAST_OFFSET: "a batch's last offset is not the source's",
-    kernels.OUTPUT_LEADER_EPOCH: "a batch's leader epoch is not the source's",
-    kernels.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence is not the source's",
-    kernels.OUTPUT_ATTRIBUTES: "a batch's attributes are not the source's",
-    kernels.OUTPUT_CODEC: "a batch's codec is not the source's",
+    kernels.OUTPUT_LAST_OFFSET: "a batch's last offset differs from the source's",
+    kernels.OUTPUT_LEADER_EPOCH: "a batch's leader epoch differs from the source's",
+    kernels.OUTPUT_PRODUCER: "a batch's producer id, epoch or sequence differs from the source's",
+    kernels.OUTPUT_ATTRIBUTES: "a batch's attributes differ from the source's",
+    kernels.OUTPUT_CODEC: "a batch's codec differs from the source's",
     kernels.OUTPUT_BASE_TIMESTAMP: "a rebuilt batch's base timestamp is wrong",
     kernels.OUTPUT_HORIZON: "a batch's delete horizon is missing or should not be there",
     kernels.OUTPUT_MAX_TIMESTAMP: "a rebuilt batch's max timestamp is wrong",
     kernels.OUTPUT_COUNT: "a batch's record count is not the number of its records",
-    kernels.OUTPUT_EMPTY: "an emptied batch is not the source's header alone",
+    kernels.OUTPUT_EMPTY: "an emptied batch is not just the source's header",
     kernels.OUTPUT_RECORD: "a record cannot be parsed",
-    kernels.OUTPUT_EXTRA_RECORD: "the batch holds a record that the source's does not",
-    kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers are not the source's",
-    kernels.OUTPUT_ABORTED: "a batch holds data of an aborted transaction",
-    kernels.OUTPUT_REBUILT_WHOLE: "a batch that lost nothing is not the source's bytes",
+    kernels.OUTPUT_EXTRA_RECORD: "the batch has a record that the source's does not have",
+    kernels.OUTPUT_RECORD_DIFFERS: "a record's timestamp, key, value or headers differ from the source's",
+    kernels.OUTPUT_ABORTED: "a batch has data of an aborted transaction",
+    kernels.OUTPUT_REBUILT_WHOLE: "a batch from which nothing was removed differs from the source's bytes",
 }
 _INDEX = {
-    kernels.INDEX_ENTRY: (names.INDEX, "an offset index entry is not the one that the segment earns"),
+    kernels.INDEX_ENTRY: (names.INDEX, "an offset index entry does not match the segment"),
     kernels.INDEX_MISSING: (names.INDEX, "an offset index entry is missing"),
-    kernels.TIME_ENTRY: (names.TIME_INDEX, "a time index entry is not the one that the segment earns"),
+    kernels.TIME_ENTRY: (names.TIME_INDEX, "a time index entry does not match the segment"),
     kernels.TIME_MISSING: (names.TIME_INDEX, "a time index entry is missing"),
 }
-REMEDY = "Nothing was replaced; keep the directory and report this, it is a bug in keytail or a failing disk"
-SOURCE_REMEDY = "Nothing was replaced; `keytail verify` lists what is wrong with the partition"
+REMEDY = "Nothing was replaced. Keep the directory and report this: it is a bug in keytail or a failing disk"
+SOURCE_REMEDY = "Nothing was replaced. Run `keytail verify`, which lists the errors of the partition"
 
 
 @dataclass(frozen=True)
@@ -207,22 +213,28 @@ class Proof:
             suffix, what = _INDEX[code]
             assert self.current is not None
             path = self.current.paths[suffix]
-            raise KeytailError(what, path=path, byte_position=at, offset=offset, remedy=REMEDY)
+            raise KeytailError(
+                what, path=path, byte_position=at, offset=offset, remedy=REMEDY, slug="invalid-output-index"
+            )
         kind: type[KeytailError] = KeytailError
         window, remedy = self.source, REMEDY
         if code in _OUTPUT:
-            window, what = self.output, _OUTPUT[code]
+            window, what, slug = self.output, _OUTPUT[code], "invalid-output-batch"
         elif code in _LOST:
-            what = _LOST[code]
+            what, slug = _LOST[code], "missing-in-output"
         elif code == kernels.WOULD_LOSE_KEYLESS:
-            kind, what = Refused, "a record without a key lies in the range to be cleaned"
-            remedy = "Compaction would drop it, which usually means a wrong cleanup.policy; --drop-keyless does it"
+            kind, what, slug = Refused, "the range to be cleaned has a record without a key", "records-without-key"
+            remedy = (
+                "Check cleanup.policy: compaction would remove such records, which usually means that the policy is "
+                "wrong. To remove them, give --drop-keyless"
+            )
         else:
-            kind, what, remedy = CorruptLog, SOURCE[code], SOURCE_REMEDY
+            kind, what, remedy, slug = CorruptLog, SOURCE[code], SOURCE_REMEDY, _SOURCE_SLUGS.get(code, "invalid-batch")
         raise kind(
             what,
             path=window.path,
             byte_position=window.position + at,
             offset=offset if offset >= 0 else None,
             remedy=remedy,
+            slug=slug,
         )

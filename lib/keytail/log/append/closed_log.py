@@ -20,7 +20,7 @@ def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> Partition
     if facts.segments:
         _refuse_unless_closed(fs, facts)
     elif facts.snapshots or facts.leftovers:
-        _refuse(path, "it has no segment, but files of one that was there", "Give it an empty directory")
+        _refuse(path, "it has no segments, but files of a former segment", "Use an empty directory")
     return facts
 
 
@@ -28,32 +28,34 @@ def _refuse_claimed(fs: FileSystem, path: str) -> None:
     if fs.exists(os.path.join(os.path.dirname(os.path.abspath(path)), names.CLEAN_SHUTDOWN)):
         _refuse(
             path,
-            f"{names.CLEAN_SHUTDOWN} says that the broker stopped cleanly: with it a broker that starts after a crash "
-            "of ours would trust what is half-written",
-            "Take that file away first, as a broker does when it starts, and sync the log dir",
+            f"{names.CLEAN_SHUTDOWN} marks a clean shutdown: after a crash of this process, a broker that starts would "
+            "trust incomplete writes",
+            "Remove that file first, as a broker does when it starts, and sync the log dir",
+            "clean-shutdown-file-exists",
         )
 
 
 def _refuse_unless_closed(fs: FileSystem, facts: PartitionFacts) -> None:
     """Refuse a log that lacks an index file, does not end with a whole batch or has no snapshot at its end."""
-    remedy = "Let a broker start and stop cleanly, or see what `keytail rebuild-index` finds"
+    remedy = "Start a broker and stop it cleanly, or see what `keytail rebuild-index` reports"
     if facts.problems:
         _refuse(facts.path, facts.problems[0], remedy)
     if facts.leftovers:
-        _refuse(facts.path, f"{facts.leftovers[0]} is left of something unfinished", remedy)
+        _refuse(facts.path, f"{facts.leftovers[0]} is left from an unfinished operation", remedy)
     if facts.tail_bytes:
-        _refuse(facts.path, f"{facts.tail_bytes} bytes behind the last batch are no batch", remedy)
+        _refuse(facts.path, f"the {facts.tail_bytes} bytes after the last batch are not a batch", remedy)
     for segment in facts.segments:
         if segment.index_bytes is None or segment.time_index_bytes is None:
-            _refuse(facts.path, f"the segment with base offset {segment.base_offset} has not both indexes", remedy)
+            _refuse(facts.path, f"the segment with base offset {segment.base_offset} lacks an index", remedy)
     end = facts.log_end_offset
     found = newest_snapshot(fs, facts.path, facts.snapshots, end)
     is_without = end <= facts.log_start_offset and end not in facts.snapshots  # no batch is left for it to describe
     if not is_without and (max(facts.snapshots, default=-1) != end or found is None or found[0] != end):
-        _refuse(facts.path, f"there is no good producer snapshot at the log end offset {end}, or one behind it", remedy)
+        what = f"there is no valid producer snapshot at the log end offset {end}, or there is one above it"
+        _refuse(facts.path, what, remedy)
     if facts.log_start_offset > end:
-        _refuse(facts.path, f"the log ends at {end}, below its log start offset {facts.log_start_offset}", remedy)
+        _refuse(facts.path, f"the log end offset {end} is below the log start offset {facts.log_start_offset}", remedy)
 
 
-def _refuse(path: str, what: str, remedy: str) -> NoReturn:
-    raise Refused(f"this log cannot be appended to: {what}", path=path, remedy=remedy)
+def _refuse(path: str, what: str, remedy: str, slug: str = "log-not-closed") -> NoReturn:
+    raise Refused(f"cannot append to this log: {what}", path=path, remedy=remedy, slug=slug)

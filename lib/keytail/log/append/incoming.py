@@ -18,9 +18,9 @@ from keytail.kernels import batches as kernels
 from keytail.log.append.rolling import AppendConfig
 from keytail.log.stride import HEADER_ERRORS
 
-NOTHING_WRITTEN = "Nothing of this set was written"
+NOTHING_WRITTEN = "No batch of this set was written"
 _MAGIC_AT = 16
-_OLD = "it is of an old format, which is only compacted, never appended here"
+_OLD = "its message format is old, and supported for compaction only"
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def as_leader(
     for bad, what in (
         (table["size_bytes"] > config.max_message_bytes, f"it is larger than {config.max_message_bytes} bytes"),
         (table["size_bytes"] > config.segment_bytes, f"it is larger than a segment, {config.segment_bytes} bytes"),
-        (counts != table["record_count"], "it has not as many records as offsets"),
+        (counts != table["record_count"], "its number of records differs from its number of offsets"),
         (append_time & ~control, "its timestamp type is LogAppendTime, which only a leader sets"),
-        (control & ~has_producer, "a control batch of no producer ends nothing"),
-        (has_producer & ~control & (table["base_sequence"] < 0), "it has a producer id and no sequence"),
+        (control & ~has_producer, "it is a control batch without a producer id"),
+        (has_producer & ~control & (table["base_sequence"] < 0), "it has a producer id but no sequence number"),
     ):
         _refuse_any(bad, what, table)
     if config.log_append_time:
@@ -85,16 +85,17 @@ def as_follower(
         return None
     if len(incoming.data) > config.segment_bytes:
         raise Refused(
-            f"a set of {len(incoming.data)} bytes is larger than a segment may be, {config.segment_bytes} bytes",
+            f"a set of {len(incoming.data)} bytes is larger than the segment size of {config.segment_bytes} bytes",
             offset=int(incoming.table["base_offset"][0]),
             remedy=f"{NOTHING_WRITTEN}; append it in smaller sets",
+            slug="set-exceeds-segment",
         )
     return incoming
 
 
 def _read(raw: np.ndarray, next_offset: int) -> Incoming:
     if not len(raw):
-        raise UsageProblem("a set to be appended has at least one batch")
+        raise UsageProblem("no batch to append: a set must have at least one", slug="no-batch-to-append")
     table = np.empty(stamping.count(raw, len(raw)) + 1, BATCH_TABLE)
     out = np.zeros(4, np.int64)
     kernels.index_batches(raw, len(raw), 0, next_offset - 1, table, out)
@@ -110,24 +111,32 @@ def _read(raw: np.ndarray, next_offset: int) -> Incoming:
 def _fail(raw: np.ndarray, position: int, code: int, next_offset: int) -> NoReturn:
     if code == kernels.OFFSETS_GO_BACK and raw[position + _MAGIC_AT] >= 2:
         raise Refused(
-            "a batch to be appended begins below the log end offset, or below the end of the batch before it",
+            "a batch to append begins below the log end offset or below the end of the previous batch",
             byte_position=position,
             offset=int.from_bytes(raw[position : position + 8].tobytes(), "big", signed=True),
-            remedy=f"{NOTHING_WRITTEN}. The log end offset is {next_offset}; give each batch once, in order",
+            remedy=f"{NOTHING_WRITTEN}. The log end offset is {next_offset}; append each batch once, in order",
+            slug="append-below-log-end",
         )
     left = len(raw) - position
     if left > _MAGIC_AT and raw[position + _MAGIC_AT] < 2 and code not in (kernels.SIZE_TOO_SMALL, kernels.TABLE_FULL):
-        raise Refused(f"a batch to be appended: {_OLD}", byte_position=position, remedy=NOTHING_WRITTEN)
-    what = HEADER_ERRORS.get(code, f"{left} bytes are left behind the last whole batch")
-    raise CorruptLog(f"a set to be appended: {what}", byte_position=position, remedy=NOTHING_WRITTEN)
+        what = f"cannot append a batch: {_OLD}"
+        raise Refused(what, byte_position=position, remedy=NOTHING_WRITTEN, slug="batch-not-appendable")
+    what = HEADER_ERRORS.get(code, f"{left} bytes are left after the last complete batch")
+    raise CorruptLog(
+        f"cannot append a set of batches: {what}",
+        byte_position=position,
+        remedy=NOTHING_WRITTEN,
+        slug="corrupt-appended-batch",
+    )
 
 
 def _refuse_any(bad: np.ndarray, what: str, table: np.ndarray) -> None:
     if bad.any():
         row = table[int(np.argmax(bad))]
         raise Refused(
-            f"a batch to be appended: {what}",
+            f"cannot append a batch: {what}",
             byte_position=int(row["position"]),
             offset=int(row["base_offset"]),
             remedy=NOTHING_WRITTEN,
+            slug="batch-not-appendable",
         )

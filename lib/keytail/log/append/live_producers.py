@@ -21,7 +21,7 @@ from keytail.log.index_files import AbortedTransaction
 from keytail.log.producer import SEQUENCES, Producer, SentBatch
 
 BATCHES_KEPT = 5  # of each producer, to recognise a batch that is sent again
-_NOTHING_WRITTEN = "Nothing of this set was written"
+_NOTHING_WRITTEN = "No batch of this set was written"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Change:
         if as_leader:
             _refuse_sequence(producer, row)
         if producer.txn_first_offset >= 0 and not row["attributes"] & TRANSACTIONAL:
-            _refuse(row, f"a transaction is open since offset {producer.txn_first_offset}, and this batch is not in it")
+            _refuse(row, f"this batch is not part of the transaction open since offset {producer.txn_first_offset}")
         after = producer.after_data(row, BATCHES_KEPT)
         if after.txn_first_offset != producer.txn_first_offset:
             self._open[after.txn_first_offset] = int(row["producer_id"])
@@ -154,7 +154,7 @@ class _Change:
 def _refuse_sequence(producer: Producer, row: np.void) -> None:
     epoch, sequence = int(row["producer_epoch"]), int(row["base_sequence"])
     if epoch < producer.epoch:
-        _refuse(row, f"its epoch {epoch} is older than the known one, {producer.epoch}")
+        _refuse(row, f"epoch {epoch} is older than the current epoch {producer.epoch}")
     if producer.epoch == -1:
         return  # unknown producer: a broker accepts any sequence
     if epoch != producer.epoch:
@@ -166,20 +166,23 @@ def _refuse_sequence(producer: Producer, row: np.void) -> None:
 
 def _refuse_marker(producer: Producer, row: np.void, *, as_leader: bool) -> None:
     if row["control_type"] not in (ControlType.ABORT, ControlType.COMMIT):
-        _refuse(row, f"a control record of type {row['control_type']} ends no transaction")
+        _refuse(row, f"a control record of type {row['control_type']} does not end a transaction")
     if not as_leader:
         return
     if row["producer_epoch"] < producer.epoch:
-        _refuse(row, f"the marker's epoch {row['producer_epoch']} is older than the known one, {producer.epoch}")
+        _refuse(row, f"marker epoch {row['producer_epoch']} is older than the current epoch {producer.epoch}")
     if row["coordinator_epoch"] < producer.coordinator_epoch:
         _refuse(
             row,
-            f"the marker's coordinator epoch {row['coordinator_epoch']} is older than the known one, "
+            f"coordinator epoch {row['coordinator_epoch']} of the marker is older than the current one, "
             f"{producer.coordinator_epoch}",
         )
 
 
 def _refuse(row: np.void, what: str) -> NoReturn:
     raise Refused(
-        f"producer id {row['producer_id']}: {what}", offset=int(row["base_offset"]), remedy=_NOTHING_WRITTEN
+        f"producer id {row['producer_id']}: {what}",
+        offset=int(row["base_offset"]),
+        remedy=_NOTHING_WRITTEN,
+        slug="batch-contradicts-producer-state",
     )

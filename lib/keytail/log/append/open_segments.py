@@ -36,7 +36,7 @@ class OpenSegments:
     def active(self) -> ActiveSegment:
         """The active segment; KeytailError after `close` or `abandon`."""
         if self._active is None:
-            raise KeytailError("this log is closed", path=self._directory, remedy="Open it again")
+            raise KeytailError("this log is closed", path=self._directory, remedy="Open it again", slug="log-closed")
         return self._active
 
     @property

@@ -107,7 +107,8 @@ class PartitionLog:
         """
         self._refuse_broken()
         if leader_epoch < 0:
-            raise Refused(f"no leader has the epoch {leader_epoch}", path=self.path, remedy=NOTHING_WRITTEN)
+            what = f"invalid leader epoch {leader_epoch}: it must not be negative"
+            raise Refused(what, path=self.path, remedy=NOTHING_WRITTEN, slug="invalid-leader-epoch")
         first, count, duplicates, rest = self.log_end_offset, 0, [], batches
         while True:
             taken = incoming.as_leader(rest, self.log_end_offset, leader_epoch, self.config, now_ms)
@@ -161,12 +162,13 @@ class PartitionLog:
         plan = plan_entries(taken.table, base, state, self.config.index_interval_bytes)
         span = int(taken.table["last_offset"][-1]) - base
         if plan.rows < len(taken.table) or span > MAX_RELATIVE_OFFSET:
-            entries, offsets = "more index entries than an index holds", "more offsets than a segment holds"
+            entries, offsets = "more index entries than an index can hold", "more offsets than a segment can hold"
             raise Refused(
                 f"a set of {len(taken.table)} batches has {offsets if span > MAX_RELATIVE_OFFSET else entries}",
                 path=self.path,
                 offset=first,
                 remedy=f"{NOTHING_WRITTEN}; append it in smaller sets",
+                slug="set-exceeds-segment",
             )
 
     # What is in it
@@ -202,7 +204,8 @@ class PartitionLog:
         """Return the base offset of the segment where a read of `offset` begins, and the index entry to begin at."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
-            raise Refused(f"the log holds offsets {held}", path=self.path, offset=offset)
+            what = f"offset out of range: the log contains offsets {held}"
+            raise Refused(what, path=self.path, offset=offset, slug="offset-out-of-range")
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:
@@ -263,9 +266,10 @@ class PartitionLog:
     def _refuse_broken(self) -> None:
         if self._broken:
             raise KeytailError(
-                "an operation on this log failed half-way, and it takes nothing more",
+                "an operation on this log failed before it was complete; the log accepts no more batches",
                 path=self.path,
-                remedy="Let a broker recover it, or `keytail rebuild-index --truncate`, and open it again",
+                remedy="Recover it with a broker or with `keytail rebuild-index --truncate`, then open it again",
+                slug="log-operation-failed",
             )
         _ = self._log.active
 

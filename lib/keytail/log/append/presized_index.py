@@ -18,8 +18,8 @@ from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import FileStat, FileSystem
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
-REBUILD = "`keytail rebuild-index` writes the indexes of the segment anew"
-CLOSE_FIRST = "Nothing was written; close the segment and begin the next one"
+REBUILD = "Rebuild the indexes of the segment with `keytail rebuild-index`"
+CLOSE_FIRST = "Nothing was written; close the segment and start the next one"
 
 
 class PresizedIndex:
@@ -177,7 +177,7 @@ class PresizedIndex:
         """Raise CorruptLog at the first slot that cannot follow the previous one, or at an incomplete last entry."""
         if self._odd_bytes:
             at = self._count * self._layout.size
-            self._corrupt(f"{self._odd_bytes} bytes behind slot {self._count - 1} are no whole entry", at)
+            self._corrupt(f"{self._odd_bytes} bytes after slot {self._count - 1} are not a complete entry", at)
         first, second = self._column_arrays()
         bad = (first < 0) | (second < 0)
         bad[1:] |= (first[1:] <= first[:-1]) | self._goes_back(second)
@@ -187,11 +187,11 @@ class PresizedIndex:
         used = self.used
         if 0 < used == slot or (used == 0 and slot == 1):
             self._corrupt(
-                f"from slot {used} on, {self._count - used} entries are zeros: the file was not trimmed",
+                f"{self._count - used} entries from slot {used} on are zeros: the file was not trimmed",
                 used * self._layout.size,
             )
         text = f"slot {slot} has {self._spell(slot)}"
-        self._corrupt(f"{text} behind {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
+        self._corrupt(f"{text} after {self._spell(slot - 1)}" if slot else text, slot * self._layout.size)
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -242,7 +242,7 @@ class PresizedIndex:
         relative = offset - self.base_offset
         if not 0 <= relative <= MAX_RELATIVE_OFFSET:
             self._refuse(
-                f"the offset lies {relative} from the segment's base offset {self.base_offset}; an entry holds 0 to "
+                f"relative offset {relative} to base offset {self.base_offset} is out of range: an entry holds 0 to "
                 f"{MAX_RELATIVE_OFFSET}",
                 offset,
                 CLOSE_FIRST,
@@ -251,19 +251,27 @@ class PresizedIndex:
 
     def _refuse_read_only(self) -> None:
         if self._fd < 0:
-            self._refuse("this file is for look-ups only", None, "Entries go into that of the active segment")
+            self._refuse("this index is read-only", None, "Append to the index of the active segment")
 
     def _refuse_full(self, offset: int | None) -> None:
-        self._refuse(f"it is full: {self._count} of {self._max_entries} entries", offset, CLOSE_FIRST)
+        self._refuse(f"the index is full: {self._count} of {self._max_entries} entries", offset, CLOSE_FIRST)
 
     def _refuse_order(self, what: str, offset: int | None) -> NoReturn:
-        self._refuse(what, offset, "Nothing was written; give each batch once, in the order of offsets")
+        self._refuse(what, offset, "Nothing was written; append each batch once, in the order of offsets")
 
     def _refuse(self, what: str, offset: int | None, remedy: str) -> NoReturn:
-        raise KeytailError(f"{self._kind}: {what}", path=self.path, offset=offset, remedy=remedy)
+        raise KeytailError(
+            f"{self._kind}: {what}", path=self.path, offset=offset, remedy=remedy, slug="index-append-failed"
+        )
 
     def _corrupt(self, what: str, byte_position: int) -> NoReturn:
-        raise CorruptLog(f"{self._kind}: {what}", path=self.path, byte_position=byte_position, remedy=REBUILD)
+        raise CorruptLog(
+            f"{self._kind}: {what}",
+            path=self.path,
+            byte_position=byte_position,
+            remedy=REBUILD,
+            slug="invalid-index",
+        )
 
     def _spell(self, slot: int) -> str:
         return ", ".join(

@@ -42,11 +42,15 @@ class AppendConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= MAX_SEGMENT_BYTES:
-            raise UsageProblem(f"no segment can have {self.segment_bytes} bytes: 1 to {MAX_SEGMENT_BYTES} can be")
+            raise UsageProblem(
+                f"invalid segment size of {self.segment_bytes} bytes: use 1 to {MAX_SEGMENT_BYTES}",
+                slug="invalid-segment-size",
+            )
         if self.index_bytes < TIME_ENTRY.itemsize:
             raise UsageProblem(
-                f"an index file of {self.index_bytes} bytes has no room for the entry that closes a segment: at least "
-                f"{TIME_ENTRY.itemsize} are needed, and a broker with less fails at its first roll"
+                f"invalid index size of {self.index_bytes} bytes: use at least {TIME_ENTRY.itemsize}, for the entry "
+                "that closes a segment; a broker with less fails at its first roll",
+                slug="invalid-index-size",
             )
 
     @property
