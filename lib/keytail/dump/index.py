@@ -15,12 +15,12 @@ from keytail.dump.report import Report
 from keytail.dump.segment import LogReader
 from keytail.dump.templates import LineWriter, Literals, Rows, Template
 from keytail.format import index, names
+from keytail.format.batch import HEADER_BYTES
 from keytail.kernels import dump as kernels
 from keytail.log.fs import FileSystem
 
 _WINDOW_BYTES = 1 << 20
 _PROBE_BYTES = 8 << 20
-_HEADER_BYTES = 61
 _NO_OFFSET = -1
 _NO_TIMESTAMP = -1
 _NOT_FOUND = -2
@@ -264,7 +264,7 @@ class _Log:
         """Return the last offset of the batch that begins at `position`; None if there is no complete batch."""
         if not 0 <= position < self._size:
             return None
-        head = np.frombuffer(self.read(position, _HEADER_BYTES), np.uint8)
+        head = np.frombuffer(self.read(position, HEADER_BYTES), np.uint8)
         kernels.find_batch(head, len(head), 0, -(2**63), self._out)
         code, _, size, last = (int(x) for x in self._out)
         return last if code == kernels.FOUND and position + size <= self._size else None
@@ -276,7 +276,7 @@ class _Log:
         """
         while position < self._size:
             behind = position - self._position
-            if behind < 0 or len(self._window) - behind < _HEADER_BYTES:
+            if behind < 0 or len(self._window) - behind < HEADER_BYTES:
                 self._window = np.frombuffer(self.read(position, _WINDOW_BYTES), np.uint8)
                 self._position, behind = position, 0
             kernels.find_batch(self._window, len(self._window), behind, target, self._out)

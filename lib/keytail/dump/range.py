@@ -13,10 +13,9 @@ import numpy as np
 
 from keytail.errors import UsageProblem
 from keytail.format import index, names
+from keytail.format.batch import HEADER_BYTES
 from keytail.kernels import dump as kernels
 from keytail.log.fs import FileSystem
-
-_HEADER_BYTES = 61
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def start_of(fs: FileSystem, log_path: str, base: int, size: int, wanted: Range)
 
 def _agrees(fs: FileSystem, log_path: str, size: int, position: int, offset: int) -> bool:
     out = np.zeros(4, np.int64)
-    head = np.frombuffer(fs.read_at(log_path, position, _HEADER_BYTES), np.uint8)
+    head = np.frombuffer(fs.read_at(log_path, position, HEADER_BYTES), np.uint8)
     kernels.find_batch(head, len(head), 0, -(2**63), out)
     begins = int.from_bytes(head[:8].tobytes(), "big", signed=True)  # of an old message: its last offset
     return bool(out[0] == kernels.FOUND and begins <= offset and position + out[2] <= size)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.batches import be32
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
-_HEADER_BYTES = 61
 _LEAST_BYTES = 26  # the smallest batch of any format
 _LOG_APPEND_TIME = 0x08
 
@@ -29,13 +29,13 @@ def stamp(raw, n, offset, leader_epoch):
     checksum of magic 2 covers neither field.
     """
     p = 0
-    while n - p >= _HEADER_BYTES:
-        total = np.int64(be32(raw, p + 8)) + 12
-        if total < _HEADER_BYTES:
+    while n - p >= v2.HEADER_BYTES:
+        total = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
+        if total < v2.HEADER_BYTES:
             break
         _put(raw, p, np.int64(offset), 8)
-        _put(raw, p + 12, np.int64(leader_epoch), 4)
-        offset += np.int64(be32(raw, p + 23)) + 1
+        _put(raw, p + v2.LEADER_EPOCH, np.int64(leader_epoch), 4)
+        offset += np.int64(be32(raw, p + v2.LAST_OFFSET_DELTA)) + 1
         p += total
 
 
@@ -45,7 +45,7 @@ def count(raw, n):
     p = 0
     batches = 0
     while n - p >= _LEAST_BYTES:
-        total = np.int64(be32(raw, p + 8)) + 12
+        total = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
         if total < _LEAST_BYTES:
             break
         p += total
@@ -65,8 +65,8 @@ def set_append_time(raw, table, now_ms):
         if not row.attributes & _LOG_APPEND_TIME or row.max_timestamp_ms != now_ms:
             row.attributes |= np.int16(_LOG_APPEND_TIME)
             row.max_timestamp_ms = now_ms
-            _put(raw, p + 21, np.int64(row.attributes), 2)
-            _put(raw, p + 35, np.int64(now_ms), 8)
-            row.crc = crc32c(raw, p + 21, np.int64(row.size_bytes) - 21)
-            _put(raw, p + 17, np.int64(row.crc), 4)
+            _put(raw, p + v2.ATTRIBUTES, np.int64(row.attributes), 2)
+            _put(raw, p + v2.MAX_TIMESTAMP, np.int64(now_ms), 8)
+            row.crc = crc32c(raw, p + v2.ATTRIBUTES, np.int64(row.size_bytes) - v2.ATTRIBUTES)
+            _put(raw, p + v2.CRC, np.int64(row.crc), 4)
         p += np.int64(row.size_bytes)

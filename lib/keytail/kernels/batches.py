@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 
@@ -26,7 +27,7 @@ OFFSETS_GO_BACK = 8
 # Positions in the `out` array.
 ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
-_HEADER_BYTES = 61
+
 _MIN_SIZE = 14
 _MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
 
@@ -110,16 +111,16 @@ def index_batches(raw, n, position, previous_last_offset, table, out):
     needed = 0
     last = previous_last_offset
     while n - p >= 17:
-        size = np.int64(be32(raw, p + 8))
+        size = np.int64(be32(raw, p + v2.BATCH_LENGTH))
         if size < _MIN_SIZE:
             code = SIZE_TOO_SMALL
             break
-        magic = np.int8(raw[p + 16])
+        magic = np.int8(raw[p + v2.MAGIC])
         if magic < 0 or magic > 2:
             code = INVALID_MAGIC
             break
-        total = size + 12
-        if magic == 2 and total < _HEADER_BYTES:
+        total = size + v2.LENGTH_PREFIX_BYTES
+        if magic == 2 and total < v2.HEADER_BYTES:
             code = TOO_SHORT_FOR_V2
             break
         if p + total > n:
@@ -137,11 +138,11 @@ def index_batches(raw, n, position, previous_last_offset, table, out):
         row.control_type = -1
         row.coordinator_epoch = -1
         if magic == 2:
-            if crc32c(raw, p + 21, total - 21) != np.uint32(be32(raw, p + 17)):
+            if crc32c(raw, p + v2.ATTRIBUTES, total - v2.ATTRIBUTES) != np.uint32(be32(raw, p + v2.CRC)):
                 code = CRC_MISMATCH
                 break
-            span = be32(raw, p + 23)
-            count = be32(raw, p + 57)
+            span = be32(raw, p + v2.LAST_OFFSET_DELTA)
+            count = be32(raw, p + v2.RECORD_COUNT)
             if count < 0:
                 code = NEGATIVE_COUNT
                 break
@@ -149,17 +150,17 @@ def index_batches(raw, n, position, previous_last_offset, table, out):
                 code = NEGATIVE_SPAN
                 break
             row.last_offset = base + span
-            row.leader_epoch = be32(raw, p + 12)
-            row.crc = np.uint32(be32(raw, p + 17))
-            row.attributes = be16(raw, p + 21)
-            row.base_timestamp_ms = be64(raw, p + 27)
-            row.max_timestamp_ms = be64(raw, p + 35)
-            row.producer_id = be64(raw, p + 43)
-            row.producer_epoch = be16(raw, p + 51)
-            row.base_sequence = be32(raw, p + 53)
+            row.leader_epoch = be32(raw, p + v2.LEADER_EPOCH)
+            row.crc = np.uint32(be32(raw, p + v2.CRC))
+            row.attributes = be16(raw, p + v2.ATTRIBUTES)
+            row.base_timestamp_ms = be64(raw, p + v2.BASE_TIMESTAMP)
+            row.max_timestamp_ms = be64(raw, p + v2.MAX_TIMESTAMP)
+            row.producer_id = be64(raw, p + v2.PRODUCER_ID)
+            row.producer_epoch = be16(raw, p + v2.PRODUCER_EPOCH)
+            row.base_sequence = be32(raw, p + v2.BASE_SEQUENCE)
             row.record_count = count
             if row.attributes & 0x20 and count > 0 and row.attributes & 0x07 == 0:
-                _read_control(raw, p + _HEADER_BYTES, p + total, row)
+                _read_control(raw, p + v2.HEADER_BYTES, p + total, row)
         else:
             row.last_offset = base
             row.leader_epoch = -1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.batches import be16, be32, be64
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import crc32
@@ -15,7 +16,7 @@ from keytail.kernels.native import crc32c
 OK, TABLE_FULL, SIZE_TOO_SMALL = 0, 1, 2
 ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
-_HEADER_BYTES = 61
+
 _MIN_SIZE = 14
 _UP_TO_MAGIC = 17
 
@@ -32,20 +33,20 @@ def index_any(raw, n, position, table, valid, out):
     p = np.int64(0)
     code = OK
     needed = np.int64(0)
-    header = np.zeros(_HEADER_BYTES, np.uint8)
+    header = np.zeros(v2.HEADER_BYTES, np.uint8)
     while n - p > _UP_TO_MAGIC:
-        size = np.int64(be32(raw, p + 8))
+        size = np.int64(be32(raw, p + v2.BATCH_LENGTH))
         if size < _MIN_SIZE:
             code = SIZE_TOO_SMALL
             break
-        total = size + 12
+        total = size + v2.LENGTH_PREFIX_BYTES
         if p + total > n:
             needed = total
             break
         if rows == table.shape[0]:
             code = TABLE_FULL
             break
-        for i in range(_HEADER_BYTES):
+        for i in range(v2.HEADER_BYTES):
             header[i] = raw[p + i] if p + i < n else 0
         row = table[rows]
         base = be64(header, 0)
@@ -67,7 +68,7 @@ def index_any(raw, n, position, table, valid, out):
             row.producer_epoch = be16(header, 51)
             row.base_sequence = be32(header, 53)
             row.record_count = be32(header, 57)
-            valid[rows] = total >= _HEADER_BYTES and crc32c(raw, p + 21, total - 21) == row.crc
+            valid[rows] = total >= v2.HEADER_BYTES and crc32c(raw, p + v2.ATTRIBUTES, total - v2.ATTRIBUTES) == row.crc
         else:
             row.last_offset = base
             row.leader_epoch = -1
@@ -101,19 +102,19 @@ def find_batch(raw, n, p, target, out):
     """
     out[0] = GO_ON
     while n - p > _UP_TO_MAGIC:
-        size = np.int64(be32(raw, p + 8))
+        size = np.int64(be32(raw, p + v2.BATCH_LENGTH))
         if size < _MIN_SIZE:
             out[0] = NO_BATCH
             break
         last = be64(raw, p)
-        if np.int8(raw[p + 16]) >= 2:
+        if np.int8(raw[p + v2.MAGIC]) >= 2:
             if n - p < 27:
                 break
-            last += be32(raw, p + 23)
+            last += be32(raw, p + v2.LAST_OFFSET_DELTA)
         if last >= target:
             out[0] = FOUND
-            out[2] = size + 12
+            out[2] = size + v2.LENGTH_PREFIX_BYTES
             out[3] = last
             break
-        p += size + 12
+        p += size + v2.LENGTH_PREFIX_BYTES
     out[1] = p

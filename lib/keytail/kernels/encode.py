@@ -13,10 +13,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import put_varint, varint_bytes
-from keytail.kernels.rewrite import HEADER_BYTES, put_header
+from keytail.kernels.rewrite import put_header
 
 # Codes of `check_records`.
 OK = 0
@@ -121,7 +122,7 @@ def check_records(timestamps, keys, values, headers, most_bytes):
             length += _headers_bytes(header_offsets, name_offsets, name_valid, content_offsets, content_valid, i)
         else:
             length += 1
-        size = HEADER_BYTES + varint_bytes(length) + length
+        size = v2.HEADER_BYTES + varint_bytes(length) + length
         largest = max(largest, size)
         if size > most_bytes:
             return RECORD_TOO_LARGE, i, largest
@@ -155,7 +156,7 @@ def write_blocks(
         end = start + batch_bytes
         base_timestamp = timestamps[i]
         max_timestamp = np.int64(-1)
-        p += HEADER_BYTES
+        p += v2.HEADER_BYTES
         while i < n and i - first < batch_records:
             time_delta = timestamps[i] - base_timestamp
             length = 1 + varint_bytes(time_delta) + varint_bytes(i - first)

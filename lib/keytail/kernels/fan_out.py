@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import prefetch
 from keytail.kernels.proof_markers import (
@@ -264,10 +265,10 @@ def note_first_data(data, cursor, markers, log_start_offset):
             return NEED_BYTES
         if size < 0:
             return CUT if size == -1 else BAD_SIZE
-        if data[p + 16] == 2 and be_16(data, p + 21) & 0x30 == 0x10:
-            last = be_64(data, p) + be_32(data, p + 23)
+        if data[p + v2.MAGIC] == 2 and be_16(data, p + v2.ATTRIBUTES) & 0x30 == 0x10:
+            last = be_64(data, p) + be_32(data, p + v2.LAST_OFFSET_DELTA)
             if last >= log_start_offset:
-                row = next_marker(markers, be_64(data, p + 43), last + 1)
+                row = next_marker(markers, be_64(data, p + v2.PRODUCER_ID), last + 1)
                 if row >= 0 and markers[row, FIRST_DATA] < 0:
                     markers[row, FIRST_DATA] = be_64(data, p)
         cursor[FROM] = p + size

@@ -25,6 +25,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
@@ -32,7 +33,6 @@ from keytail.kernels.records import CLOSED, IN_ARENA, IN_RAW
 GZIP, SNAPPY, LZ4, ZSTD = range(1, 5)
 NOT_PLAIN = -1
 
-_HEADER_BYTES = 61  # of a batch
 
 # Positions of addresses in `Decoders.tools`; 0: none.
 _ZSTD_DECOMPRESS, _ZSTD_CONTEXT, _LZ4_DECOMPRESS, _INFLATE_INIT, _INFLATE, _INFLATE_STATE, _CRC32 = range(7)
@@ -434,8 +434,8 @@ def lay_out(table, wanted, position, where, start, size):
     for i in range(table.shape[0]):
         row = table[i]
         where[i] = CLOSED
-        start[i] = row.position - position + _HEADER_BYTES
-        size[i] = np.int64(row.size_bytes) - _HEADER_BYTES
+        start[i] = row.position - position + v2.HEADER_BYTES
+        size[i] = np.int64(row.size_bytes) - v2.HEADER_BYTES
         if wanted[i]:
             where[i] = IN_RAW
             packed += row.attributes & 7 != 0

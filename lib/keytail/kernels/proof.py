@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes, crc32c
 from keytail.kernels.opening import NOT_PLAIN, SNAPPY, decompress_plain
 from keytail.kernels.proof_markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSET, OUTPUT, next_marker
 from keytail.kernels.proof_table import DROPPED, EXPIRED, KEPT
 from keytail.kernels.walk import (
-    HEADER_BYTES,
     batch_size,
     be_16,
     be_32,
@@ -150,14 +150,14 @@ def _fail(state, code, at, offset):
 @register_jitable
 def check_source(source, p, size, state):
     base = be_64(source, p)
-    if source[p + 16] != 2:
+    if source[p + v2.MAGIC] != 2:
         return _fail(state, SOURCE_MAGIC, p, base)
-    if np.int64(crc32c(source, p + 21, size - 21)) != be_u32(source, p + 17):
+    if np.int64(crc32c(source, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(source, p + v2.CRC):
         return _fail(state, SOURCE_CRC, p, base)
-    delta = be_32(source, p + 23)
+    delta = be_32(source, p + v2.LAST_OFFSET_DELTA)
     if base <= state[SOURCE_LAST_OFFSET] or delta < 0 or base > (1 << 62):
         return _fail(state, SOURCE_ORDER, p, base)
-    if be_32(source, p + 57) < 0:
+    if be_32(source, p + v2.RECORD_COUNT) < 0:
         return _fail(state, SOURCE_COUNT, p, base)
     return 0
 
@@ -208,10 +208,10 @@ def close_time_index(state, time_index):
 @register_jitable
 def _check_output(output, p, size, state, index, time_index):
     base = be_64(output, p)
-    magic = output[p + 16]
+    magic = output[p + v2.MAGIC]
     if magic == 2:
-        last, max_timestamp = base + be_32(output, p + 23), be_64(output, p + 35)
-        if np.int64(crc32c(output, p + 21, size - 21)) != be_u32(output, p + 17):
+        last, max_timestamp = base + be_32(output, p + v2.LAST_OFFSET_DELTA), be_64(output, p + v2.MAX_TIMESTAMP)
+        if np.int64(crc32c(output, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(output, p + v2.CRC):
             return _fail(state, OUTPUT_CRC, p, base)
     elif state[KEEP_MAGIC] != 0 and magic < 2:  # its checksum is compared when its source is known
         last, max_timestamp = base, be_64(output, p + 18) if magic == 1 else np.int64(-1)
@@ -230,24 +230,24 @@ def _check_output(output, p, size, state, index, time_index):
 def _check_fields(source, p, output, q, q_size, state):
     """Check the header fields that every rewrite preserves, and those of an emptied batch."""
     base = be_64(source, p)
-    if be_32(output, q + 23) != be_32(source, p + 23):
+    if be_32(output, q + v2.LAST_OFFSET_DELTA) != be_32(source, p + v2.LAST_OFFSET_DELTA):
         return _fail(state, OUTPUT_LAST_OFFSET, q, base)
-    if be_32(output, q + 12) != be_32(source, p + 12):
+    if be_32(output, q + v2.LEADER_EPOCH) != be_32(source, p + v2.LEADER_EPOCH):
         return _fail(state, OUTPUT_LEADER_EPOCH, q, base)
-    if not same_bytes(output, q + 43, source, p + 43, 14):  # producer id, epoch, base sequence
+    if not same_bytes(output, q + v2.PRODUCER_ID, source, p + v2.PRODUCER_ID, 14):  # producer id, epoch, base sequence
         return _fail(state, OUTPUT_PRODUCER, q, base)
-    attributes, before = be_16(output, q + 21), be_16(source, p + 21)
+    attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
     if attributes & ~0x7F or attributes & 0x38 != before & 0x38:
         return _fail(state, OUTPUT_ATTRIBUTES, q, base)
-    count = be_32(output, q + 57)
+    count = be_32(output, q + v2.RECORD_COUNT)
     if count < 0:
         return _fail(state, OUTPUT_COUNT, q, base)
     if count > 0:
         if attributes & 7 != before & 7:
             return _fail(state, OUTPUT_CODEC, q, base)
         return 0
-    emptied = q_size == HEADER_BYTES and attributes & 0x47 == 0 and be_64(output, q + 27) == -1
-    if not emptied or be_64(output, q + 35) != be_64(source, p + 35):
+    emptied = q_size == v2.HEADER_BYTES and attributes & 0x47 == 0 and be_64(output, q + v2.BASE_TIMESTAMP) == -1
+    if not emptied or be_64(output, q + v2.MAX_TIMESTAMP) != be_64(source, p + v2.MAX_TIMESTAMP):
         return _fail(state, OUTPUT_EMPTY, q, base)
     return 0
 
@@ -256,19 +256,19 @@ def _check_fields(source, p, output, q, q_size, state):
 def _check_times(source, p, output, q, first, newest, nulls, state):
     """Check base and maximum timestamp of a rebuilt batch, and its delete horizon."""
     base = be_64(source, p)
-    attributes, before = be_16(output, q + 21), be_16(source, p + 21)
+    attributes, before = be_16(output, q + v2.ATTRIBUTES), be_16(source, p + v2.ATTRIBUTES)
     horizon = np.int64(-1)
     if state[BY_FILE_TIME] != 0:
         pass
     elif before & 0x40:
-        horizon = be_64(source, p + 27)
+        horizon = be_64(source, p + v2.BASE_TIMESTAMP)
     elif nulls:
         horizon = state[HORIZON_MS]
     if (attributes & 0x40 != 0) != (horizon >= 0):
         return _fail(state, OUTPUT_HORIZON, q, base)
-    if be_64(output, q + 27) != (horizon if horizon >= 0 else first):
+    if be_64(output, q + v2.BASE_TIMESTAMP) != (horizon if horizon >= 0 else first):
         return _fail(state, OUTPUT_BASE_TIMESTAMP, q, base)
-    if be_64(output, q + 35) != (be_64(source, p + 35) if before & 8 else newest):
+    if be_64(output, q + v2.MAX_TIMESTAMP) != (be_64(source, p + v2.MAX_TIMESTAMP) if before & 8 else newest):
         return _fail(state, OUTPUT_MAX_TIMESTAMP, q, base)
     return 0
 
@@ -286,7 +286,7 @@ def _is_over(source, p, state):
     """Return whether the retention of the tombstones in the batch at `p`, or of the marker that it is, has expired."""
     if state[BY_FILE_TIME] != 0:
         return state[FILE_IS_OLD] != 0
-    return be_16(source, p + 21) & 0x40 != 0 and be_64(source, p + 27) <= state[NOW_MS]
+    return be_16(source, p + v2.ATTRIBUTES) & 0x40 != 0 and be_64(source, p + v2.BASE_TIMESTAMP) <= state[NOW_MS]
 
 
 @register_jitable
@@ -299,14 +299,14 @@ def _walk(
     `whole`: the two batches are the same bytes. `fate`: see `_settle`. `before`: the offset before the records.
     """
     base = be_64(source, p)
-    attributes = be_16(source, p + 21)
-    append_time = be_64(source, p + 35) if attributes & 8 else np.int64(-1)
-    base_timestamp = be_64(source, p + 27)
+    attributes = be_16(source, p + v2.ATTRIBUTES)
+    append_time = be_64(source, p + v2.MAX_TIMESTAMP) if attributes & 8 else np.int64(-1)
+    base_timestamp = be_64(source, p + v2.BASE_TIMESTAMP)
     expired = _is_over(source, p, state)
-    last = base + be_32(source, p + 23)
+    last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
     o_base_timestamp = np.int64(0)
     if q >= 0 and not whole:
-        o_base_timestamp = be_64(output, q + 27)
+        o_base_timestamp = be_64(output, q + v2.BASE_TIMESTAMP)
     first, newest, nulls, kept_count = np.int64(-1), np.int64(-1), False, np.int64(0)
     no_sums = (before, kept_count, first, newest, nulls)
     t_offset = np.int64(-1)
@@ -390,7 +390,7 @@ def _walk(
 @register_jitable
 def _check_kept(source, p, output, q, whole, fate, kept_count, first, newest, nulls, state):
     """Check the output's header fields that depend on its `kept_count` kept records; return a code."""
-    base, attributes, count = be_64(source, p), be_16(source, p + 21), be_32(source, p + 57)
+    base, attributes, count = be_64(source, p), be_16(source, p + v2.ATTRIBUTES), be_32(source, p + v2.RECORD_COUNT)
     if q < 0:
         return 0
     if whole:
@@ -415,10 +415,10 @@ def _settle(source, p, size, output, q, markers, state):
 
     Checks the output against the outcome of the transaction, and updates `markers`.
     """
-    base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
-    attributes, producer = be_16(source, p + 21), be_64(source, p + 43)
-    count = be_32(source, p + 57)
-    kept = np.int64(0) if q < 0 else be_32(output, q + 57)
+    base, last = be_64(source, p), be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    attributes, producer = be_16(source, p + v2.ATTRIBUTES), be_64(source, p + v2.PRODUCER_ID)
+    count = be_32(source, p + v2.RECORD_COUNT)
+    kept = np.int64(0) if q < 0 else be_32(output, q + v2.RECORD_COUNT)
     if attributes & 0x20 == 0:
         if last < state[LOG_START]:  # not served to consumers; Kafka treats aborted data there as committed
             return 0, _SILENT
@@ -459,15 +459,15 @@ def _settle(source, p, size, output, q, markers, state):
 @register_jitable
 def _ends_a_producer(source, p, producers):
     """Return whether the state of an active producer depends on this batch (`producers`: id, last offset, epoch)."""
-    producer = be_64(source, p + 43)
+    producer = be_64(source, p + v2.PRODUCER_ID)
     if producer < 0:
         return False
     at = np.searchsorted(producers[0], producer)
     if at == producers.shape[1] or producers[0, at] != producer:
         return False
     if producers[1, at] >= 0:
-        return producers[1, at] == be_64(source, p) + be_32(source, p + 23)
-    return be_16(source, p + 21) & 0x20 != 0 and be_16(source, p + 51) == producers[2, at]
+        return producers[1, at] == be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    return be_16(source, p + v2.ATTRIBUTES) & 0x20 != 0 and be_16(source, p + v2.PRODUCER_EPOCH) == producers[2, at]
 
 
 @register_jitable
@@ -517,7 +517,7 @@ def step(
         code, q_size = _output_at(output, state, index, time_index)
         if code != 0:
             break
-        if source[p + 16] < 2:
+        if source[p + v2.MAGIC] < 2:
             code = NEED_LEGACY
             break
         opened = state[SOURCE_BLOCK_BYTES] >= 0
@@ -526,7 +526,7 @@ def step(
             if code != 0:
                 break
         q = state[OUTPUT_FROM]
-        base, last = be_64(source, p), be_64(source, p) + be_32(source, p + 23)
+        base, last = be_64(source, p), be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
         if base >= state[NEXT_OUTPUT_BASE]:
             code = NEED_NEXT_OUTPUT if q_size == 0 else _fail(state, OUTPUT_UNKNOWN, q, be_64(output, q))
             break
@@ -543,7 +543,7 @@ def step(
         if q < 0 and producers.shape[1] > 0 and _ends_a_producer(source, p, producers):
             code = _fail(state, LOST_PRODUCER, p, base)
             break
-        if q >= 0 and output[q + 16] != 2:
+        if q >= 0 and output[q + v2.MAGIC] != 2:
             code = _fail(state, OUTPUT_MAGIC, q, base)
             break
         whole = q >= 0 and size == q_size and same_bytes(source, p, output, q, size)
@@ -552,34 +552,34 @@ def step(
             if code != 0:
                 break
         fate = _COUNTS
-        if be_16(source, p + 21) & 0x30:
+        if be_16(source, p + v2.ATTRIBUTES) & 0x30:
             if state[MARKERS_KNOWN] == 0:
                 code = NEED_MARKERS
                 break
             code, fate = _settle(source, p, size, output, q, markers, state)
             if code != 0:
                 break
-        count = be_32(source, p + 57)
+        count = be_32(source, p + v2.RECORD_COUNT)
         state[FATE], state[AT_OUTPUT], state[IS_WHOLE] = fate, q, whole
-        compressed = be_16(source, p + 21) & 7 != 0 and count > 0
-        o_compressed = q >= 0 and not whole and be_16(output, q + 21) & 7 != 0
+        compressed = be_16(source, p + v2.ATTRIBUTES) & 7 != 0 and count > 0
+        o_compressed = q >= 0 and not whole and be_16(output, q + v2.ATTRIBUTES) & 7 != 0
         if compressed and not opened:
-            codec = be_16(source, p + 21) & 7
+            codec = be_16(source, p + v2.ATTRIBUTES) & 7
             n = np.int64(NOT_PLAIN)
             if codec != SNAPPY:  # its decoder is keytail's own and the writer's: an error would affect both
-                n = decompress_plain(tools, codec, source, p + HEADER_BYTES, size - HEADER_BYTES, s_block, 0)
+                n = decompress_plain(tools, codec, source, p + v2.HEADER_BYTES, size - v2.HEADER_BYTES, s_block, 0)
             if n < 0:
                 code = NEED_SOURCE_BLOCK
                 break
             state[SOURCE_BLOCK_BYTES] = n
         if o_compressed and state[OUTPUT_BLOCK_BYTES] < 0:
-            codec = be_16(output, q + 21) & 7
-            n = decompress_plain(tools, codec, output, q + HEADER_BYTES, q_size - HEADER_BYTES, o_block, 0)
+            codec = be_16(output, q + v2.ATTRIBUTES) & 7
+            n = decompress_plain(tools, codec, output, q + v2.HEADER_BYTES, q_size - v2.HEADER_BYTES, o_block, 0)
             if n < 0:
                 code = NEED_OUTPUT_BLOCK
                 break
             state[OUTPUT_BLOCK_BYTES] = n
-        s_data, s, s_end = source, p + HEADER_BYTES, p + size
+        s_data, s, s_end = source, p + v2.HEADER_BYTES, p + size
         if compressed:
             s_data, s, s_end = s_block, np.int64(0), state[SOURCE_BLOCK_BYTES]
         if count > (s_end - s) // SMALLEST_RECORD_BYTES:
@@ -590,10 +590,10 @@ def step(
             state[WANTED_KEY_BYTES] = s_end - s
             code = NEED_NOTES
             break
-        o_data, o, o_end = output, q + HEADER_BYTES, q + q_size
+        o_data, o, o_end = output, q + v2.HEADER_BYTES, q + q_size
         if o_compressed:
             o_data, o, o_end = o_block, np.int64(0), state[OUTPUT_BLOCK_BYTES]
-        o_left = be_32(output, q + 57) if q >= 0 and not whole else np.int64(0)
+        o_left = be_32(output, q + v2.RECORD_COUNT) if q >= 0 and not whole else np.int64(0)
         code, sums = _walk(
             source, p, s_data, s, s_end, count, base - 1, output, q, o_data, o, o_end, o_left, whole, fate, state,
             pending, keys,
@@ -613,11 +613,11 @@ def _pass_batch(source, p, output, q, state):
     """Move on to the batches after a proven source batch and its output."""
     state[SOURCE_BLOCK_BYTES] = -1
     state[OUTPUT_BLOCK_BYTES] = -1
-    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
-    state[SOURCE_FROM] = p + be_32(source, p + 8) + 12
+    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    state[SOURCE_FROM] = p + be_32(source, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
     state[BATCHES_READ] += 1
     if q >= 0:
-        state[OUTPUT_FROM] = q + be_32(output, q + 8) + 12
+        state[OUTPUT_FROM] = q + be_32(output, q + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
         state[OUTPUT_CHECKED] = 0
         state[BATCHES_KEPT] += 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import crc32c
 from keytail.kernels.walk import batch_size, be_16, be_32, be_64, be_u32, control_type, wanted_bytes
@@ -40,28 +41,28 @@ def collect(data, cursor, found):
             return NEED_BYTES
         if size < 0:
             return CUT if size == -1 else BAD_SIZE
-        magic = data[p + 16]
+        magic = data[p + v2.MAGIC]
         if magic > 2:
             return BAD_MAGIC
         if magic == 2:
             base = be_64(data, p)
-            if base <= cursor[LAST_OFFSET] or be_32(data, p + 23) < 0:
+            if base <= cursor[LAST_OFFSET] or be_32(data, p + v2.LAST_OFFSET_DELTA) < 0:
                 return BAD_ORDER
-            if be_16(data, p + 21) & 0x20:
-                if np.int64(crc32c(data, p + 21, size - 21)) != be_u32(data, p + 17):
+            if be_16(data, p + v2.ATTRIBUTES) & 0x20:
+                if np.int64(crc32c(data, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) != be_u32(data, p + v2.CRC):
                     return BAD_CRC
                 kind = control_type(data, p, size)
                 if kind in (ABORT, COMMIT):
                     row = cursor[FOUND]
                     if row == found.shape[0]:
                         return NEED_ROOM
-                    found[row, PRODUCER] = be_64(data, p + 43)
+                    found[row, PRODUCER] = be_64(data, p + v2.PRODUCER_ID)
                     found[row, OFFSET] = base
                     found[row, KIND] = kind
                     found[row, FIRST_DATA] = -1
                     found[row, OUTPUT] = -1
                     cursor[FOUND] += 1
-            cursor[LAST_OFFSET] = base + be_32(data, p + 23)
+            cursor[LAST_OFFSET] = base + be_32(data, p + v2.LAST_OFFSET_DELTA)
         cursor[FROM] = p + size
 
 

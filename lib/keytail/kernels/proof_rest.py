@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import copy_bytes
 from keytail.kernels.proof import (
@@ -44,7 +45,7 @@ from keytail.kernels.proof import (
 )
 from keytail.kernels.proof_markers import ABORT, KIND, next_marker
 from keytail.kernels.proof_table import PRESENT
-from keytail.kernels.walk import HEADER_BYTES, batch_size, be_16, be_32, be_64, read_record, wanted_bytes
+from keytail.kernels.walk import batch_size, be_16, be_32, be_64, read_record, wanted_bytes
 
 
 @register_jitable
@@ -57,12 +58,12 @@ def _fail(state, code, at, offset):
 @register_jitable
 def _counts(source, p, markers, state):
     """Return whether the records of a transactional or control batch are values of their keys."""
-    if be_16(source, p + 21) & 0x20:
+    if be_16(source, p + v2.ATTRIBUTES) & 0x20:
         return False
-    last = be_64(source, p) + be_32(source, p + 23)
+    last = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
     if last < state[LOG_START]:
         return False
-    row = next_marker(markers, be_64(source, p + 43), last + 1)
+    row = next_marker(markers, be_64(source, p + v2.PRODUCER_ID), last + 1)
     return row < 0 or markers[row, KIND] != ABORT
 
 
@@ -73,7 +74,7 @@ def _note(source, p, data, s, end, count, before, counts, state, pending, keys):
     Returns a code and the last record's offset.
     """
     base = be_64(source, p)
-    last = base + be_32(source, p + 23)
+    last = base + be_32(source, p + v2.LAST_OFFSET_DELTA)
     noted, key_at = state[NOTED], state[NOTED_KEY_BYTES]
     for _ in range(count):
         _, offset_delta, key, key_bytes, _, _, _, after = read_record(data, s, end)
@@ -103,8 +104,8 @@ def _note(source, p, data, s, end, count, before, counts, state, pending, keys):
 @register_jitable
 def _pass_batch(source, p, state):
     state[SOURCE_BLOCK_BYTES] = -1
-    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + 23)
-    state[SOURCE_FROM] = p + be_32(source, p + 8) + 12
+    state[SOURCE_LAST_OFFSET] = be_64(source, p) + be_32(source, p + v2.LAST_OFFSET_DELTA)
+    state[SOURCE_FROM] = p + be_32(source, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
 
 
 @kernel
@@ -114,7 +115,7 @@ def note_piece(source, data, end, count, pending, keys, markers, state, before):
     `before` (int64[1]) is the offset before them, and is set to their last one.
     """
     p = state[SOURCE_FROM]
-    counts = be_16(source, p + 21) & 0x30 == 0 or _counts(source, p, markers, state)
+    counts = be_16(source, p + v2.ATTRIBUTES) & 0x30 == 0 or _counts(source, p, markers, state)
     code, before[0] = _note(source, p, data, np.int64(0), end, count, before[0], counts, state, pending, keys)
     return code
 
@@ -138,7 +139,7 @@ def note_rest(source, block, pending, keys, markers, state):
             return NEED_SOURCE
         if size < 0:
             return _fail(state, SOURCE_CUT if size == -1 else SOURCE_SIZE, p, -1)
-        if source[p + 16] < 2:
+        if source[p + v2.MAGIC] < 2:
             return NEED_LEGACY
         opened = state[SOURCE_BLOCK_BYTES] >= 0
         if not opened:
@@ -146,13 +147,13 @@ def note_rest(source, block, pending, keys, markers, state):
             if code != 0:
                 return code
         counts = True
-        if be_16(source, p + 21) & 0x30:
+        if be_16(source, p + v2.ATTRIBUTES) & 0x30:
             if state[MARKERS_KNOWN] == 0:
                 return NEED_MARKERS
             counts = _counts(source, p, markers, state)
-        count = be_32(source, p + 57)
-        data, s, end = source, p + HEADER_BYTES, p + size
-        if be_16(source, p + 21) & 7 != 0 and count > 0:
+        count = be_32(source, p + v2.RECORD_COUNT)
+        data, s, end = source, p + v2.HEADER_BYTES, p + size
+        if be_16(source, p + v2.ATTRIBUTES) & 7 != 0 and count > 0:
             if not opened:
                 return NEED_SOURCE_BLOCK
             data, s, end = block, np.int64(0), state[SOURCE_BLOCK_BYTES]

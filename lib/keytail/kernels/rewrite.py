@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import MOST_MESSAGE_GROWTH_BYTES, put_message, put_wrapper, wrapper_bytes
 from keytail.kernels.native import copy_bytes, crc32c
@@ -34,7 +35,7 @@ NOT_EARLIER = -(2**63)
 # message.
 MOST_GROWTH_BYTES = max(30, MOST_MESSAGE_GROWTH_BYTES)
 
-HEADER_BYTES = 61
+
 
 # One row per rebuilt batch: the header fields that differ from the source header.
 REBUILT = np.dtype(
@@ -305,19 +306,19 @@ def put_header(
 ):
     """Write a header before the block `a[p + 61:p + total]`; return its CRC. `batch` gives epochs and producer."""
     _put_be(a, p, base_offset, 8)
-    _put_be(a, p + 8, total - 12, 4)
-    _put_be(a, p + 12, np.int64(batch.leader_epoch), 4)
-    a[p + 16] = 2
-    _put_be(a, p + 21, attributes, 2)
-    _put_be(a, p + 23, last_offset - base_offset, 4)
-    _put_be(a, p + 27, base_timestamp, 8)
-    _put_be(a, p + 35, max_timestamp, 8)
-    _put_be(a, p + 43, batch.producer_id, 8)
-    _put_be(a, p + 51, np.int64(batch.producer_epoch), 2)
-    _put_be(a, p + 53, np.int64(batch.base_sequence), 4)
-    _put_be(a, p + 57, record_count, 4)
-    crc = crc32c(a, p + 21, total - 21)
-    _put_be(a, p + 17, np.int64(crc), 4)
+    _put_be(a, p + v2.BATCH_LENGTH, total - v2.LENGTH_PREFIX_BYTES, 4)
+    _put_be(a, p + v2.LEADER_EPOCH, np.int64(batch.leader_epoch), 4)
+    a[p + v2.MAGIC] = 2
+    _put_be(a, p + v2.ATTRIBUTES, attributes, 2)
+    _put_be(a, p + v2.LAST_OFFSET_DELTA, last_offset - base_offset, 4)
+    _put_be(a, p + v2.BASE_TIMESTAMP, base_timestamp, 8)
+    _put_be(a, p + v2.MAX_TIMESTAMP, max_timestamp, 8)
+    _put_be(a, p + v2.PRODUCER_ID, batch.producer_id, 8)
+    _put_be(a, p + v2.PRODUCER_EPOCH, np.int64(batch.producer_epoch), 2)
+    _put_be(a, p + v2.BASE_SEQUENCE, np.int64(batch.base_sequence), 4)
+    _put_be(a, p + v2.RECORD_COUNT, record_count, 4)
+    crc = crc32c(a, p + v2.ATTRIBUTES, total - v2.ATTRIBUTES)
+    _put_be(a, p + v2.CRC, np.int64(crc), 4)
     return crc
 
 
@@ -329,7 +330,7 @@ def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
         if action[row] == COPY:
             total += table[row].size_bytes
         elif action[row] == EMPTY:
-            total += HEADER_BYTES
+            total += v2.HEADER_BYTES
     for k in range(n_rebuilt):
         total += _header_bytes(rebuilt[k].magic) + rebuilt[k].block_bytes
     return total
@@ -337,7 +338,7 @@ def assembled_bytes(table, action, row_from, row_to, rebuilt, n_rebuilt):
 
 @njit
 def _header_bytes(magic):
-    return HEADER_BYTES if magic == 2 else wrapper_bytes(magic)
+    return v2.HEADER_BYTES if magic == 2 else wrapper_bytes(magic)
 
 
 @kernel
@@ -396,7 +397,7 @@ def assemble(
             new.record_count = batch.record_count
         elif what == EMPTY:
             attributes = np.int64(batch.attributes) & 0x38
-            new.size_bytes = HEADER_BYTES
+            new.size_bytes = v2.HEADER_BYTES
             new.attributes = attributes
             new.base_timestamp_ms = -1
             new.max_timestamp_ms = batch.max_timestamp_ms
@@ -407,13 +408,13 @@ def assemble(
                 batch,
                 batch.base_offset,
                 batch.last_offset,
-                HEADER_BYTES,
+                v2.HEADER_BYTES,
                 attributes,
                 -1,
                 batch.max_timestamp_ms,
                 0,
             )
-            p += HEADER_BYTES
+            p += v2.HEADER_BYTES
         else:
             made = rebuilt[k]
             k += 1

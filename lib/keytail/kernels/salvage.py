@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.batches import be16, be32, be64
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import check_message
 from keytail.kernels.native import crc32c
 from keytail.kernels.verify import MAX_TIMESTAMP_OFF, RECORD_TIMESTAMP, STATE_SIZE, check_block
 
-_HEADER_BYTES = 61
 _LEAST_BYTES = 17  # up to the magic byte
 _LEAST_V0_BYTES = 26
 _LEAST_RECORD_BYTES = 7
@@ -31,14 +31,17 @@ def _is_header(raw, p, size, most_span):
 
     Few bytes pass this check, which saves slow checksums.
     """
-    span, count, codec = np.int64(be32(raw, p + 23)), np.int64(be32(raw, p + 57)), raw[p + 22] & 7
+    span, count = np.int64(be32(raw, p + v2.LAST_OFFSET_DELTA)), np.int64(be32(raw, p + v2.RECORD_COUNT))
+    codec = raw[p + v2.ATTRIBUTES + 1] & 7
     if span < 0 or span >= most_span or count < 0 or count > span + 1 or codec > _MOST_CODEC:
         return False
-    if be32(raw, p + 12) < -1 or be64(raw, p + 35) < -1 or be64(raw, p + 43) < -1:
+    if be32(raw, p + v2.LEADER_EPOCH) < -1:
         return False
-    if be16(raw, p + 51) < -1 or be32(raw, p + 53) < -1:
+    if be64(raw, p + v2.MAX_TIMESTAMP) < -1 or be64(raw, p + v2.PRODUCER_ID) < -1:
         return False
-    return codec != 0 or count * _LEAST_RECORD_BYTES <= size - _HEADER_BYTES
+    if be16(raw, p + v2.PRODUCER_EPOCH) < -1 or be32(raw, p + v2.BASE_SEQUENCE) < -1:
+        return False
+    return codec != 0 or count * _LEAST_RECORD_BYTES <= size - v2.HEADER_BYTES
 
 
 @njit
@@ -58,19 +61,20 @@ def _is_old_header(raw, p, size):
 @njit
 def _batch_bytes(raw, p, n, low, high, out, scratch):
     """Return the size of the batch at `p` if its offsets are within [low, high) and its checksum is correct, else 0."""
-    if n - p < _LEAST_BYTES or raw[p + 16] > 2:
+    if n - p < _LEAST_BYTES or raw[p + v2.MAGIC] > 2:
         return np.int64(0)
-    size = np.int64(be32(raw, p + 8)) + 12
+    size = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
     if size < _LEAST_V0_BYTES or size > n - p:
         return np.int64(0)
     base = be64(raw, p)
     if base < low or base >= high:
         return np.int64(0)
-    if raw[p + 16] == 2:
-        if size < _HEADER_BYTES or not _is_header(raw, p, size, high - base):
+    if raw[p + v2.MAGIC] == 2:
+        if size < v2.HEADER_BYTES or not _is_header(raw, p, size, high - base):
             return np.int64(0)
         out[CHECKED_BYTES] += size
-        return size if crc32c(raw, p + 21, size - 21) == np.uint32(be32(raw, p + 17)) else np.int64(0)
+        crc = crc32c(raw, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)
+        return size if crc == np.uint32(be32(raw, p + v2.CRC)) else np.int64(0)
     if not _is_old_header(raw, p, size):
         return np.int64(0)
     out[CHECKED_BYTES] += size
@@ -98,7 +102,7 @@ def _landing(raw, p, n, low, high, out, scratch):
     """Return where the damaged batch at `p` ends by its own header, if a batch or the end of file follows; else -1."""
     if n - p < _LEAST_BYTES:
         return np.int64(-1)
-    size = np.int64(be32(raw, p + 8)) + 12
+    size = np.int64(be32(raw, p + v2.BATCH_LENGTH)) + v2.LENGTH_PREFIX_BYTES
     if size < _LEAST_V0_BYTES or size > n - p:
         return np.int64(-1)
     if size == n - p or _batch_bytes(raw, p + size, n, low, high, out, scratch) > 0:
@@ -152,7 +156,7 @@ def check_records(raw, table, bad):
         batch = table[row]
         if batch.magic != 2 or batch.attributes & 7 or bad[row]:
             continue
-        start = np.int64(batch.position) + _HEADER_BYTES
+        start = np.int64(batch.position) + v2.HEADER_BYTES
         code = check_block(
             raw[start : np.int64(batch.position) + batch.size_bytes], batch.base_offset, batch.last_offset,
             np.int64(batch.record_count), batch.base_timestamp_ms, batch.max_timestamp_ms,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import MESSAGE_CRC, check_message
 from keytail.kernels.native import crc32c
@@ -87,7 +88,7 @@ _UNKNOWN, _NO_SUCH_RECORD = -(2**63), -(2**63) + 1
 # Columns of `epochs`: a run of batches of one leader epoch, its first batch, and the base offset of its last.
 RUN_EPOCH, RUN_BASE, RUN_POSITION, RUN_LAST_BASE, RUN_COLUMNS = range(5)
 
-_HEADER = 61
+
 _MAX_OFFSET = 2**63 - 1  # no record can have it: the offset after it is not representable
 _SMALLEST = 14  # smallest size field of a batch, of any magic
 _APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x08, 0x10, 0x20
@@ -172,18 +173,19 @@ def check_sums(count, max_timestamp, attributes, sums, state):
 @register_jitable
 def _check_fields(window, p, size):
     """Return 0 or a finding on the producer fields, or on the marker, of a batch."""
-    attributes, producer, epoch = be_16(window, p + 21), be_64(window, p + 43), be_16(window, p + 51)
+    attributes = be_16(window, p + v2.ATTRIBUTES)
+    producer, epoch = be_64(window, p + v2.PRODUCER_ID), be_16(window, p + v2.PRODUCER_EPOCH)
     if producer < 0:
         return PRODUCER if attributes & _TRANSACTIONAL else 0
     if epoch < 0:
         return PRODUCER
     if not attributes & _CONTROL:
-        return PRODUCER if be_32(window, p + 53) < 0 else 0
-    if be_32(window, p + 57) < 1:
+        return PRODUCER if be_32(window, p + v2.BASE_SEQUENCE) < 0 else 0
+    if be_32(window, p + v2.RECORD_COUNT) < 1:
         return 0
     if control_type(window, p, size) not in (_ABORT, _COMMIT):
         return CONTROL_UNREADABLE
-    record = read_record(window, p + _HEADER, p + size)
+    record = read_record(window, p + v2.HEADER_BYTES, p + size)
     if be_16(window, record[2]) < 0 or record[5] < 6 or be_16(window, record[4]) < 0:
         return CONTROL_UNREADABLE
     return 0
@@ -255,11 +257,11 @@ def _name_record(base, times, time_offsets, state):
 @register_jitable
 def _write_down(window, p, size, rows, epochs, state):
     """Write a batch to `rows` and `epochs`, for later comparison of the log with other files."""
-    if window[p + 16] < 2:
+    if window[p + v2.MAGIC] < 2:
         state[WITHOUT_EPOCH] += 1
         return
     base = be_64(window, p)
-    epoch = be_32(window, p + 12)
+    epoch = be_32(window, p + v2.LEADER_EPOCH)
     run = state[RUNS] - 1
     if epoch == -1:
         state[WITHOUT_EPOCH] += 1
@@ -271,17 +273,18 @@ def _write_down(window, p, size, rows, epochs, state):
         epochs[run + 1, RUN_POSITION] = state[POSITION] + p
         epochs[run + 1, RUN_LAST_BASE] = base
         state[RUNS] += 1
-    if be_64(window, p + 43) >= 0:
+    if be_64(window, p + v2.PRODUCER_ID) >= 0:
         row = rows[state[ROWS]]
         row[ROW_POSITION] = state[POSITION] + p
         row[ROW_BASE] = base
-        row[ROW_LAST] = base + be_32(window, p + 23)
-        row[ROW_PRODUCER] = be_64(window, p + 43)
-        row[ROW_EPOCH] = be_16(window, p + 51)
-        row[ROW_SEQUENCE] = be_32(window, p + 53)
-        row[ROW_ATTRIBUTES] = be_16(window, p + 21)
-        row[ROW_COUNT] = be_32(window, p + 57)
-        row[ROW_CONTROL] = control_type(window, p, size) if be_16(window, p + 21) & _CONTROL else np.int64(-1)
+        row[ROW_LAST] = base + be_32(window, p + v2.LAST_OFFSET_DELTA)
+        row[ROW_PRODUCER] = be_64(window, p + v2.PRODUCER_ID)
+        row[ROW_EPOCH] = be_16(window, p + v2.PRODUCER_EPOCH)
+        row[ROW_SEQUENCE] = be_32(window, p + v2.BASE_SEQUENCE)
+        row[ROW_ATTRIBUTES] = be_16(window, p + v2.ATTRIBUTES)
+        row[ROW_COUNT] = be_32(window, p + v2.RECORD_COUNT)
+        is_control = be_16(window, p + v2.ATTRIBUTES) & _CONTROL != 0
+        row[ROW_CONTROL] = control_type(window, p, size) if is_control else np.int64(-1)
         state[ROWS] += 1
 
 
@@ -297,7 +300,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             return NEED_ROOM
         size = np.int64(0)
         if left >= 12:
-            size = be_32(window, p + 8) + 12
+            size = be_32(window, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
             if size < _SMALLEST + 12:
                 state[FOUND_OFFSET] = -1
                 return SIZE
@@ -309,21 +312,22 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             return NEED_MORE
         base = be_64(window, p)
         last = base
-        magic = np.int64(window[p + 16])
+        magic = np.int64(window[p + v2.MAGIC])
         state[FOUND_OFFSET] = base
         if magic > 2:
             return MAGIC
-        if magic == 2 and size < _HEADER:
+        if magic == 2 and size < v2.HEADER_BYTES:
             return SIZE
         max_timestamp = np.int64(-1)
         if magic == 2:
-            last = base + be_32(window, p + 23)
-            max_timestamp = be_64(window, p + 35)
+            last = base + be_32(window, p + v2.LAST_OFFSET_DELTA)
+            max_timestamp = be_64(window, p + v2.MAX_TIMESTAMP)
         elif magic == 1 and size >= 26:
             max_timestamp = be_64(window, p + 18)
         if state[STAGE] == _CRC:
             state[STAGE] = _ORDER
-            if magic == 2 and np.int64(crc32c(window, p + 21, size - 21)) != be_u32(window, p + 17):
+            crc = np.int64(crc32c(window, p + v2.ATTRIBUTES, size - v2.ATTRIBUTES)) if magic == 2 else np.int64(0)
+            if magic == 2 and crc != be_u32(window, p + v2.CRC):
                 state[STAGE] = -_ORDER  # its records are not parsed
                 return CRC
             if magic < 2:
@@ -364,15 +368,15 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             stage = INDEX
             _name_record(base, times, time_offsets, state)
             if trusted and magic == 2:
-                count = be_32(window, p + 57)
-                attributes = be_16(window, p + 21)
+                count = be_32(window, p + v2.RECORD_COUNT)
+                attributes = be_16(window, p + v2.ATTRIBUTES)
                 if attributes & 7 > 4:
                     return CODEC
                 if attributes & 7 != 0 and count > 0:
                     return NEED_BLOCK
                 code = _check_records(
-                    window, p + _HEADER, p + size, base, last, count,
-                    be_64(window, p + 27), max_timestamp, attributes, state,
+                    window, p + v2.HEADER_BYTES, p + size, base, last, count,
+                    be_64(window, p + v2.BASE_TIMESTAMP), max_timestamp, attributes, state,
                 )  # fmt: skip
                 if code != 0:
                     return code
@@ -383,7 +387,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
             if code != 0:
                 return code
             state[STAGE] = _TIME
-        is_append_time = magic == 2 and be_16(window, p + 21) & _APPEND_TIME != 0
+        is_append_time = magic == 2 and be_16(window, p + v2.ATTRIBUTES) & _APPEND_TIME != 0
         largest = max(max_timestamp, state[MAX_TIMESTAMP])
         code = _check_time(base, last, largest, rose, is_append_time, times, time_offsets, state)
         if code != 0:

@@ -12,6 +12,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
+from keytail.kernels import batch_header as v2
+
 # Inlined by LLVM whatever their size: a call with an array argument counts references.
 _inlined = register_jitable(forceinline=True)
 
@@ -188,8 +190,8 @@ def same_headers(a, p, a_end, b, q, b_end):
     return True
 
 
-HEADER_BYTES = 61
-_SMALLEST_BYTES = (26, 34, HEADER_BYTES)  # of the smallest batch, by its magic
+
+_SMALLEST_BYTES = (26, 34, v2.HEADER_BYTES)  # of the smallest batch, by its magic
 _UP_TO_MAGIC_BYTES = 17
 
 
@@ -198,8 +200,8 @@ def batch_size(a, p, to, is_all):
     """Return the bytes of the batch at `p`; 0: more bytes needed; -1: truncated; -2: an impossible size."""
     if to - p < _UP_TO_MAGIC_BYTES:
         return np.int64(-1) if is_all else np.int64(0)
-    size = be_32(a, p + 8) + 12
-    if size < _SMALLEST_BYTES[min(np.int64(a[p + 16]), 2)]:
+    size = be_32(a, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES
+    if size < _SMALLEST_BYTES[min(np.int64(a[p + v2.MAGIC]), 2)]:
         return np.int64(-2)
     if size > to - p:
         return np.int64(-1) if is_all else np.int64(0)
@@ -209,15 +211,17 @@ def batch_size(a, p, to, is_all):
 @register_jitable
 def wanted_bytes(a, p, to):
     """Return how many bytes from `p` on are needed: the whole batch, or a header if its size is not known yet."""
-    return max(np.int64(HEADER_BYTES), be_32(a, p + 8) + 12) if to - p >= 12 else np.int64(HEADER_BYTES)
+    if to - p < v2.LENGTH_PREFIX_BYTES:
+        return np.int64(v2.HEADER_BYTES)
+    return max(np.int64(v2.HEADER_BYTES), be_32(a, p + v2.BATCH_LENGTH) + v2.LENGTH_PREFIX_BYTES)
 
 
 @register_jitable
 def control_type(a, p, size):
     """Return the type of the first record of the control batch at `p`: 0 ABORT, 1 COMMIT, others; -1 if unreadable."""
-    if be_16(a, p + 21) & 7 or be_32(a, p + 57) < 1:
+    if be_16(a, p + v2.ATTRIBUTES) & 7 or be_32(a, p + v2.RECORD_COUNT) < 1:
         return np.int64(-1)
-    record = read_record(a, p + HEADER_BYTES, p + size)
+    record = read_record(a, p + v2.HEADER_BYTES, p + size)
     if record[7] < 0 or record[3] < 4:
         return np.int64(-1)
     return be_16(a, record[2] + 2)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from keytail.errors import Refused
-from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL
+from keytail.format.batch import BATCH_TABLE, CODEC_MASK, CONTROL, HEADER_BYTES
 from keytail.format.legacy import summarize
 from keytail.kernels import batches as header_kernels
 from keytail.kernels import salvage as kernels
@@ -280,7 +280,7 @@ def _wrong_rows(raw: np.ndarray, table: np.ndarray, low: int, high: int) -> dict
 
 def _packed_problem(raw: np.ndarray, row: np.void) -> str:
     """Return the fault of the records of a compressed batch, or ""."""
-    start, end = int(row["position"]) + 61, int(row["position"]) + int(row["size_bytes"])
+    start, end = int(row["position"]) + HEADER_BYTES, int(row["position"]) + int(row["size_bytes"])
     try:
         code = check_block(
             int(row["attributes"]) & CODEC_MASK, memoryview(raw)[start:end], base=int(row["base_offset"]),

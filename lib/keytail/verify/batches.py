@@ -12,6 +12,7 @@ import numpy as np
 
 from keytail.errors import KeytailError, Refused
 from keytail.format import names
+from keytail.format.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES
 from keytail.format.legacy import summarize
 from keytail.kernels import verify as kernels
 from keytail.limits import max_record_bytes
@@ -176,7 +177,7 @@ class BatchWalk:
     def _add_batch(self, log: str, code: int, at: int) -> None:
         facts = {}
         if code in (kernels.RECORD_TIMESTAMP, kernels.MAX_TIMESTAMP_OFF):
-            header = self._window.bytes[at : at + 61].tobytes()
+            header = self._window.bytes[at : at + HEADER_BYTES].tobytes()
             (stated,) = struct.unpack_from(">q", header, 35)
             facts = {"timestamp": int(self._state[kernels.FOUND_TIMESTAMP]), "stated": stated}
         self._add(log, _KINDS[code], at, int(self._state[kernels.FOUND_OFFSET]), **facts)
@@ -209,11 +210,11 @@ class BatchWalk:
     def _check_block(self, log: str, at: int) -> None:
         """Decompress the batch at index `at` and check its records."""
         window, state = self._window, self._state
-        header = window.bytes[at : at + 61].tobytes()
+        header = window.bytes[at : at + HEADER_BYTES].tobytes()
         base, length = struct.unpack_from(">qi", header)
         last_delta, base_timestamp, max_timestamp = struct.unpack_from(">iqq", header, 23)
         (count,) = struct.unpack_from(">i", header, 57)
-        data = window.bytes[at + 61 : at + 12 + length].data
+        data = window.bytes[at + HEADER_BYTES : at + LENGTH_PREFIX_BYTES + length].data
         state[kernels.FOUND_OFFSET] = base
         last = max(min(base + last_delta, 2**63 - 1), -(2**63))  # the walk has reported offsets outside int64
         try:

@@ -9,11 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from keytail.format import names
+from keytail.format.batch import HEADER_BYTES
 from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
 from keytail.verify.scope import Scope
 
 _UNINDEXED_BYTES = 1 << 20
-_HEADER_BYTES = 61
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def _used_bytes(scope: Scope, base: int, suffix: str, entry_bytes: int, log_byte
 def _begins_at_zero(scope: Scope, base: int) -> bool:
     """Return whether the first batch ends at the base offset and has timestamp 0: its time index entry is all zeros."""
     try:
-        header = scope.fs.read_at(f"{scope.path}/{names.segment_file(base, names.LOG)}", 0, _HEADER_BYTES)
+        header = scope.fs.read_at(f"{scope.path}/{names.segment_file(base, names.LOG)}", 0, HEADER_BYTES)
     except OSError:
         return False
     if len(header) < 34 or struct.unpack_from(">q", header)[0] != base:
         return False
-    if header[16] == 2 and len(header) == _HEADER_BYTES:
+    if header[16] == 2 and len(header) == HEADER_BYTES:
         return struct.unpack_from(">i", header, 23) == (0,) and struct.unpack_from(">q", header, 35) == (0,)
     return header[16] == 1 and struct.unpack_from(">q", header, 18) == (0,)
 

@@ -11,6 +11,7 @@ from keytail.compact.proof.state import REMEDY, Output, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.format import names
 from keytail.format.compression import TooLarge, decompress
+from keytail.kernels import batch_header as v2
 from keytail.kernels import proof as kernels
 from keytail.log.pieces import WHOLE_BLOCK_BYTES
 from keytail.log.window import Window
@@ -87,7 +88,7 @@ def finish_output(proof: Proof) -> None:
     assert output is not None
     proof.show_windows()
     while (code := kernels.end_of_output(window.bytes, state)) == kernels.NEED_OUTPUT:
-        window.advance(int(state[kernels.OUTPUT_FROM]), 61)
+        window.advance(int(state[kernels.OUTPUT_FROM]), v2.HEADER_BYTES)
         state[kernels.OUTPUT_FROM] = 0
         proof.show_windows()
     if code == 0:
@@ -138,7 +139,7 @@ def block_at(window: Window, at: int) -> tuple[int, memoryview]:
     """Return codec and bytes of the block of the batch at index `at`."""
     header = window.bytes
     size_bytes = int.from_bytes(header[at + 8 : at + 12].tobytes(), "big") + 12
-    return int(header[at + 22]) & 7, header[at + 61 : at + size_bytes].data
+    return int(header[at + v2.ATTRIBUTES + 1]) & 7, header[at + v2.HEADER_BYTES : at + size_bytes].data
 
 
 def not_opened(

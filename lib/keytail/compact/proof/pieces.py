@@ -7,6 +7,7 @@ import numpy as np
 from keytail.compact.proof.output import NEVER_READ, block_at, not_opened
 from keytail.compact.proof.state import REMEDY, SOURCE_REMEDY, Proof
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.kernels import batch_header as v2
 from keytail.kernels import proof as kernels
 from keytail.kernels.proof_rest import close_noted, note_piece
 from keytail.log.pieces import RecordStream
@@ -51,7 +52,7 @@ class _Records:
 
 
 def _count_at(window: Window, at: int) -> int:
-    return int.from_bytes(window.bytes[at + 57 : at + 61].tobytes(), "big", signed=True)
+    return int.from_bytes(window.bytes[at + v2.RECORD_COUNT : at + v2.HEADER_BYTES].tobytes(), "big", signed=True)
 
 
 def prove_in_pieces(proof: Proof) -> None:
