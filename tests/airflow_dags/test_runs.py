@@ -108,7 +108,8 @@ with open(f"{folder}/{name}", "a") as file:
     file.write(json.dumps([verb, *words]) + "\\n")
 row = {"topic": "orders", "partition": 0, "log_dir": "/d", "error": ""}
 if verb == "compact":
-    print(f"keytail: ledger: this is run 20260101-{name}; to show it: keytail history --run R", file=sys.stderr)
+    print(f"keytail: ledger: this is run 20260101-{name}; to show it: "
+          "keytail history --ledger L --run R", file=sys.stderr)
 rows = {
     "plan": [{**row, "status": "would-compact"}],
     "describe": [{**row, "status": "described", "cleanable_bytes": 100, "clean_bytes": 0}],

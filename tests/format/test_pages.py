@@ -17,6 +17,7 @@ from keytail.format.coordinator import offsets_text, transaction_text
 from keytail.format.names import parse_file_name, parse_partition_dir
 from keytail.format.producers import ProducerEntry, encode_snapshot, parse_snapshot
 from keytail.format.record import Record, decode_records, decode_varint, encode_record, encode_varint
+from keytail.kernels import batch_header
 from keytail.kernels.native import crc32c
 from tests.format.pages import blocks
 from tests.reference.batches import decode_log
@@ -208,3 +209,12 @@ def _numbered_items(text: str) -> set[str]:
         elif item := re.match(r"([0-9]+)\. ", line):
             found.add(f"{section}.{item[1]}")
     return found
+
+
+def test_kernels_have_the_positions_of_the_header() -> None:
+    names = {"batch_length": "BATCH_LENGTH", "partition_leader_epoch": "LEADER_EPOCH"}
+    assert BATCH_HEADER.fields is not None
+    for name, (_, position, *_) in BATCH_HEADER.fields.items():
+        if name != "base_offset":
+            assert getattr(batch_header, names.get(name, name.upper())) == position, name
+    assert (batch_header.HEADER_BYTES, batch_header.LENGTH_PREFIX_BYTES) == (HEADER_BYTES, LENGTH_PREFIX_BYTES)

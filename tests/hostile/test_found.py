@@ -149,7 +149,7 @@ def test_a_file_of_any_size_takes_no_memory(tmp_path: Path) -> None:
         file = tmp_path / "checkpoint"
         file.touch()
         os.truncate(file, size_bytes)
-        with pytest.raises(OSError, match="More than"):
+        with pytest.raises(OSError, match="File is larger than"):
             LOCAL.read_bytes(str(file))
 
 

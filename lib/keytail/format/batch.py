@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from keytail.kernels import batch_header as v2
-
 # The 61 header bytes of every v2 batch, exactly as on disk (BATCH.md, "Header").
 BATCH_HEADER = np.dtype(
     [
@@ -27,17 +25,12 @@ BATCH_HEADER = np.dtype(
         ("record_count", ">i4"),
     ]
 )
-HEADER_BYTES = v2.HEADER_BYTES
-LENGTH_PREFIX_BYTES = v2.LENGTH_PREFIX_BYTES  # base_offset and batch_length, which batch_length does not count
-CRC_START = v2.ATTRIBUTES
+assert BATCH_HEADER.fields is not None
+HEADER_BYTES = BATCH_HEADER.itemsize
+# `base_offset` and `batch_length`, which `batch_length` does not count.
+LENGTH_PREFIX_BYTES = BATCH_HEADER.fields["partition_leader_epoch"][1]
+CRC_START = BATCH_HEADER.fields["attributes"][1]
 MIN_RECORD_OVERHEAD_BYTES = 14  # the smallest `batch_length` that readers accept, for any magic
-assert BATCH_HEADER.itemsize == HEADER_BYTES
-assert {name: at for name, (_, at, *_) in (BATCH_HEADER.fields or {}).items()} == {
-    "base_offset": 0, "batch_length": v2.BATCH_LENGTH, "partition_leader_epoch": v2.LEADER_EPOCH, "magic": v2.MAGIC,
-    "crc": v2.CRC, "attributes": v2.ATTRIBUTES, "last_offset_delta": v2.LAST_OFFSET_DELTA,
-    "base_timestamp": v2.BASE_TIMESTAMP, "max_timestamp": v2.MAX_TIMESTAMP, "producer_id": v2.PRODUCER_ID,
-    "producer_epoch": v2.PRODUCER_EPOCH, "base_sequence": v2.BASE_SEQUENCE, "record_count": v2.RECORD_COUNT,
-}  # fmt: skip
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME = 0x08

@@ -1,6 +1,6 @@
 """Byte positions of the fields in the header of a record batch of version 2 (format/BATCH.md), for kernels.
 
-`format/batch.py` has the same header as a dtype and checks that both are the same. Messages of magic 0 and 1 have the
+`format/batch.py` has the same header as a dtype; a test compares the two. Messages of magic 0 and 1 have the
 offset, the length and the magic at the same positions, and nothing else.
 """
 

@@ -109,7 +109,7 @@ def test_what_cannot_be_reached_or_is_not_ours_is_refused(server: S3Server, tmp_
     assert "the bucket nosuchbucket does not exist (s3://nosuchbucket/here)" in errors
     server.client().put_object(Bucket="backups", Key="other/orders-0/00000000000000000000.log", Body=b"somebody's")
     _, errors = place(server, source, server.uri("backups/other"), scratch, status=1)
-    assert "holds what keytail has not written: orders-0" in errors
+    assert "has files that keytail did not write: orders-0" in errors
     assert server.objects("backups/other") == {"orders-0/00000000000000000000.log": b"somebody's"}
 
 

@@ -131,7 +131,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 PRODUCER = {"producer_id": 7, "producer_epoch": 1}
 REFUSED_BY_A_LEADER = {
-    "nothing": (b"", UsageProblem, "at least one batch"),
+    "nothing": (b"", UsageProblem, "no batch to append: a set must have at least one"),
     "too large": (batch(30), Refused, "larger than 600 bytes"),
     "damaged": (batch()[:-1] + b"!", CorruptLog, "invalid CRC"),
     "cut": (batch() + batch()[:-5], CorruptLog, "bytes are left"),
